@@ -1,0 +1,34 @@
+"""The errors infinilm raises. All derive from `InfinilmError`; the C++ core raises the same classes.
+
+Every message names the thing, what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class InfinilmError(Exception):
+    """Base of every error raised by infinilm."""
+
+
+class ConfigError(InfinilmError, ValueError):
+    """A model or engine configuration that cannot work: names the key, the rule and what is supported."""
+
+
+class WeightError(InfinilmError):
+    """A checkpoint that does not fit its configuration, or a damaged file: names tensor, file, expected and got."""
+
+
+class CacheFullError(InfinilmError):
+    """The KV cache cannot hold what was asked: says what was needed, what is free and which setting decides."""
+
+
+class DeviceError(InfinilmError):
+    """A device that is absent or not usable: says why."""
+
+
+class RequestError(InfinilmError, ValueError):
+    """A request that can never be served: an empty prompt, a token id out of range, a prompt that is too long."""
+
+
+class EngineDeadError(InfinilmError):
+    """The engine was closed or a rank failed; `__cause__` is the first failing rank's exception."""
