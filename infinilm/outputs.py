@@ -1,0 +1,180 @@
+"""What a request gives back: whole results, events of a stream, and timings.
+
+Made by the `LLM` layer, read by users. Times are seconds; rates are tokens per second; what could not be
+measured is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput", "TokenEvent"]
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    """Percentile of ascending values, linear between neighbours, as numpy's default."""
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count > 0 and seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Timings of one request.
+
+    Attributes
+    ----------
+    queue_time : float or None
+        Seconds from arrival to the first step that worked on the request; None: never scheduled.
+    ttft : float or None
+        Time to first token: seconds from arrival to the first new token, queueing included; None: no token
+        came.
+    itl : float or None
+        Inter-token latency: mean seconds between one new token and the next; None: fewer than two tokens.
+    itl_p50, itl_p99 : float or None
+        Its median and 99th percentile, in seconds.
+    prefill_tps : float or None
+        Prompt tokens computed (not the cached ones) per second, from the first step to the first new token.
+    decode_tps : float or None
+        New tokens after the first one per second.
+    cached_tokens : int
+        Prompt tokens that the prefix cache already held.
+    """
+
+    queue_time: float | None
+    ttft: float | None
+    itl: float | None
+    itl_p50: float | None
+    itl_p99: float | None
+    prefill_tps: float | None
+    decode_tps: float | None
+    cached_tokens: int = 0
+
+    @classmethod
+    def from_times(
+        cls,
+        arrival: float,
+        first_scheduled: float | None,
+        token_times: Sequence[float],
+        num_prompt_tokens: int,
+        cached_tokens: int = 0,
+    ) -> RequestMetrics:
+        """Compute the metrics from points in time, all of one clock that never goes back, in seconds.
+
+        Parameters
+        ----------
+        arrival : float
+            When the request was submitted.
+        first_scheduled : float or None
+            When the first step with a part of it began; None: never.
+        token_times : sequence of float
+            When each new token was known, ascending.
+        num_prompt_tokens : int
+            Length of the prompt, cached tokens included.
+        cached_tokens : int
+        """
+        first = token_times[0] if len(token_times) else None
+        gaps = sorted(b - a for a, b in zip(token_times, token_times[1:], strict=False))
+        elapsed = token_times[-1] - token_times[0] if gaps else 0.0
+        started = arrival if first_scheduled is None else first_scheduled
+        return cls(
+            queue_time=None if first_scheduled is None else first_scheduled - arrival,
+            ttft=None if first is None else first - arrival,
+            itl=elapsed / len(gaps) if gaps else None,
+            itl_p50=_percentile(gaps, 50) if gaps else None,
+            itl_p99=_percentile(gaps, 99) if gaps else None,
+            prefill_tps=None if first is None else _rate(num_prompt_tokens - cached_tokens, first - started),
+            decode_tps=_rate(len(gaps), elapsed),
+            cached_tokens=cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated sequence.
+
+    Attributes
+    ----------
+    index : int
+        In 0..n-1, among the sequences of its request.
+    text : str
+        Generated text only; ends before the stop string, unless it was asked for.
+    token_ids : sequence of int
+        Generated tokens, the one that stopped the sequence included.
+    logprobs : sequence of mappings of int to float, optional
+        Per generated token: log-probability by token id; None unless asked for.
+    cumulative_logprob : float, optional
+        Sum over the generated tokens; None unless asked for.
+    finish_reason : str or None
+        `"stop"` (eos, stop string or stop token), `"length"`, `"abort"`, `"error"`; None: not finished.
+    stop_reason : str, int or None
+        The stop string or stop token id that ended it; None for eos and all other reasons.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[Mapping[int, float]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The result of one request.
+
+    Attributes
+    ----------
+    request_id : str
+    prompt : str or None
+        None for a prompt given as token ids.
+    prompt_token_ids : sequence of int
+    outputs : sequence of CompletionOutput
+        `n` of them.
+    finished : bool
+    prompt_logprobs : sequence of mappings of int to float, optional
+        Per prompt token (None for the first): log-probability by token id; None unless asked for.
+    metrics : RequestMetrics or None
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    outputs: Sequence[CompletionOutput]
+    finished: bool
+    prompt_logprobs: Sequence[Mapping[int, float] | None] | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One step of a stream.
+
+    Attributes
+    ----------
+    request_id : str
+    index : int
+        In 0..n-1, among the sequences of its request.
+    token_id : int or None
+        The new token; None in an event that only brings text held back or the end.
+    text : str
+        Text that is certain now, often empty: all events of a sequence, joined, are `CompletionOutput.text`.
+    logprob : float or None
+        Of the new token; None unless asked for.
+    finish_reason : str or None
+        In the last event of a sequence, see `CompletionOutput`.
+    """
+
+    request_id: str
+    index: int
+    token_id: int | None
+    text: str
+    logprob: float | None = None
+    finish_reason: str | None = None

@@ -1,0 +1,308 @@
+"""How to choose tokens and when to stop: `SamplingParams`, checked when it is made.
+
+Called by users and by `LLM.generate`. Invariant: a `SamplingParams` that exists is valid, and every field of
+it has an effect: what this version cannot do yet is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import ConfigError, RequestError
+
+__all__ = ["SamplingParams", "make_sampling_params"]
+
+# Fields whose machinery comes later: anything but the default is refused. Shrink this list as they arrive.
+_NOT_SUPPORTED_YET = (
+    "n",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "logits_processor",
+)
+
+# Names that other libraries use.
+_OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "eos_token_id": "stop_token_ids",
+    "random_seed": "seed",
+    "do_sample": "temperature",
+}
+
+
+def _unknown_keyword(name: str) -> TypeError:
+    """Return the error for a keyword that is no field, with the nearest field."""
+    names = [f.name for f in fields(SamplingParams)]
+    close = (
+        [_OTHER_NAMES[name]]
+        if name in _OTHER_NAMES
+        else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    )
+    note = " (0 is greedy)" if close == ["temperature"] else ""
+    hint = f"; did you mean {close[0]!r}{note}?" if close else f"; it has {', '.join(names)}"
+    return TypeError(f"SamplingParams has no parameter {name!r}{hint}")
+
+
+def _check_keywords(names: Iterable[str]) -> None:
+    known = {f.name for f in fields(SamplingParams)}
+    for name in names:
+        if name not in known:
+            raise _unknown_keyword(name)
+
+
+def _type_error(name: str, expected: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be {expected}, got {value!r} of type {type(value).__name__}")
+
+
+def _number(name: str, value: object, valid: Callable[[float], bool], expected: str) -> float:
+    """Return a real number as float; NaN and infinity are never valid."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _type_error(name, "a number", value)
+    number = float(value)
+    if not math.isfinite(number) or not valid(number):
+        raise RequestError(f"{name} must be {expected}, got {value!r}")
+    return number
+
+
+def _integer(name: str, value: object, valid: Callable[[int], bool], expected: str) -> int:
+    """Return an integer (numpy's too) as int."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise _type_error(name, "an int", value)
+    number = operator.index(value)
+    if not valid(number):
+        raise RequestError(f"{name} must be {expected}, got {value!r}")
+    return number
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Return an iterable of token ids as a tuple."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _type_error(name, "a sequence of token ids, such as [2]", value)
+    return tuple(
+        _integer(f"{name}[{i}]", item, lambda n: n >= 0, "a token id >= 0") for i, item in enumerate(value)
+    )
+
+
+def _stop_strings(value: object) -> tuple[str, ...]:
+    """Return one stop string or a sequence of them as a tuple."""
+    items: Sequence[Any]
+    if isinstance(value, str):
+        items = (value,)
+    elif isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        items = value
+    elif value is None:
+        items = ()
+    else:
+        raise _type_error("stop", "a str or a sequence of str", value)
+    for i, item in enumerate(items):
+        if not isinstance(item, str):
+            raise _type_error(f"stop[{i}]", "a str", item)
+        if not item:
+            raise RequestError(f"stop[{i}] must not be the empty string, which would stop every text at once")
+    return tuple(items)
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # numpy's bool too
+        return bool(value)
+    raise _type_error(name, "True or False", value)
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise _type_error("logit_bias", "a dict of token id to number", value)
+    return {
+        _integer("a key of logit_bias", key, lambda n: n >= 0, "a token id >= 0"): _number(
+            f"logit_bias[{key}]", bias, lambda b: True, "finite"
+        )
+        for key, bias in value.items()
+    }
+
+
+def _logits_processor(value: object) -> Callable[..., Any]:
+    if not callable(value):
+        raise _type_error("logits_processor", "a callable", value)
+    return value
+
+
+_MAX_INT = 2**31 - 1
+# Field -> function that checks a value and returns it normalised. A default of None is always accepted.
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "n": lambda v: _integer("n", v, lambda x: x >= 1, ">= 1"),
+    "temperature": lambda v: _number("temperature", v, lambda x: x >= 0, "finite and >= 0 (0 is greedy)"),
+    "top_k": lambda v: _integer(
+        "top_k", v, lambda x: x in (-1, 0) or 1 <= x <= _MAX_INT, f"-1 or 0 (off) or in 1..{_MAX_INT}"
+    ),
+    "top_p": lambda v: _number("top_p", v, lambda x: 0 < x <= 1, "above 0 and at most 1 (1 is off)"),
+    "min_p": lambda v: _number("min_p", v, lambda x: 0 <= x <= 1, "in 0..1 (0 is off)"),
+    "repetition_penalty": lambda v: _number("repetition_penalty", v, lambda x: x > 0, "above 0 (1 is off)"),
+    "presence_penalty": lambda v: _number(
+        "presence_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"
+    ),
+    "frequency_penalty": lambda v: _number(
+        "frequency_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"
+    ),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": lambda v: _token_ids("allowed_token_ids", v),
+    "seed": lambda v: _integer("seed", v, lambda x: 0 <= x < 2**64, "in 0..2**64-1, or None"),
+    "max_tokens": lambda v: _integer(
+        "max_tokens", v, lambda x: x >= 1, ">= 1, or None (to the end of the context)"
+    ),
+    "min_tokens": lambda v: _integer("min_tokens", v, lambda x: x >= 0, ">= 0"),
+    "stop": _stop_strings,
+    "stop_token_ids": lambda v: _token_ids("stop_token_ids", v),
+    "include_stop_str_in_output": lambda v: _flag("include_stop_str_in_output", v),
+    "ignore_eos": lambda v: _flag("ignore_eos", v),
+    "logprobs": lambda v: _integer("logprobs", v, lambda x: x >= 0, ">= 0, or None"),
+    "prompt_logprobs": lambda v: _integer("prompt_logprobs", v, lambda x: x >= 0, ">= 0, or None"),
+    "logits_processor": _logits_processor,
+    "skip_special_tokens": lambda v: _flag("skip_special_tokens", v),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    Attributes
+    ----------
+    n : int
+        Sequences per prompt, >= 1.
+    temperature : float
+        >= 0; 0 is greedy: the most probable token, always.
+    top_k : int
+        Choose among the k most probable tokens; -1 or 0: all.
+    top_p : float
+        Choose among the most probable tokens that together reach this probability; in (0, 1], 1: all.
+    min_p : float
+        Drop tokens less probable than min_p times the most probable one; in [0, 1].
+    repetition_penalty, presence_penalty, frequency_penalty : float
+        Above 0; -2..2; -2..2. Off at 1, 0 and 0.
+    logit_bias : dict of int to float, optional
+        Added to the logits of these token ids.
+    allowed_token_ids : sequence of int, optional
+        No other token is ever chosen.
+    seed : int, optional
+        In 0..2**64-1: the same request with the same seed gives the same tokens, in whatever batch.
+    max_tokens : int, optional
+        New tokens, >= 1; None: to the end of the context.
+    min_tokens : int
+        Neither eos nor stops end the sequence before.
+    stop : str or sequence of str
+        The text ends before the first of these strings; read back as a tuple.
+    stop_token_ids : sequence of int
+        Token ids that end the sequence, besides the model's eos; read back as a tuple.
+    include_stop_str_in_output : bool
+        Leave the stop string in the text.
+    ignore_eos : bool
+        Go on after the model's eos token.
+    logprobs, prompt_logprobs : int, optional
+        Give log-probabilities of the chosen (prompt) tokens and of this many most probable ones.
+    logits_processor : callable, optional
+        Changes the logits before a token is chosen.
+    skip_special_tokens : bool
+        Leave special tokens out of the text.
+
+    Raises
+    ------
+    TypeError
+        Unknown keyword (with the nearest name), or a value of the wrong type.
+    RequestError
+        A value out of range (a ValueError): names the range.
+    ConfigError
+        A field that this version does not support yet is not at its default.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processor: Callable[..., Any] | None = None
+    skip_special_tokens: bool = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
+        """Refuse unknown keywords with a hint, before `__init__` refuses them without."""
+        _check_keywords(kwargs)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check and normalise every field."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None or item.default is not None:
+                object.__setattr__(self, item.name, _CHECKS[item.name](value))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
+            )
+        for item in fields(self):
+            if item.name in _NOT_SUPPORTED_YET and getattr(self, item.name) != item.default:
+                raise ConfigError(
+                    f"not supported yet in this version: {item.name}={getattr(self, item.name)!r}; leave it "
+                    f"at its default, {item.default!r}"
+                )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+
+def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
+    """Return `params` with some fields replaced, as in `llm.generate(prompt, params, max_tokens=5)`.
+
+    Parameters
+    ----------
+    params : SamplingParams, optional
+        None: the defaults.
+    overrides : mapping of str to object
+
+    Raises
+    ------
+    TypeError
+        `params` is something else, or a keyword is unknown (with the nearest name).
+    RequestError, ConfigError
+        See `SamplingParams`.
+    """
+    if params is not None and not isinstance(params, SamplingParams):
+        raise TypeError(
+            f"sampling_params must be SamplingParams or None, got {type(params).__name__}; pass single "
+            "settings as keywords, for example temperature=0"
+        )
+    _check_keywords(overrides)
+    if params is None:
+        return SamplingParams(**overrides)
+    return replace(params, **overrides) if overrides else params

@@ -1,0 +1,23 @@
+// The binding: nanobind only in this folder. Each file binds one part of the core into the module infinilm._core.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "core/tensor.h"
+
+namespace infinilm {
+
+namespace nb = nanobind;
+
+void bind_tensor(nb::module_& m);
+void bind_ops(nb::module_& m);
+void bind_engine(nb::module_& m);
+
+DType dtype_from_string(const std::string& text);  // ConfigError that lists the dtypes
+Device device_from_string(const std::string& text);
+
+// A zero-copy view that keeps the array alive.
+Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype = std::nullopt, bool read_only = true);
+
+}  // namespace infinilm

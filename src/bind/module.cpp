@@ -1,0 +1,42 @@
+// The module, and the translation of the core's exceptions into the classes of infinilm.errors.
+#include "bind/bind.h"
+
+namespace infinilm {
+namespace {
+
+// The Python class is looked up when it is needed, so that the module imports on its own (stub generation does that).
+void raise(const char* class_name, const char* message) {
+    nb::object type = nb::module_::import_("infinilm.errors").attr(class_name);
+    PyErr_SetString(type.ptr(), message);
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+    try {
+        std::rethrow_exception(pointer);
+    } catch (const ConfigError& e) {
+        raise("ConfigError", e.what());
+    } catch (const WeightError& e) {
+        raise("WeightError", e.what());
+    } catch (const CacheFullError& e) {
+        raise("CacheFullError", e.what());
+    } catch (const DeviceError& e) {
+        raise("DeviceError", e.what());
+    } catch (const RequestError& e) {
+        raise("RequestError", e.what());
+    } catch (const EngineDeadError& e) {
+        raise("EngineDeadError", e.what());
+    } catch (const Error& e) {
+        raise("InfinilmError", e.what());
+    }
+}
+
+}  // namespace
+}  // namespace infinilm
+
+NB_MODULE(_core, m) {
+    m.doc() = "The C++ core of infinilm: tensors, ops and the engine.";
+    nanobind::register_exception_translator(infinilm::translate);
+    infinilm::bind_tensor(m);
+    infinilm::bind_ops(m);
+    infinilm::bind_engine(m);
+}

@@ -1,0 +1,31 @@
+// The KV cache of one rank: two tensors, cut into blocks. No policy here: who owns which block is the scheduler's.
+// A static cache is the case block_size = max_cache_len and one block per batch row.
+#pragma once
+
+#include "model/spec.h"
+#include "ops/backend.h"
+
+namespace infinilm {
+
+struct KvCacheSpec {
+    int64_t num_blocks = 0;  // static: max_batch_size
+    int64_t block_size = 0;  // tokens; static: max_cache_len
+    bool operator==(const KvCacheSpec&) const = default;
+};
+
+class KvCache {
+public:
+    KvCache() = default;
+    KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec);
+
+    const KvCacheSpec& spec() const { return spec_; }
+    TensorView k(int layer) const { return k_.select(0, layer); }  // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v(int layer) const { return v_.select(0, layer); }
+    static int64_t bytes_per_token(const ModelSpec& model);  // all layers, K and V
+
+private:
+    KvCacheSpec spec_;
+    Tensor k_, v_;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+};
+
+}  // namespace infinilm

@@ -1,0 +1,61 @@
+// Which kernel builds exist, which of them this machine (and its operating system) can run, and the choice of one.
+#include "cpu/isa.h"
+
+#include <cstdlib>
+
+#include "core/error.h"
+
+namespace infinilm::cpu {
+
+namespace {
+
+struct Build {
+    const Kernels* kernels;
+    bool runnable;
+    bool automatic;  // false: only by name
+};
+
+// Slowest first. __builtin_cpu_supports also asks whether the operating system saves the registers.
+std::vector<Build> builds() {
+    std::vector<Build> all = {{&kernels_emulated512, true, false}, {&kernels_generic, true, true}};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    all.push_back({&kernels_avx2, avx2, true});
+    all.push_back({&kernels_avx512, avx512, true});
+    all.push_back({&kernels_avx512_bf16, avx512_bf16, true});
+#endif
+    return all;
+}
+
+}  // namespace
+
+std::vector<const Kernels*> available_kernels() {
+    std::vector<const Kernels*> runnable;
+    for (const Build& build : builds())
+        if (build.runnable) runnable.push_back(build.kernels);
+    return runnable;
+}
+
+const Kernels& select_kernels(std::string_view isa) {
+    const char* const from_environment = std::getenv("INFINILM_CPU_ISA");
+    const bool use_environment = isa.empty() && from_environment != nullptr && *from_environment != '\0';
+    if (use_environment) isa = from_environment;
+
+    const Kernels* fastest = nullptr;
+    std::string names;
+    for (const Build& build : builds()) {
+        if (!build.runnable) continue;
+        if (isa == build.kernels->name) return *build.kernels;
+        if (build.automatic) fastest = build.kernels;
+        names += (names.empty() ? "" : ", ") + std::string(build.kernels->name);
+    }
+    if (isa.empty()) return *fastest;
+    throw DeviceError(concat(use_environment ? "INFINILM_CPU_ISA" : "cpu isa", ": '", isa,
+                             "' is not available on this machine; available: ", names));
+}
+
+}  // namespace infinilm::cpu

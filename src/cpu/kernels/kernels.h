@@ -1,0 +1,135 @@
+// What one instruction-set build of the CPU kernels offers: a table of plain functions. Every source in this folder is
+// compiled once per instruction set (see src/cpu/meson.build); the CPU backend picks one table at run time.
+//
+// Each function does one worker's share: it is called by `num_workers` threads at once with its `worker` index, splits
+// the work itself, and needs no synchronisation inside. No C++ standard library here or in the sources: an inline copy
+// compiled for AVX-512 could be picked by the linker for everyone.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace infinilm::cpu {
+
+enum class Element : uint8_t { f32, bf16, f16 };  // how a weight or a cache entry is stored
+
+struct Worker {
+    int index, count;  // this worker, and how many there are
+};
+
+// One joined part of a linear layer: rows [out_begin, out_begin + out_features) of the result.
+struct LinearSegment {
+    const void* weight;  // [out_features, in_features] row-major; any alignment that suits the element
+    const float* bias;   // [out_features] or null
+    int64_t out_features;
+};
+
+struct LinearArgs {
+    const float* x;    // [num_tokens, in_features]
+    int64_t x_stride;  // elements between rows
+    int64_t num_tokens, in_features;
+    const LinearSegment* segments;
+    int num_segments;
+    Element element;
+    bool silu_mul;          // two segments, gate and up: out[n] = silu(gate n) * up n
+    bool bf16_dot;          // x is rounded to bfloat16 and multiplied by the dot instruction (avx512_bf16, element bf16)
+    const float* residual;  // [num_tokens, out_features] or null; may be out
+    int64_t residual_stride;
+    float* out;  // [num_tokens, out_features]
+    int64_t out_stride;
+    void* const* scratch;   // [num_workers] one per worker, 64-byte aligned, linear_scratch_bytes each
+    void* shared_scratch;   // linear_shared_scratch_bytes, for what all workers read (x rounded to bfloat16)
+};
+
+struct NormArgs {
+    const float* x;  // [num_tokens, hidden_size]
+    int64_t x_stride;
+    float* residual;  // [num_tokens, hidden_size] updated in place, or null
+    int64_t residual_stride;
+    const void* weight;  // [hidden_size]
+    Element element;
+    float* out;  // [num_tokens, hidden_size]
+    int64_t out_stride;
+    int64_t num_tokens, hidden_size;
+    float eps;
+};
+
+struct RopeStoreArgs {
+    float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+    int64_t qkv_stride;
+    const float* cos_sin;  // [num_tokens, rotary_dim]
+    int64_t rotary_dim;
+    const void *q_norm, *k_norm;  // [head_dim] or null
+    Element norm_element;
+    const int64_t* slot_mapping;  // [num_tokens]
+    void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    Element cache_element;
+    int64_t num_tokens, block_size;
+    int num_heads, num_kv_heads, head_dim;
+    float eps;
+};
+
+struct AttentionArgs {
+    const float* q;  // [num_tokens, num_heads, head_dim]
+    int64_t q_stride;
+    const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    Element cache_element;
+    const int32_t* block_table;  // [num_seqs, block_table_stride]
+    int64_t block_table_stride;
+    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
+    const int32_t* context_lens;  // [num_seqs]
+    float* out;                   // [num_tokens, num_heads, head_dim]
+    int64_t out_stride;
+    int64_t num_seqs, block_size;
+    int num_heads, num_kv_heads, head_dim;
+    float softmax_scale;
+    int sliding_window;
+    int64_t* next_item;    // 0 before attention; workers draw their work from it
+    void* const* scratch;  // [num_workers], attention_scratch_bytes each
+    void* shared_scratch;  // partial results between attention and attention_merge, attention_shared_scratch_bytes
+};
+
+struct EmbeddingArgs {
+    const int32_t* ids;  // [num_tokens]
+    const void* table;   // [vocab_size, hidden_size]
+    Element element;
+    int64_t hidden_size, num_tokens;
+    float* out;  // [num_tokens, hidden_size]
+    int64_t out_stride;
+};
+
+struct SiluMulArgs {
+    const float* gate_up;  // [num_tokens, 2 * intermediate_size]
+    int64_t gate_up_stride;
+    float* out;  // [num_tokens, intermediate_size]
+    int64_t out_stride;
+    int64_t num_tokens, intermediate_size;
+};
+
+struct Kernels {
+    const char* name;    // "generic", "avx2", "avx512", "avx512_bf16"
+    bool has_bf16_dot;
+    int vector_width;    // float lanes
+
+    size_t (*linear_scratch_bytes)(const LinearArgs&);
+    size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
+    void (*linear_prepare)(const LinearArgs&, Worker);  // fills shared_scratch; all workers finish before linear starts
+    void (*linear)(const LinearArgs&, Worker);
+    void (*norm)(const NormArgs&, Worker);
+    void (*rope_store)(const RopeStoreArgs&, Worker);
+    size_t (*attention_scratch_bytes)(const AttentionArgs&);
+    size_t (*attention_shared_scratch_bytes)(const AttentionArgs&);  // 0: no attention_merge needed
+    void (*attention)(const AttentionArgs&, Worker);        // one partial result per (token, head, fixed chunk of keys)
+    void (*attention_merge)(const AttentionArgs&, Worker);  // sums the partial results in order
+    void (*embedding)(const EmbeddingArgs&, Worker);
+    void (*silu_mul)(const SiluMulArgs&, Worker);
+
+    // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
+    uint64_t (*read_memory)(const void* data, size_t bytes);       // streams over the buffer; returns a checksum
+    double (*dot_flops)(int64_t iterations, bool bf16_dot);        // runs the dot instruction from registers; returns flops done
+};
+
+// Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.
+extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_emulated512;
+
+}  // namespace infinilm::cpu

@@ -1,0 +1,65 @@
+// Between the QKV projection and attention: per head of q and k an optional RMSNorm over head_dim, then rotate-half RoPE
+// (Su et al. 2021, as in Llama: pairs i, i + rotary_dim / 2) in place in qkv; then k and v are narrowed into the cache at
+// slot_mapping (-1: nowhere). The unit of work is one head of one token. Called by CpuBackend::qk_norm_rope_store_kv.
+#include "cpu/kernels/functions.h"
+#include "cpu/kernels/norm_row.h"
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+// x: [2 * half], cos_sin: [2 * half]: cosines, then sines.
+static void rotate(float* x, const float* cos_sin, int64_t half) {
+    const float *cosine = cos_sin, *sine = cos_sin + half;
+    int64_t i = 0;
+    for (; i + width <= half; i += width) {
+        const vec a = load(x + i), b = load(x + half + i), c = load(cosine + i), s = load(sine + i);
+        store(x + i, a * c - b * s);
+        store(x + half + i, b * c + a * s);
+    }
+    if (i < half) {
+        const int left = (int)(half - i);
+        const vec a = load_partial(x + i, left), b = load_partial(x + half + i, left);
+        const vec c = load_partial(cosine + i, left), s = load_partial(sine + i, left);
+        store_partial(x + i, a * c - b * s, left);
+        store_partial(x + half + i, b * c + a * s, left);
+    }
+}
+
+// cache: [head_dim] of one slot
+template <class E> static void store_head(const float* x, E* cache, int head_dim) {
+    int d = 0;
+    for (; d + width <= head_dim; d += width) store(cache + d, load(x + d));
+    if (d < head_dim) store_partial(cache + d, load_partial(x + d, head_dim - d), head_dim - d);
+}
+
+static void normalise(float* x, const void* weight, const RopeStoreArgs& a) {
+    const float scale = rms_scale(sum_squares<false>(x, nullptr, a.head_dim), a.head_dim, a.eps);
+    visit_element(a.norm_element, [&](auto w) { scale_row(x, scale, (const decltype(w)*)weight, x, a.head_dim); });
+}
+
+static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
+    float* x = a.qkv + token * a.qkv_stride + (int64_t)head * a.head_dim;  // [head_dim]
+    const int value_begin = a.num_heads + a.num_kv_heads;
+    if (head < value_begin) {
+        const void* weight = head < a.num_heads ? a.q_norm : a.k_norm;
+        if (weight) normalise(x, weight, a);
+        rotate(x, a.cos_sin + token * a.rotary_dim, a.rotary_dim / 2);
+    }
+    const int64_t slot = a.slot_mapping[token];
+    if (head < a.num_heads || slot < 0) return;
+    const bool is_key = head < value_begin;
+    const int kv_head = head - (is_key ? a.num_heads : value_begin);
+    const int64_t block = slot / a.block_size, offset = slot % a.block_size;
+    const int64_t at = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * a.head_dim;
+    visit_element(a.cache_element, [&](auto e) {
+        store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + at, a.head_dim);
+    });
+}
+
+void rope_store(const RopeStoreArgs& args, Worker worker) {
+    const int heads = args.num_heads + 2 * args.num_kv_heads;
+    const int64_t units = args.num_tokens * heads;
+    const int64_t begin = units * worker.index / worker.count, end = units * (worker.index + 1) / worker.count;
+    for (int64_t unit = begin; unit < end; ++unit) rope_head(args, unit / heads, (int)(unit % heads));
+}
+
+}  // namespace infinilm::cpu::INFINILM_ISA

@@ -1,0 +1,288 @@
+// The vector layer of the CPU kernels: one float vector of `width` lanes over GCC vector extensions (so + - * / and
+// comparisons are written plainly), and one small wrapper for each thing they cannot say. Included only by the sources
+// of this folder, each compiled once per instruction set with these macros set by src/cpu/meson.build:
+//   INFINILM_ISA       the name of the build, which is also the namespace: generic, avx2, avx512, avx512_bf16, emulated512
+//   INFINILM_WIDTH     float lanes: 4, 8 or 16
+//   INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one instruction (or by its emulation)
+//   INFINILM_EMULATED  1 for emulated512: 16 lanes with baseline instructions, to test wide code paths anywhere
+// (The 512-bit intrinsics are used in their maskz form with a full mask: gcc 12 warns of its own undefined vector in the
+// others, and emits the same instruction.)
+// Everything is static or in the ISA namespace, and no C++ standard header is included: an inline function compiled for
+// AVX-512 that had external linkage could be picked by the linker for the whole program.
+// Compiled with -ffp-contract=off: a*b+c is fused exactly where fma() is written. No fast-math: order is a contract.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "cpu/kernels/kernels.h"
+
+#define INFINILM_INLINE static inline __attribute__((always_inline))
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+constexpr int width = INFINILM_WIDTH;  // lanes of vec
+
+typedef float vec __attribute__((vector_size(4 * INFINILM_WIDTH)));
+typedef int32_t ivec __attribute__((vector_size(4 * INFINILM_WIDTH)));  // also the result of comparing two vec
+typedef uint32_t uvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
+typedef uint16_t hvec __attribute__((vector_size(2 * INFINILM_WIDTH)));  // as many 16-bit elements as vec has lanes
+// The same in memory: aligned like the element only, and allowed to alias (weights are mapped bytes).
+typedef float vec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(4), may_alias));
+typedef uint16_t hvec_mem __attribute__((vector_size(2 * INFINILM_WIDTH), aligned(2), may_alias));
+
+// Stored 16-bit floats. core/dtype.h has the same, with C++ headers that must not be included here.
+struct Bf16 {
+    uint16_t bits;
+};
+struct F16 {
+    uint16_t bits;
+};
+
+// Calls f(float{}), f(Bf16{}) or f(F16{}).
+template <class F> INFINILM_INLINE auto visit_element(Element element, F f) {
+    switch (element) {
+        case Element::bf16: return f(Bf16{});
+        case Element::f16: return f(F16{});
+        default: return f(float{});
+    }
+}
+INFINILM_INLINE size_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
+
+// ---- Making vectors ----
+
+INFINILM_INLINE vec zero() { return vec{}; }
+INFINILM_INLINE vec set1(float v) { return v - vec{}; }  // v - 0 is v, also for -0; the compiler emits a broadcast
+INFINILM_INLINE ivec set1_int(int32_t v) { return v + ivec{}; }
+INFINILM_INLINE uvec set1_uint(uint32_t v) { return v + uvec{}; }
+
+// Reinterpretation of the 32 bits of each lane.
+INFINILM_INLINE uvec as_uint(vec v) { return (uvec)v; }
+INFINILM_INLINE vec as_float(uvec v) { return (vec)v; }
+
+// ---- Arithmetic ----
+
+// a * b + c, rounded once where the machine can; a multiply and an add elsewhere (never a slow library fma).
+INFINILM_INLINE vec fma(vec a, vec b, vec c) {
+#if INFINILM_EMULATED
+    return a * b + c;
+#elif INFINILM_WIDTH == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif INFINILM_WIDTH == 8
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// Lane-wise a > b ? a : b, as MAXPS does: a NaN in b is kept, a NaN in a gives b.
+INFINILM_INLINE vec max(vec a, vec b) {
+#if INFINILM_EMULATED || !defined(__x86_64__)
+    return a > b ? a : b;
+#elif INFINILM_WIDTH == 16
+    return _mm512_maskz_max_ps(0xffff, a, b);
+#elif INFINILM_WIDTH == 8
+    return _mm256_max_ps(a, b);
+#else
+    return _mm_max_ps(a, b);
+#endif
+}
+
+// ---- Reductions, in a fixed order: lane i is combined with lane i + n/2, for n = width, width/2, ... 2 ----
+
+typedef float vec8 __attribute__((vector_size(32)));
+typedef float vec4 __attribute__((vector_size(16)));
+
+template <class Combine> INFINILM_INLINE float reduce4(vec4 v, Combine combine) {
+    const vec4 pair = combine(v, __builtin_shufflevector(v, v, 2, 3, 2, 3));
+    return combine(pair, __builtin_shufflevector(pair, pair, 1, 1, 1, 1))[0];
+}
+template <class Combine> INFINILM_INLINE float reduce(vec v, Combine combine) {
+#if INFINILM_WIDTH == 16
+    const vec8 eight = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#elif INFINILM_WIDTH == 8
+    const vec8 eight = v;
+#endif
+#if INFINILM_WIDTH >= 8
+    return reduce4(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                           __builtin_shufflevector(eight, eight, 4, 5, 6, 7)), combine);
+#else
+    return reduce4(v, combine);
+#endif
+}
+INFINILM_INLINE float reduce_add(vec v) {
+    return reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+INFINILM_INLINE float reduce_max(vec v) {  // lanes without NaN
+    return reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
+}
+
+// ---- 16-bit floats: exact widening, round-to-nearest-even narrowing; bit for bit what core/dtype.h does, except the
+// payload of an f16 NaN ----
+
+// gcc 12 turns __builtin_convertvector into two half conversions and an insert, hence the intrinsics.
+INFINILM_INLINE vec widen_bf16(hvec bits) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return as_float((uvec)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits) << 16);
+#elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
+    return as_float((uvec)_mm256_cvtepu16_epi32((__m128i)bits) << 16);
+#else
+    return as_float(__builtin_convertvector(bits, uvec) << 16);
+#endif
+}
+
+INFINILM_INLINE hvec narrow_bf16(vec v) {
+    const uvec u = as_uint(v);
+    const uvec rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    const uvec nan = u >> 16 | 0x40u;  // stays a NaN
+    return __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded, hvec);
+}
+
+INFINILM_INLINE vec widen_f16(hvec bits) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return _mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
+#elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
+    return _mm256_cvtph_ps((__m128i)bits);
+#else
+    const uvec u = __builtin_convertvector(bits, uvec), magnitude = u & 0x7fffu;
+    const uvec normal = (magnitude << 13) + 0x38000000u;
+    const uvec special = (magnitude << 13) | 0x7f800000u;  // infinity, NaN
+    const uvec subnormal = as_uint(__builtin_convertvector((ivec)magnitude, vec) * 0x1p-24f);  // exact
+    const uvec finite = magnitude < 0x400u ? subnormal : normal;
+    return as_float((u & 0x8000u) << 16 | (magnitude >= 0x7c00u ? special : finite));
+#endif
+}
+
+INFINILM_INLINE hvec narrow_f16(vec v) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return (hvec)_mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT);
+#elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
+    return (hvec)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const uvec u = as_uint(v), magnitude = u & 0x7fffffffu;
+    // Adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+    const uvec subnormal = as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u;
+    const uvec normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    uvec out = magnitude < 0x38800000u ? subnormal : normal;
+    out = magnitude >= 0x477ff000u ? set1_uint(0x7c00u) : out;  // rounds to infinity
+    out = magnitude > 0x7f800000u ? set1_uint(0x7e00u) : out;   // NaN
+    return __builtin_convertvector(out | (u >> 16 & 0x8000u), hvec);
+#endif
+}
+
+// ---- Memory: `width` elements of any stored type from any address, widened to float32, and back ----
+
+INFINILM_INLINE hvec load_bits(const void* p) { return *(const hvec_mem*)p; }
+
+INFINILM_INLINE vec load(const float* p) { return *(const vec_mem*)p; }
+INFINILM_INLINE vec load(const Bf16* p) {
+#if defined(__x86_64__) && INFINILM_WIDTH == 4
+    return (vec)_mm_unpacklo_epi16(__m128i{}, _mm_loadl_epi64((const __m128i_u*)p));  // zeros below the 16 bits
+#else
+    return widen_bf16(load_bits(p));
+#endif
+}
+INFINILM_INLINE vec load(const F16* p) { return widen_f16(load_bits(p)); }
+
+INFINILM_INLINE void store(float* p, vec v) { *(vec_mem*)p = v; }
+INFINILM_INLINE void store(Bf16* p, vec v) { *(hvec_mem*)p = narrow_bf16(v); }
+INFINILM_INLINE void store(F16* p, vec v) { *(hvec_mem*)p = narrow_f16(v); }
+
+// The first n elements, 0 <= n < width; the other lanes are zero, and nothing beyond the n elements is touched.
+INFINILM_INLINE vec load_partial(const float* p, int n) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
+    vec v{};
+    memcpy(&v, p, (size_t)n * 4);
+    return v;
+#endif
+}
+INFINILM_INLINE hvec load_bits_partial(const void* p, int n) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return (hvec)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p);
+#else
+    hvec v{};
+    memcpy(&v, p, (size_t)n * 2);
+    return v;
+#endif
+}
+INFINILM_INLINE vec load_partial(const Bf16* p, int n) { return widen_bf16(load_bits_partial(p, n)); }
+INFINILM_INLINE vec load_partial(const F16* p, int n) { return widen_f16(load_bits_partial(p, n)); }
+
+// Writes the first n lanes, 0 <= n < width.
+INFINILM_INLINE void store_partial(float* p, vec v, int n) { memcpy(p, &v, (size_t)n * 4); }
+INFINILM_INLINE void store_partial(Bf16* p, vec v, int n) {
+    const hvec bits = narrow_bf16(v);
+    memcpy(p, &bits, (size_t)n * 2);
+}
+INFINILM_INLINE void store_partial(F16* p, vec v, int n) {
+    const hvec bits = narrow_f16(v);
+    memcpy(p, &bits, (size_t)n * 2);
+}
+
+// ---- Functions ----
+
+// e^x to about 1 ulp: x = n ln2 + r, |r| <= ln2 / 2, e^r by a polynomial, 2^n multiplied in two halves so that results
+// down to the smallest subnormal are right. -inf -> 0, large -> inf, NaN -> NaN.
+INFINILM_INLINE vec exp(vec x) {
+    // Beyond these the answer is 0 or infinity; the comparisons are false for NaN, which goes through.
+    x = x < -104.0f ? set1(-104.0f) : x;
+    x = x > 89.0f ? set1(89.0f) : x;
+    const vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which is left in the low bits
+    const vec shifted = fma(x, set1(0x1.715476p0f), shift);
+    const vec n = shifted - shift;
+    // ln2 in two parts; n times the first is exact.
+    vec r = fma(n, set1(-0x1.62e4p-1f), x);
+    r = fma(n, set1(-0x1.7f7d1cp-20f), r);
+    // Minimax on [-ln2/2, ln2/2], with the first two coefficients held at 1.
+    vec p = set1(0x1.6850e4p-10f);
+    p = fma(p, r, set1(0x1.123bccp-7f));
+    p = fma(p, r, set1(0x1.555b98p-5f));
+    p = fma(p, r, set1(0x1.55548ep-3f));
+    p = fma(p, r, set1(0x1.fffff8p-2f));
+    p = fma(p, r, set1(1.0f));
+    p = fma(p, r, set1(1.0f));
+    const ivec exponent = (ivec)shifted - 0x4b400000;
+    const ivec half = exponent >> 1;
+    return p * (vec)((half + 127) << 23) * (vec)((exponent - half + 127) << 23);
+}
+
+INFINILM_INLINE vec silu(vec x) { return x / (1.0f + exp(-x)); }
+
+// ---- Dot product of bf16 pairs ----
+
+#if INFINILM_BF16_DOT
+constexpr int dot_width = 2 * width;  // elements one dot() takes from each side
+typedef uint16_t dvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
+typedef uint16_t dvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(2), may_alias));
+
+INFINILM_INLINE dvec load_dot(const Bf16* p) { return *(const dvec_mem*)p; }
+INFINILM_INLINE dvec load_dot_partial(const Bf16* p, int n) {  // 0 <= n < dot_width; zero-filled
+#if !INFINILM_EMULATED
+    return (dvec)_mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p);
+#else
+    dvec v{};
+    memcpy(&v, p, (size_t)n * 2);
+    return v;
+#endif
+}
+// acc[i] + a[2i+1] * b[2i+1], then + a[2i] * b[2i]: the products are exact in float32, so each step rounds once. The
+// instruction also takes subnormals as zero, which the emulation does not.
+INFINILM_INLINE vec dot(vec acc, dvec a, dvec b) {
+#if !INFINILM_EMULATED
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+#else
+    const uvec ua = (uvec)a, ub = (uvec)b;
+    acc = acc + as_float(ua & 0xffff0000u) * as_float(ub & 0xffff0000u);
+    return acc + as_float(ua << 16) * as_float(ub << 16);
+#endif
+}
+#endif
+
+}  // namespace infinilm::cpu::INFINILM_ISA

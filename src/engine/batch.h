@@ -1,0 +1,32 @@
+// One step of work: the tokens of any number of sequences, concatenated, and where their keys and values live.
+// Prefill, chunked prefill and decode differ only in the numbers.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace infinilm {
+
+struct Batch {
+    Tensor input_ids;     // [num_tokens] int32
+    Tensor positions;     // [num_tokens] int32
+    Tensor slot_mapping;  // [num_tokens] int64: block * block_size + offset
+    Tensor block_table;   // [num_seqs, max_blocks_per_seq] int32
+    Tensor cu_seqlens_q;  // [num_seqs + 1] int32
+    Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
+    Tensor logits_rows;   // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
+
+    // One per logits row; all absent: nothing is sampled. See SampleParams.
+    Tensor temperature;  // [num_rows] float32
+    Tensor top_k;        // [num_rows] int32
+    Tensor top_p;        // [num_rows] float32
+    Tensor min_p;        // [num_rows] float32
+    Tensor random_val;   // [num_rows] float32 in [0, 1)
+    bool return_logits = false;
+};
+
+struct StepOutput {
+    Tensor ids;     // [num_rows] int32, absent when nothing was sampled
+    Tensor logits;  // [num_rows, vocab_size] float32, absent unless asked for
+};
+
+}  // namespace infinilm

@@ -1,0 +1,36 @@
+// The one forward pass, shared by every family and device. Owned by a rank worker; not thread-safe.
+#pragma once
+
+#include "cache/kv_cache.h"
+#include "engine/batch.h"
+#include "model/params.h"
+#include "model/spec.h"
+
+namespace infinilm {
+
+class Decoder {
+public:
+    Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend);
+    StepOutput forward(const Batch& batch, const KvCache& cache);
+
+private:
+    // Activations of one step. Kept between steps and grown when a step has more tokens than any before.
+    struct Workspace {
+        int64_t num_tokens = 0;
+        Tensor x, normed;  // [num_tokens, hidden_size]: the residual stream, and its norm
+        Tensor qkv;        // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+        Tensor attn;       // [num_tokens, num_heads * head_dim]
+        Tensor inner;      // [num_tokens, intermediate_size]
+        Tensor cos_sin;    // [num_tokens, rotary_dim] float32
+    };
+    void reserve(int64_t num_tokens);
+
+    const ModelSpec& spec_;
+    const ModelWeights& weights_;
+    Backend& backend_;
+    Tensor inv_freq_;  // [rotary_dim / 2] float32
+    Workspace work_;
+    Tensor logits_;  // [num_rows, vocab_size] float32, kept while nobody asks for it
+};
+
+}  // namespace infinilm

@@ -1,0 +1,154 @@
+// THE interface a device implements: memory, then ops. One Backend serves one rank: one device, one queue of work.
+// Called by ops::* (which validates), by the decoder and by the caches; never by Python directly.
+//
+// Contract of every op: arguments are already validated; outputs do not overlap inputs unless said; nothing is
+// allocated; a row of the result depends on that row's inputs alone, bit for bit, whatever else is in the call and
+// however many threads run it. Activations have the dtype `activation_dtype()`.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace infinilm {
+
+// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v), without copying where possible.
+struct LinearPart {
+    Tensor weight;  // [out_features, in_features], row-major, any floating dtype
+    Tensor bias;    // [out_features] or absent
+};
+
+enum class LinearKind {
+    plain,     // out[t, n] = x[t] . weight[n] + bias[n] (+ residual[t, n])
+    silu_mul,  // two parts, gate and up, of equal shape: out[t, n] = silu(gate[n] . x[t] + b) * (up[n] . x[t] + b)
+};
+
+// Weights in the form a backend wants them, made once at load time by prepare_linear.
+class PreparedLinear {
+public:
+    virtual ~PreparedLinear() = default;
+    int64_t in_features = 0, out_features = 0;  // out_features of the result: silu_mul halves it
+    LinearKind kind = LinearKind::plain;
+};
+
+struct EmbeddingParams {
+    TensorView ids;    // [num_tokens] int32
+    TensorView table;  // [vocab_size, hidden_size] any floating dtype
+    TensorView out;    // [num_tokens, hidden_size] activation
+};
+
+struct RmsNormParams {
+    TensorView x;       // [num_tokens, hidden_size] activation
+    TensorView weight;  // [hidden_size] any floating dtype
+    TensorView out;     // [num_tokens, hidden_size] activation; may be x
+    float eps;
+};
+
+// residual += x; out = rms_norm(residual)
+struct AddRmsNormParams {
+    TensorView x;         // [num_tokens, hidden_size] activation
+    TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
+    TensorView weight;    // [hidden_size] any floating dtype
+    TensorView out;       // [num_tokens, hidden_size] activation; may be x
+    float eps;
+};
+
+struct LinearParams {
+    TensorView x;  // [num_tokens, in_features] activation
+    const PreparedLinear& weight;
+    TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
+    TensorView out;       // [num_tokens, out_features] activation (float32 where the caller asks for logits)
+};
+
+// Cosines and sines of a step's positions, made once per step and used by every layer.
+struct RopeTableParams {
+    TensorView positions;    // [num_tokens] int32
+    TensorView inv_freq;     // [rotary_dim / 2] float32
+    float attention_factor;  // multiplies both (yarn, longrope); else 1
+    TensorView cos_sin;      // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
+};
+
+// Per head of q and k: optional RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place
+// in qkv; then k and v go to the cache at slot_mapping.
+struct RopeStoreParams {
+    TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
+    TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim
+    TensorView q_norm;        // [head_dim] any floating dtype, or absent
+    TensorView k_norm;        // [head_dim], present exactly when q_norm is
+    TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1 to store nothing
+    TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    int num_heads, num_kv_heads, head_dim;
+    float eps;
+};
+
+// Causal attention over a block table. Prefill, chunked prefill, decode and any mix of them: the queries of sequence s
+// are the last (cu_seqlens_q[s + 1] - cu_seqlens_q[s]) of its context_lens[s] positions. A static cache is the case of
+// one block per sequence.
+struct AttentionParams {
+    TensorView q;             // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
+    TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView block_table;   // [num_seqs, max_blocks_per_seq] int32
+    TensorView cu_seqlens_q;  // [num_seqs + 1] int32
+    TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
+    TensorView out;           // [num_tokens, num_heads, head_dim] activation
+    float softmax_scale;
+    int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+};
+
+struct SiluMulParams {
+    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up
+    TensorView out;      // [num_tokens, intermediate_size] activation
+};
+
+struct GatherRowsParams {
+    TensorView x;     // [num_tokens, hidden_size] activation
+    TensorView rows;  // [num_rows] int32
+    TensorView out;   // [num_rows, hidden_size] activation
+};
+
+// temperature, then top_k, then top_p, then min_p, then the draw. Candidates are ordered by (logit descending, id
+// ascending); top_k keeps the first k (<= 0: all); top_p the shortest prefix whose probability (softmax over what
+// top_k kept) reaches top_p, never empty; min_p those with probability >= min_p * the largest; the draw takes the first
+// candidate whose running sum exceeds random_val * (sum over what is left). temperature 0: the first of the order.
+struct SampleParams {
+    TensorView logits;       // [num_rows, vocab_size] float32; not changed
+    TensorView temperature;  // [num_rows] float32
+    TensorView top_k;        // [num_rows] int32
+    TensorView top_p;        // [num_rows] float32
+    TensorView min_p;        // [num_rows] float32
+    TensorView random_val;   // [num_rows] float32 in [0, 1)
+    TensorView ids;          // out [num_rows] int32
+};
+
+class Backend {
+public:
+    virtual ~Backend() = default;
+
+    virtual Device device() const = 0;
+    virtual DType activation_dtype() const = 0;
+
+    // Memory. Zeroed; freed with the last owner.
+    virtual Tensor allocate(DType dtype, std::span<const int64_t> shape) = 0;
+    virtual void copy(const TensorView& src, const TensorView& dst) = 0;  // same shape and dtype, contiguous; any device
+    virtual void synchronize() = 0;                                      // waits until all work submitted is done
+
+    // Load time.
+    virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind) = 0;
+
+    // Ops.
+    virtual void embedding(const EmbeddingParams&) = 0;
+    virtual void rms_norm(const RmsNormParams&) = 0;
+    virtual void add_rms_norm(const AddRmsNormParams&) = 0;
+    virtual void linear(const LinearParams&) = 0;
+    virtual void rope_table(const RopeTableParams&) = 0;
+    virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
+    virtual void paged_attention(const AttentionParams&) = 0;
+    virtual void silu_mul(const SiluMulParams&) = 0;
+    virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void sample(const SampleParams&) = 0;
+};
+
+}  // namespace infinilm

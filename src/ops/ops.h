@@ -1,0 +1,20 @@
+// Validates an op's arguments once, then calls the backend. The decoder, the tests and Python come through here.
+#pragma once
+
+#include "ops/backend.h"
+
+namespace infinilm::ops {
+
+void embedding(Backend&, const EmbeddingParams&);
+void rms_norm(Backend&, const RmsNormParams&);
+void add_rms_norm(Backend&, const AddRmsNormParams&);
+void linear(Backend&, const LinearParams&);
+void rope_table(Backend&, const RopeTableParams&);
+void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);
+void paged_attention(Backend&, const AttentionParams&);
+void silu_mul(Backend&, const SiluMulParams&);
+void gather_rows(Backend&, const GatherRowsParams&);
+void sample(Backend&, const SampleParams&);
+std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind);
+
+}  // namespace infinilm::ops

@@ -1,0 +1,130 @@
+"""The numpy oracle against transformers on every golden checkpoint, and that each golden tells wrong math."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference.checkpoint import read_checkpoint
+from reference.model import ReferenceModel
+
+from infinilm.config import AutoConfig
+from infinilm.families import model_facts
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+TOLERANCE = 2e-4  # of the largest magnitude: transformers computes in float32, through two or three layers
+
+
+def load(name):
+    folder = GOLDEN / name
+    config = AutoConfig.from_pretrained(folder)
+    with np.load(folder / "expected.npz") as file:
+        expected = dict(file)
+    return config, read_checkpoint(folder), expected
+
+
+def difference(got, expected):
+    return np.abs(got - expected).max() / np.abs(expected).max()
+
+
+def test_there_are_goldens_of_every_family():
+    assert len(NAMES) >= 10
+    assert {AutoConfig.from_pretrained(GOLDEN / name).model_type for name in NAMES} == {
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_equal_transformers(name):
+    config, weights, expected = load(name)
+    model = ReferenceModel(config, weights, int(expected["max_model_len"]))
+    logits = model.forward(expected["input_ids"])
+    assert logits.dtype == np.float64 and logits.shape == expected["logits"].shape
+    assert difference(logits, expected["logits"]) < TOLERANCE
+    assert model.greedy(expected["input_ids"], len(expected["greedy_ids"])) == expected["greedy_ids"].tolist()
+    assert not model.unused, "the checkpoint holds tensors the model never reads"
+
+
+# Each row changes one thing the golden is there for; logits must then leave the tolerance by far.
+WRONG = {
+    "no window": (
+        lambda f: {"sliding_window": (0,) * len(f.sliding_window)},
+        ("mistral-window", "qwen2-sliding"),
+    ),
+    "window one longer": (
+        lambda f: {"sliding_window": tuple(w and w + 1 for w in f.sliding_window)},
+        ("mistral-window", "qwen2-sliding", "qwen3-layer-types"),
+    ),
+    "windows in the wrong layers": (
+        lambda f: {"sliding_window": f.sliding_window[1:] + f.sliding_window[:1]},
+        ("qwen2-sliding", "qwen3-layer-types"),
+    ),
+    "no bias of q, k, v": (lambda f: {"qkv_bias": False}, ("llama-biases", "qwen2", "qwen3-layer-types")),
+    "no bias of o": (lambda f: {"out_bias": False}, ("llama-biases", "qwen3-layer-types")),
+    "no bias in the MLP": (lambda f: {"mlp_bias": False}, ("llama-biases",)),
+    "no norm of q and k": (lambda f: {"qk_norm": False}, ("qwen3", "qwen3-layer-types")),
+    "attention factor 1": (
+        lambda f: {"attention_factor": 1.0},
+        ("llama-yarn-rope", "llama-longrope-short", "llama-longrope-long"),
+    ),
+    "unscaled rope": (
+        lambda f: {
+            "inv_freq": 10000.0 ** -(np.arange(len(f.inv_freq)) / len(f.inv_freq)),
+        },
+        tuple(name for name in NAMES if "rope" in name),
+    ),
+    "softmax scale 2 % off": (lambda f: {"softmax_scale": f.softmax_scale * 1.02}, tuple(NAMES)),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"), [(wrong, name) for wrong, (_, names) in WRONG.items() for name in names]
+)
+def test_a_golden_tells_wrong_math(wrong, name):
+    config, weights, expected = load(name)
+    facts = model_facts(config, int(expected["max_model_len"]))
+    changed = replace(facts, **WRONG[wrong][0](facts))
+    logits = ReferenceModel(config, weights, facts=changed).forward(expected["input_ids"])
+    assert difference(logits, expected["logits"]) > 10 * TOLERANCE
+
+
+def test_length_dependent_rope_is_fixed_by_max_model_len():
+    for name in ("llama-dynamic-rope", "llama-longrope-long"):
+        config, weights, expected = load(name)
+        short = ReferenceModel(config, weights, max_model_len=16).forward(expected["input_ids"])
+        assert difference(short, expected["logits"]) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic-rope", "qwen2-sliding"])
+def test_a_prefix_has_the_same_logits(name):
+    config, weights, expected = load(name)
+    model = ReferenceModel(config, weights, int(expected["max_model_len"]))
+    ids = expected["input_ids"]
+    assert difference(model.forward(ids[:11]), model.forward(ids)[:11]) < 1e-12
+
+
+def test_only_relative_positions_matter():
+    config, weights, expected = load("llama-mha")
+    model = ReferenceModel(config, weights)
+    ids = expected["input_ids"]
+    assert difference(model.forward(ids, np.arange(len(ids)) + 50), model.forward(ids)) < 1e-9
+
+
+def test_every_golden_checkpoint_is_small():
+    sizes = {name: sum(f.stat().st_size for f in (GOLDEN / name).iterdir()) for name in NAMES}
+    assert max(sizes.values()) < 250_000 and sum(sizes.values()) < 2_500_000
+
+
+def test_a_shard_that_the_index_does_not_know_is_refused(tmp_path):
+    for file in (GOLDEN / "llama-sharded").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"model.norm.weight"', '"model.other.weight"'))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
+        read_checkpoint(tmp_path)

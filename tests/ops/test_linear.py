@@ -1,0 +1,174 @@
+"""linear and prepare_linear: against the oracle, and bit for bit whatever shares the call."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.ops import load, store
+
+from ops import support
+from ops.support import Rows, backend, each_dtype, each_isa, every_backend, linear_cases, rows
+
+widths = st.sampled_from([n for n in support.SIZES if n <= 500])
+
+
+@every_backend
+@given(data=st.data(), case=rows(), with_residual=st.booleans(), in_place=st.booleans())
+def test_matches_the_oracle(
+    isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows, with_residual: bool, in_place: bool
+) -> None:
+    """Both kinds, one to three parts, biases on some, odd strides and addresses, residual apart and in place."""
+    layer = data.draw(linear_cases(dtype, st.just(case.size), widths))
+    b, rng = backend(isa, threads), case.rng()
+    x = case.x(rng)
+    residual = support.activations(rng, case.num_tokens, layer.out_features) if with_residual else None
+    got = support.run_linear(
+        b,
+        layer.prepare(b),
+        x,
+        layer.out_features,
+        residual,
+        case.pad_in,
+        case.pad_out,
+        with_residual and in_place,
+    )
+    want, scale = layer.expected(
+        x.astype(np.float64), None if residual is None else residual.astype(np.float64)
+    )
+    support.assert_close(got, want, length=case.size, scale=scale)
+
+
+@each_isa
+@each_dtype
+@given(
+    layer_seed=st.integers(0, 2**31),
+    features=st.sampled_from(support.SIZES),
+    outs=st.lists(widths, min_size=1, max_size=3),
+    kind=st.sampled_from(("plain", "silu_mul")),
+    compute=st.sampled_from(("float32", "bfloat16")),
+    with_residual=st.booleans(),
+)
+def test_a_row_does_not_depend_on_its_batch_or_the_threads(
+    isa: str,
+    dtype: str,
+    layer_seed: int,
+    features: int,
+    outs: list[int],
+    kind: str,
+    compute: str,
+    with_residual: bool,
+) -> None:
+    """70 rows alone, in batches of 2, 5, 16, 17, 40 and all together, by 1, 2 and 3 threads: the same bits."""
+    parts = (outs[0], outs[0]) if kind == "silu_mul" else tuple(outs)
+    layer = support.LinearCase(features, parts, (True,) * len(parts), kind, dtype, 1, layer_seed)
+    rng = np.random.default_rng(layer_seed)
+    x = support.activations(rng, 70, features, outliers=True)
+    residual = support.activations(rng, 70, layer.out_features) if with_residual else None
+    first = backend(isa, 1, compute)
+    want = support.run_linear(first, layer.prepare(first), x, layer.out_features, residual)
+    for threads in support.THREADS:
+        b = backend(isa, threads, compute)
+        weight = layer.prepare(b)
+        for batch in (1, 2, 5, 16, 17, 40, 70):
+            begins = range(0, 70, batch) if threads == 1 or batch > 5 else (0, 35)
+            for begin in begins:
+                chosen = slice(begin, min(begin + batch, 70))
+                part = None if residual is None else residual[chosen]
+                got = support.run_linear(b, weight, x[chosen], layer.out_features, part)
+                support.assert_bitwise(
+                    got, want[chosen], f"rows {chosen} in a batch of {batch}, {threads} threads"
+                )
+
+
+@every_backend
+@given(data=st.data(), case=rows(size=st.sampled_from((1, 7, 16, 33, 111, 128, 500))))
+def test_bfloat16_compute(isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows) -> None:
+    """compute_dtype="bfloat16" rounds x to bfloat16 for bfloat16 weights where the machine has the instruction.
+
+    Everywhere else it changes nothing, bit for bit. Nowhere is anything but x rounded.
+    """
+    layer = data.draw(linear_cases(dtype, st.just(case.size), widths))
+    exact, b = backend(isa, threads), backend(isa, threads, "bfloat16")
+    x = case.x(case.rng())
+    got = support.run_linear(b, layer.prepare(b), x, layer.out_features, None, case.pad_in, case.pad_out)
+    plain = support.run_linear(
+        exact, layer.prepare(exact), x, layer.out_features, None, case.pad_in, case.pad_out
+    )
+    if np.array_equal(support.bits(got), support.bits(plain)):
+        return
+    assert dtype == "bfloat16", f"x was rounded for {dtype} weights"
+    want, scale = layer.expected(load(store(x, "bfloat16"), "bfloat16"), None)
+    support.assert_close(got, want, length=case.size, scale=scale)
+
+
+@each_isa
+@each_dtype
+def test_parts_joined_equal_parts_alone(isa: str, dtype: str) -> None:
+    """q, k and v joined give the columns that each gives alone, bit for bit."""
+    for in_features, outs in (((64, (128, 31, 31))), (111, (7, 1, 500)), (989, (33, 16, 15))):
+        joined = support.LinearCase(in_features, outs, (True, False, True), "plain", dtype, 0, 5)
+        b = backend(isa, 2)
+        x = support.activations(np.random.default_rng(6), 19, in_features)
+        got = support.run_linear(b, joined.prepare(b), x, sum(outs))
+        edges = list(itertools.accumulate(outs, initial=0))
+        for part, (begin, end) in zip(joined.parts, itertools.pairwise(edges), strict=True):
+            pairs = [(support.tensor(part[0], dtype), support.tensor(part[1], dtype))]
+            alone = support.run_linear(b, b.prepare_linear(pairs, kind="plain"), x, end - begin)
+            support.assert_bitwise(got[:, begin:end], alone, f"columns {begin}..{end}")
+
+
+@each_isa
+@each_dtype
+def test_bias_may_be_float32(isa: str, dtype: str) -> None:
+    """A float32 bias beside weights of any dtype is added unrounded."""
+    rng = np.random.default_rng(1)
+    weight, bias = support.stored(rng, dtype, 33, 19), support.activations(rng, 33)
+    x = support.activations(rng, 8, 19)
+    b = backend(isa, 2)
+    prepared = b.prepare_linear([(support.tensor(weight, dtype), support.tensor(bias))], kind="plain")
+    w = load(weight, dtype)
+    want = x.astype(np.float64) @ w.T + bias.astype(np.float64)
+    scale = np.sqrt((x.astype(np.float64) ** 2) @ (w**2).T) + np.abs(bias)
+    support.assert_close(support.run_linear(b, prepared, x, 33), want, length=19, scale=scale)
+
+
+@each_isa
+@each_dtype
+def test_prepared_weights_keep_their_memory(isa: str, dtype: str) -> None:
+    """The arrays may go out of scope after prepare_linear."""
+    b = backend(isa, 2)
+    layer = support.LinearCase(64, (500, 111), (True, True), "plain", dtype, 0, 9)
+    x = support.activations(np.random.default_rng(2), 3, 64)
+    want, scale = layer.expected(x.astype(np.float64), None)
+    weight = layer.prepare(b)
+    layer.parts.clear()
+    _ = [np.full((611, 64), np.nan, np.float32) for _ in range(8)]  # reuses what was freed
+    support.assert_close(support.run_linear(b, weight, x, 611), want, length=64, scale=scale)
+
+
+@each_isa
+def test_infinity_and_nan_come_through(isa: str) -> None:
+    """A NaN in one row of x makes that row NaN and leaves its neighbours alone."""
+    b = backend(isa, 2)
+    layer = support.LinearCase(33, (19,), (False,), "plain", "float32", 0, 3)
+    x = support.activations(np.random.default_rng(3), 7, 33)
+    weight = layer.prepare(b)
+    clean = support.run_linear(b, weight, x, 19)
+    x[4, 32] = np.nan
+    got = support.run_linear(b, weight, x, 19)
+    assert np.isnan(got[4]).all()
+    keep = [0, 1, 2, 3, 5, 6]
+    support.assert_bitwise(got[keep], clean[keep])
+
+
+@pytest.mark.parametrize("kind", ("plain", "silu_mul"))
+@each_isa
+def test_no_rows(isa: str, kind: str) -> None:
+    """A call with no tokens does nothing."""
+    b = backend(isa, 2)
+    layer = support.LinearCase(8, (16, 16), (False, False), kind, "float32", 0, 4)
+    assert support.run_linear(b, layer.prepare(b), np.zeros((0, 8), np.float32), layer.out_features).size == 0

@@ -1,0 +1,240 @@
+"""rope_table and qk_norm_rope_store_kv: values, what is left alone, and what reaches the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import ops as oracle
+from reference.ops import Array, load, store
+
+from ops import support
+from ops.support import (
+    Output,
+    assert_bitwise,
+    assert_close,
+    backend,
+    call,
+    each_dtype,
+    each_isa,
+    each_threads,
+    every_backend,
+    framed,
+)
+
+EPS = 1e-6
+
+
+@each_isa
+@each_threads
+@given(
+    num_tokens=support.sizes,
+    half=st.sampled_from((1, 2, 3, 8, 16, 20, 32, 48, 64, 128)),
+    theta=st.sampled_from((1e4, 5e5, 1e6)),
+    factor=st.sampled_from((1.0, 0.75, 1.2079441)),
+    longest=st.sampled_from((8, 4096, 131072)),
+    seed=support.seeds,
+)
+def test_rope_table(
+    isa: str, threads: int, num_tokens: int, half: int, theta: float, factor: float, longest: int, seed: int
+) -> None:
+    """cos and sin of position * inv_freq; the angle may carry the rounding of one float32 product."""
+    positions = np.random.default_rng(seed).integers(0, longest, num_tokens).astype(np.int32)
+    positions[0] = longest - 1
+    inv_freq = (theta ** (-np.arange(half) / half)).astype(np.float32)
+    out = Output((num_tokens, 2 * half))
+    call(backend(isa, threads), "rope_table", framed(positions), framed(inv_freq), factor, out)
+    angle = positions[:, None].astype(np.float64) * inv_freq
+    scale = factor * (1 + np.tile(angle, 2))
+    want = oracle.rope_table(positions, inv_freq.astype(np.float64), float(np.float32(factor)))
+    assert_close(out.check(), want, length=1, scale=scale)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of qk_norm_rope_store_kv."""
+
+    num_tokens: int
+    heads: tuple[int, int]  # num_heads, num_kv_heads
+    head_dim: int
+    rotary_dim: int
+    norms: bool
+    norm_dtype: str
+    block_size: int
+    pad: tuple[int, int]
+    seed: int
+
+    @property
+    def width(self) -> int:
+        return (self.heads[0] + 2 * self.heads[1]) * self.head_dim
+
+
+def cases() -> Any:
+    dims = (2, 4, 6, 16, 30, 64, 80, 96, 128, 192, 256)
+
+    def build(
+        tokens: int, heads: Any, dim: int, share: int, norms: bool, kind: str, block: int, pad: Any, seed: int
+    ) -> Case:
+        rotary = dim if share == 0 else max(2, dim * share // 4 // 2 * 2)
+        return Case(tokens, heads, dim, rotary, norms, kind, block, pad, seed)
+
+    return st.builds(
+        build,
+        support.batches,
+        st.sampled_from(((1, 1), (2, 1), (4, 4), (6, 2), (7, 1), (8, 2))),
+        st.sampled_from(dims),
+        st.integers(0, 3),
+        st.booleans(),
+        st.sampled_from(support.FLOATING),
+        st.sampled_from((1, 3, 8, 16, 32)),
+        support.pads,
+        support.seeds,
+    )
+
+
+@dataclass
+class Result:
+    qkv: Array
+    k_cache: Array
+    v_cache: Array
+
+
+class Inputs:
+    """Values of a case: qkv, the table, norms, and slots (distinct, in shuffled blocks, some of them -1)."""
+
+    def __init__(self, case: Case, dtype: str) -> None:
+        rng = np.random.default_rng(case.seed)
+        self.case, self.dtype = case, dtype
+        self.qkv = support.activations(rng, case.num_tokens, case.width)
+        angle = rng.uniform(0, 100, (case.num_tokens, case.rotary_dim // 2))
+        self.cos_sin = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+        norms = [support.stored(rng, case.norm_dtype, case.head_dim) for _ in "qk"]
+        self.norms: list[Array | None] = list(norms) if case.norms else [None, None]
+        self.num_blocks = case.num_tokens // case.block_size + 2
+        slots = rng.permutation(self.num_blocks * case.block_size)[: case.num_tokens]
+        self.slots = np.where(rng.random(case.num_tokens) < 0.2, -1, slots).astype(np.int64)
+        self.shape = (self.num_blocks, case.heads[1], case.block_size, case.head_dim)
+
+    def run(self, b: Any, tokens: slice = slice(None), caches: tuple[Output, Output] | None = None) -> Result:
+        """The call over some of the tokens; caches: where to store, else fresh ones full of NaN."""
+        case, kind = self.case, (store(np.zeros(1), self.dtype)).dtype
+        k_cache, v_cache = caches or (flat_cache(self.shape, kind), flat_cache(self.shape, kind))
+        part = self.qkv[tokens]
+        qkv = Output(part.shape, pad=case.pad, values=part)
+        norms = [(None if n is None else framed(n), case.norm_dtype) for n in self.norms]
+        b_args = (framed(self.slots[tokens]), *case.heads, case.head_dim, EPS)
+        slots, heads, kv_heads, head_dim, eps = b_args
+        tensors = [support.tensor(c.view, self.dtype) for c in (k_cache, v_cache)]
+        call(b, "qk_norm_rope_store_kv", qkv, framed(self.cos_sin[tokens]), *norms, slots, *tensors,
+             heads, kv_heads, head_dim, eps)  # fmt: skip
+        return Result(qkv.check(), k_cache.check(), v_cache.check())
+
+
+def flat_cache(shape: tuple[int, ...], kind: Any) -> Output:
+    """A contiguous cache full of NaN in a frame: one row of numel, seen as `shape`."""
+    out = Output((1, int(np.prod(shape))), kind, pad=(3, 4))
+    out.view = out.view.reshape(shape)
+    return out
+
+
+@every_backend
+@given(case=cases())
+def test_qkv_and_cache(isa: str, dtype: str, threads: int, case: Case) -> None:
+    """q and k against the oracle; v unchanged; the cache holds exactly the rounded k and v, and nothing elsewhere."""
+    inputs = Inputs(case, dtype)
+    got = inputs.run(backend(isa, threads))
+    norms = [None if n is None else load(n, case.norm_dtype) for n in inputs.norms]
+    args = (
+        inputs.cos_sin.astype(np.float64),
+        norms[0],
+        norms[1],
+        *case.heads,
+        case.head_dim,
+        float(np.float32(EPS)),
+    )
+    want = oracle.qk_norm_rope(inputs.qkv.astype(np.float64), *args)
+    # A rotated pair is as large as its two parts, though their sum may cancel.
+    turned = np.tile(np.abs(args[0]), 1)
+    flat = oracle.qk_norm_rope(
+        inputs.qkv.astype(np.float64), np.repeat([[1.0, 0.0]], len(turned), 0), *args[1:]
+    )
+    pairs = oracle.rope(
+        np.abs(flat).reshape(len(flat), -1, case.head_dim), np.ones((len(flat), case.rotary_dim))
+    )  # |a| - |b| and |b| + |a|
+    half = case.rotary_dim // 2
+    pairs[..., :half] = pairs[..., half : 2 * half]
+    assert_close(got.qkv, want, length=case.head_dim, scale=pairs.reshape(flat.shape), what="qkv")
+
+    q_width, kv_width = (h * case.head_dim for h in case.heads)
+    k, v = got.qkv[:, q_width : q_width + kv_width], got.qkv[:, q_width + kv_width :]
+    assert_bitwise(v, inputs.qkv[:, q_width + kv_width :], "v in qkv")
+    empty = flat_cache(inputs.shape, got.k_cache.dtype).view
+    for name, rows, cache in (("k_cache", k, got.k_cache), ("v_cache", v, got.v_cache)):
+        rows = store(rows, dtype).reshape(case.num_tokens, case.heads[1], case.head_dim)
+        assert_bitwise(cache, oracle.store_kv(rows, inputs.slots, empty), name)
+
+
+@each_isa
+@each_dtype
+@given(case=cases())
+def test_tokens_do_not_depend_on_each_other(isa: str, dtype: str, case: Case) -> None:
+    """All tokens in one call, one at a time, or in two parts, by 1, 2 and 3 threads: the same bits everywhere."""
+    inputs = Inputs(case, dtype)
+    want = inputs.run(backend(isa, 1))
+    n = case.num_tokens
+    for threads, edges in ((1, range(n + 1)), (2, (0, n)), (3, (0, n // 3, n)), (3, (0, n))):
+        caches = (flat_cache(inputs.shape, want.k_cache.dtype), flat_cache(inputs.shape, want.k_cache.dtype))
+        parts = [
+            inputs.run(backend(isa, threads), slice(a, z), caches).qkv
+            for a, z in zip(edges[:-1], edges[1:], strict=True)
+            if a < z
+        ]
+        assert_bitwise(np.concatenate(parts), want.qkv, f"qkv, {threads} threads")
+        assert_bitwise(caches[0].check(), want.k_cache, "k_cache")
+        assert_bitwise(caches[1].check(), want.v_cache, "v_cache")
+
+
+@each_isa
+@each_dtype
+def test_rounding_into_the_cache(isa: str, dtype: str) -> None:
+    """Ties go to even, large values to infinity or stay finite, subnormals survive: v reaches the cache exactly rounded."""
+    head_dim = 64
+    values = np.array(
+        [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65519.99, 65520, 1e38, -1e38,
+         2**-14, 2**-24, 2**-25, 1.5 * 2**-25, -(2**-20), 3e-39, 3.3895314e38, 3.4e38, np.inf, -np.inf], np.float32
+    )  # fmt: skip
+    v = np.resize(values, (1, head_dim))
+    qkv = np.concatenate([np.zeros((1, 2 * head_dim), np.float32), v], axis=1)
+    kind = store(np.zeros(1), dtype).dtype
+    caches = flat_cache((1, 1, 1, head_dim), kind), flat_cache((1, 1, 1, head_dim), kind)
+    table = np.repeat([[1, 0]], 32, 1).reshape(1, 64).astype(np.float32)
+    tensors = [support.tensor(c.view, dtype) for c in caches]
+    out = Output(qkv.shape, values=qkv)
+    call(
+        backend(isa, 1),
+        "qk_norm_rope_store_kv",
+        out,
+        table,
+        None,
+        None,
+        np.zeros(1, np.int64),
+        *tensors,
+        1,
+        1,
+        head_dim,
+        EPS,
+    )
+    assert_bitwise(caches[1].check().reshape(1, -1), store(v, dtype), "v_cache")
+
+
+@pytest.mark.parametrize("norms", (False, True))
+@each_isa
+def test_no_tokens(isa: str, norms: bool) -> None:
+    """A call with no tokens stores nothing."""
+    case = Case(0, (4, 2), 16, 16, norms, "float32", 8, (0, 0), 1)
+    got = Inputs(case, "float32").run(backend(isa, 2))
+    assert np.isnan(got.k_cache).all() and np.isnan(got.v_cache).all()

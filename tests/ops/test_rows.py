@@ -1,0 +1,197 @@
+"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, silu_mul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import ops as oracle
+from reference.ops import Array, load
+
+from ops import support
+from ops.support import (
+    Output,
+    Rows,
+    assert_bitwise,
+    assert_close,
+    backend,
+    call,
+    each_dtype,
+    each_isa,
+    each_threads,
+    every_backend,
+    framed,
+    rows,
+)
+
+EPS = (1e-5, 1e-6, 0.0)
+
+
+@every_backend
+@given(case=rows(), vocab_size=support.sizes)
+def test_embedding(isa: str, dtype: str, threads: int, case: Rows, vocab_size: int) -> None:
+    """Rows of the table, widened exactly."""
+    rng = case.rng()
+    table = support.stored(rng, dtype, vocab_size, case.size)
+    ids = rng.integers(0, vocab_size, case.num_tokens).astype(np.int32)
+    ids[-1] = vocab_size - 1
+    out = Output((case.num_tokens, case.size), pad=case.pad_out)
+    call(backend(isa, threads), "embedding", framed(ids), (framed(table), dtype), out)
+    assert_bitwise(out.check(), oracle.embedding(ids, load(table, dtype)).astype(np.float32))
+
+
+@each_isa
+@each_threads
+@given(case=rows(), num_rows=support.sizes)
+def test_gather_rows(isa: str, threads: int, case: Rows, num_rows: int) -> None:
+    """Rows of x in any order, repeats allowed, bit for bit (a NaN payload included)."""
+    rng = case.rng()
+    x = case.x(rng)
+    x[0, 0] = np.nan
+    chosen = rng.integers(0, case.num_tokens, num_rows).astype(np.int32)
+    out = Output((num_rows, case.size), pad=case.pad_out)
+    call(backend(isa, threads), "gather_rows", framed(x, case.pad_in), framed(chosen), out)
+    assert_bitwise(out.check(), oracle.gather_rows(x, chosen))
+
+
+def norm(
+    b: Any, x: Array, weight: Array, dtype: str, eps: float, case: Rows | None, in_place: bool = False
+) -> Array:
+    pad_in, pad_out = (case.pad_in, case.pad_out) if case else ((0, 0), (0, 0))
+    out = Output(x.shape, pad=pad_out, values=x if in_place else None)
+    call(b, "rms_norm", out if in_place else framed(x, pad_in), (framed(weight), dtype), out, eps)
+    return out.check()
+
+
+def add_norm(
+    b: Any,
+    x: Array,
+    residual: Array,
+    weight: Array,
+    dtype: str,
+    eps: float,
+    case: Rows | None,
+    in_place: bool = False,
+) -> tuple[Array, Array]:
+    pad_in, pad_out = (case.pad_in, case.pad_out) if case else ((0, 0), (0, 0))
+    out = Output(x.shape, pad=pad_out, values=x if in_place else None)
+    total = Output(x.shape, pad=pad_in[::-1], values=residual)
+    call(b, "add_rms_norm", out if in_place else framed(x, pad_in), total, (framed(weight), dtype), out, eps)
+    return total.check(), out.check()
+
+
+@every_backend
+@given(case=rows(num_tokens=support.sizes), eps=st.sampled_from(EPS), in_place=st.booleans())
+def test_rms_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float, in_place: bool) -> None:
+    """Against the oracle; the output may be x itself."""
+    rng = case.rng()
+    x, weight = case.x(rng), support.stored(rng, dtype, case.size)
+    got = norm(backend(isa, threads), x, weight, dtype, eps, case, in_place)
+    # eps arrives as float32.
+    want = oracle.rms_norm(x.astype(np.float64), load(weight, dtype), float(np.float32(eps)))
+    assert_close(got, want, length=case.size)
+
+
+@every_backend
+@given(case=rows(num_tokens=support.sizes), eps=st.sampled_from(EPS), in_place=st.booleans())
+def test_add_rms_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float, in_place: bool) -> None:
+    """The residual is one float32 addition, exact to the bit; the norm is that of the stored sum."""
+    rng = case.rng()
+    x, residual, weight = case.x(rng), case.x(rng), support.stored(rng, dtype, case.size)
+    total, got = add_norm(backend(isa, threads), x, residual, weight, dtype, eps, case, in_place)
+    assert_bitwise(total, residual + x, "residual")
+    want = oracle.rms_norm(total.astype(np.float64), load(weight, dtype), float(np.float32(eps)))
+    assert_close(got, want, length=case.size)
+
+
+@each_isa
+@each_dtype
+@given(size=support.sizes, seed=support.seeds)
+def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, seed: int) -> None:
+    """A row alone, in any batch, by any number of threads, in place, and fused with the addition: the same bits."""
+    rng = np.random.default_rng(seed)
+    x, residual = support.activations(rng, 40, size), support.activations(rng, 40, size)
+    weight = support.stored(rng, dtype, size)
+    total, want = add_norm(backend(isa, 1), x, residual, weight, dtype, 1e-6, None)
+    for threads in support.THREADS:
+        b = backend(isa, threads)
+        assert_bitwise(norm(b, total, weight, dtype, 1e-6, None), want, "rms_norm of the sum")
+        for begin, end in ((0, 1), (1, 3), (3, 20), (20, 40), (39, 40)):
+            part = slice(begin, end)
+            sums, got = add_norm(b, x[part], residual[part], weight, dtype, 1e-6, None, in_place=begin > 1)
+            assert_bitwise(sums, total[part], f"residual of rows {begin}..{end}, {threads} threads")
+            assert_bitwise(got, want[part], f"rows {begin}..{end}, {threads} threads")
+
+
+@each_isa
+def test_norm_of_zero_and_of_large_values(isa: str) -> None:
+    """A row of zeros stays zero (eps is inside the root); 1e18 does not overflow: its square, 1e36, is in range."""
+    b = backend(isa, 1)
+    weight = np.ones(33, np.float32)
+    assert not norm(b, np.zeros((3, 33), np.float32), weight, "float32", 1e-6, None).any()
+    x = np.full((2, 33), 1e18, np.float32)
+    got = norm(b, x, weight, "float32", 1e-6, None)
+    assert_close(got, oracle.rms_norm(x.astype(np.float64), weight.astype(np.float64), 1e-6), length=33)
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), spread=st.sampled_from((1.0, 30.0, 300.0)))
+def test_silu_mul(isa: str, threads: int, case: Rows, spread: float) -> None:
+    """Against the oracle, gates of both signs far beyond the range of exp included."""
+    rng = case.rng()
+    gate_up = support.activations(rng, case.num_tokens, 2 * case.size)
+    gate_up[:, : case.size] *= np.float32(spread)
+    out = Output((case.num_tokens, case.size), pad=case.pad_out)
+    call(backend(isa, threads), "silu_mul", framed(gate_up, case.pad_in), out)
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    # Where exp(-gate) leaves the range of float32, |gate| 2^-125 may be lost; tolerance(1) is a bit under 2^-20.
+    scale = np.abs(gate * up) * 2.0**-104
+    assert_close(out.check(), oracle.silu_mul(gate_up.astype(np.float64)), length=1, scale=scale)
+
+
+@each_isa
+def test_silu_mul_extremes(isa: str) -> None:
+    """Very negative gates give zero, very positive ones themselves, never NaN."""
+    gate = np.array([-3.4e38, -1e4, -200, -104, -88.8, -0.0, 0.0, 88.8, 104, 200, 1e4, 3.4e38], np.float32)
+    out = Output((1, gate.size))
+    call(backend(isa, 1), "silu_mul", framed(np.concatenate([gate, np.ones_like(gate)])[None]), out)
+    got = out.check()[0]
+    assert np.isfinite(got).all()
+    assert_bitwise(got[7:], gate[7:])
+    assert np.all(np.abs(got[:5]) <= 1e-35)
+    assert np.all(got[5:7] == 0)
+
+
+@each_isa
+@given(size=support.sizes, seed=support.seeds)
+def test_silu_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: int) -> None:
+    """A row alone equals the row in a batch, by any number of threads."""
+    gate_up = support.activations(np.random.default_rng(seed), 19, 2 * size)
+    outs = []
+    for threads, step in ((1, 19), (1, 1), (2, 19), (3, 19), (3, 2)):
+        parts = []
+        for begin in range(0, 19, step):
+            out = Output((len(gate_up[begin : begin + step]), size))
+            call(backend(isa, threads), "silu_mul", framed(gate_up[begin : begin + step]), out)
+            parts.append(out.check())
+        outs.append(np.concatenate(parts))
+    for got in outs[1:]:
+        assert_bitwise(got, outs[0])
+
+
+@each_isa
+@each_dtype
+def test_no_rows(isa: str, dtype: str) -> None:
+    """Calls with no tokens do nothing."""
+    b = backend(isa, 2)
+    nothing = np.zeros((0, 7), np.float32)
+    weight = (support.stored(np.random.default_rng(0), dtype, 7), dtype)
+    none = np.zeros(0, np.int32)
+    call(b, "rms_norm", nothing, weight, Output((0, 7)), 1e-6)
+    call(b, "add_rms_norm", nothing, Output((0, 7)), weight, Output((0, 7)), 1e-6)
+    call(b, "silu_mul", np.zeros((0, 14), np.float32), Output((0, 7)))
+    call(b, "gather_rows", np.zeros((3, 7), np.float32), none, Output((0, 7)))
+    call(b, "embedding", none, (support.stored(np.random.default_rng(0), dtype, 3, 7), dtype), Output((0, 7)))

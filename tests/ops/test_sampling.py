@@ -1,0 +1,204 @@
+"""sample and uniform: the documented procedure, id for id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from reference import ops as oracle
+from reference.ops import Array
+
+from infinilm import _core
+from ops import support
+from ops.support import Output, assert_bitwise, backend, call, each_isa, each_threads, framed
+
+MARGIN = 1e-9  # decisions closer than this to a boundary depend on the order of summation
+
+
+@dataclass
+class Requests:
+    """Sampling parameters of a batch of rows, each [num_rows]."""
+
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    random_val: Array
+
+    @staticmethod
+    def of(
+        num_rows: int,
+        temperature: Any = 1.0,
+        top_k: Any = 0,
+        top_p: Any = 1.0,
+        min_p: Any = 0.0,
+        random_val: Any = 0.5,
+    ) -> Requests:
+        """Scalars, or one value per row."""
+        full = [
+            np.broadcast_to(np.asarray(value, kind), num_rows).copy()
+            for value, kind in (
+                (temperature, np.float32), (top_k, np.int32), (top_p, np.float32), (min_p, np.float32),
+                (random_val, np.float32),
+            )
+        ]  # fmt: skip
+        return Requests(*full)
+
+    def columns(self) -> tuple[Array, ...]:
+        return self.temperature, self.top_k, self.top_p, self.min_p, self.random_val
+
+
+def draw(b: Any, logits: Array, requests: Requests, pad: tuple[int, int] = (0, 0)) -> Array:
+    ids = Output((len(logits),), np.int32)
+    call(b, "sample", framed(logits, pad), *(framed(c) for c in requests.columns()), ids)
+    return ids.check()
+
+
+def make_logits(rng: np.random.Generator, num_rows: int, vocab_size: int, kind: str) -> Array:
+    """Shapes of logits: smooth, with many ties, all equal, one dominant, and with masked (-inf) entries."""
+    logits = (rng.standard_normal((num_rows, vocab_size)) * 3).astype(np.float32)
+    if kind == "ties":
+        logits = np.round(logits)
+    elif kind == "equal":
+        logits[...] = logits[:, :1]
+    elif kind == "peaked":
+        logits[np.arange(num_rows), rng.integers(0, vocab_size, num_rows)] += 30
+    elif kind == "masked":
+        keep = rng.integers(0, vocab_size, num_rows)
+        hidden = rng.random(logits.shape) < 0.5
+        hidden[np.arange(num_rows), keep] = False
+        logits[hidden] = -np.inf
+    return logits
+
+
+def make_requests(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Requests:
+    """A mixed batch: every row its own parameters."""
+    below_one = np.float32(1 - 2**-24)
+    return Requests.of(
+        num_rows,
+        temperature=rng.choice([0.0, 0.01, 0.3, 0.7, 1.0, 1.0, 1.5, 100.0], num_rows),
+        top_k=rng.choice([-1, 0, 1, 2, 5, 40, vocab_size, vocab_size + 1], num_rows),
+        top_p=rng.choice([0.0, 1e-6, 0.1, 0.5, 0.9, 0.95, 0.999, 1.0, 1.0], num_rows),
+        min_p=rng.choice([0.0, 0.0, 0.0, 0.01, 0.1, 0.5, 1.0], num_rows),
+        random_val=np.where(
+            rng.random(num_rows) < 0.2,
+            rng.choice([0.0, 0.5, below_one], num_rows),
+            rng.integers(0, 2**24, num_rows) * 2.0**-24,
+        ),
+    )
+
+
+@each_isa
+@each_threads
+@given(
+    num_rows=st.sampled_from((1, 2, 3, 7, 33)),
+    vocab_size=support.sizes,
+    kind=st.sampled_from(("smooth", "ties", "equal", "peaked", "masked")),
+    pad=support.pads,
+    seed=support.seeds,
+)
+def test_ids_equal_the_oracle(
+    isa: str, threads: int, num_rows: int, vocab_size: int, kind: str, pad: tuple[int, int], seed: int
+) -> None:
+    """A mixed batch: exactly the oracle's ids, except rows within 1e-9 of a boundary."""
+    rng = np.random.default_rng(seed)
+    logits, requests = make_logits(rng, num_rows, vocab_size, kind), make_requests(rng, num_rows, vocab_size)
+    want, margin = oracle.sample(logits.astype(np.float64), *requests.columns())
+    clear = margin > MARGIN
+    assume(clear.any())
+    got = draw(backend(isa, threads), logits, requests, pad)
+    wrong = np.flatnonzero((got != want) & clear)
+    assert wrong.size == 0, [
+        (int(r), int(got[r]), int(want[r]), [float(c[r]) for c in requests.columns()]) for r in wrong[:3]
+    ]
+    assert ((got >= 0) & (got < vocab_size)).all()
+
+
+@each_isa
+@each_threads
+def test_large_vocabulary(isa: str, threads: int) -> None:
+    """Qwen's 151936 entries: exactly the oracle's ids."""
+    rng = np.random.default_rng(3)
+    logits, requests = make_logits(rng, 7, 151936, "smooth"), make_requests(rng, 7, 151936)
+    want, margin = oracle.sample(logits.astype(np.float64), *requests.columns())
+    clear = margin > MARGIN
+    assert clear.sum() >= 5
+    got = draw(backend(isa, threads), logits, requests)
+    assert got[clear].tolist() == want[clear].tolist()
+
+
+@each_isa
+@given(seed=support.seeds, vocab_size=support.sizes)
+def test_rows_do_not_depend_on_each_other(isa: str, seed: int, vocab_size: int) -> None:
+    """A row alone draws what it draws in a batch, by any number of threads."""
+    rng = np.random.default_rng(seed)
+    logits, requests = make_logits(rng, 19, vocab_size, "ties"), make_requests(rng, 19, vocab_size)
+    want = draw(backend(isa, 1), logits, requests)
+    for threads in support.THREADS:
+        assert_bitwise(draw(backend(isa, threads), logits, requests), want, f"{threads} threads")
+        for row in range(0, 19, 6):
+            part = Requests(*(c[row : row + 1] for c in requests.columns()))
+            got = draw(backend(isa, threads), logits[row : row + 1], part)
+            assert_bitwise(got, want[row : row + 1], f"row {row} alone")
+
+
+@each_isa
+@pytest.mark.parametrize("vocab_size", support.SIZES)
+def test_ties_go_to_the_lowest_id(isa: str, vocab_size: int) -> None:
+    """Greedy, top_k = 1, top_p = 0 and min_p over equal logits: -0 ties with 0, and the lowest id comes first."""
+    logits = np.full((4, vocab_size), -1, np.float32)
+    first = vocab_size // 2
+    logits[:, first:] = 0.0
+    logits[:, first] = -0.0
+    requests = Requests.of(
+        4, temperature=[0, 1, 1, 0.5], top_k=[0, 1, 0, 0], top_p=[1, 1, 0, 1], min_p=[0, 0, 0, 1],
+        random_val=[0.9, 0.99, 0.99, 0],
+    )  # fmt: skip
+    assert draw(backend(isa, 2), logits, requests).tolist() == [first] * 4
+
+
+@each_isa
+def test_masked_tokens_are_never_drawn(isa: str) -> None:
+    """-inf logits have no share: with one token left it is drawn whatever random_val is."""
+    logits = np.full((3, 33), -np.inf, np.float32)
+    logits[:, 19] = -50
+    requests = Requests.of(3, temperature=[0, 1, 1.5], random_val=[0.5, 0.0, 1 - 2**-24])
+    assert draw(backend(isa, 2), logits, requests).tolist() == [19] * 3
+
+
+@each_isa
+@pytest.mark.parametrize("temperature", (0.5, 1.0, 2.0))
+def test_frequencies(isa: str, temperature: float) -> None:
+    """20000 draws follow the softmax: chi-square below the 1e-6 quantile of 7 degrees of freedom. Fixed seeds."""
+    logits = np.array([1.5, -0.5, 0.0, 0.25, 1.0, -1.0, 0.75, -2.0], np.float32)
+    count = 20000
+    random_val = [_core.uniform(1234, position) for position in range(count)]
+    requests = Requests.of(count, temperature=temperature, random_val=random_val)
+    ids = draw(backend(isa, 2), np.tile(logits, (count, 1)), requests)
+    share = oracle.softmax(logits.astype(np.float64) / temperature)
+    seen = np.bincount(ids, minlength=8)
+    chi_square = float(np.sum((seen - count * share) ** 2 / (count * share)))
+    assert chi_square < 40.5, (seen.tolist(), (count * share).round().tolist())
+
+
+@each_isa
+def test_no_rows(isa: str) -> None:
+    """A call with no rows does nothing."""
+    assert draw(backend(isa, 2), np.zeros((0, 33), np.float32), Requests.of(0)).size == 0
+
+
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))
+def test_uniform_is_philox(seed: int, position: int) -> None:
+    """The core's generator equals the oracle's, whose known answers tests/ops/test_oracle.py checks."""
+    assert _core.uniform(seed, position) == oracle.uniform(seed, position)
+
+
+def test_uniform_is_in_range() -> None:
+    """[0, 1) with the mean of a uniform draw (five standard deviations of 1e5 draws)."""
+    draws = np.array([_core.uniform(7, position) for position in range(100_000)])
+    assert draws.min() >= 0 and draws.max() < 1
+    assert abs(draws.mean() - 0.5) < 5 * (1 / 12 / len(draws)) ** 0.5

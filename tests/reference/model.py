@@ -1,0 +1,106 @@
+"""The whole model in float64 numpy, the oracle of every engine test: no cache, no batch, formulas first.
+
+Called by tests/model and tests/engine. What the model computes comes from `families.model_facts`, as in the
+engine; that those facts are right is what tests/golden (made by transformers) proves. Shapes: n tokens, H heads,
+D = head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infinilm.config import LlamaConfig
+from infinilm.families import ModelFacts, model_facts
+
+F64 = NDArray[np.float64]
+
+
+class ReferenceModel:
+    """A Llama-like decoder from its configuration and weights {Hugging Face name: array}."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: Mapping[str, NDArray[Any]],
+        max_model_len: int | None = None,
+        facts: ModelFacts | None = None,  # to ask what another math would give
+    ) -> None:
+        self.config = config
+        self.facts = facts or model_facts(config, max_model_len or config.max_position_embeddings)
+        self.weights = {name: np.asarray(value, np.float64) for name, value in weights.items()}
+        self.unused = set(self.weights)
+
+    def forward(self, input_ids: NDArray[Any], positions: NDArray[Any] | None = None) -> F64:
+        """Logits [n, vocab_size] of the tokens [n] of one sequence; positions [n] are 0 .. n-1 unless given."""
+        config, facts = self.config, self.facts
+        ids = np.asarray(input_ids)
+        positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
+        x = self._weight("model.embed_tokens.weight")[ids]  # [n, hidden_size]
+        for layer in range(config.num_hidden_layers):
+            at = f"model.layers.{layer}"
+            h = self._norm(x, f"{at}.input_layernorm")
+            h = self._attention(h, positions, f"{at}.self_attn", facts.sliding_window[layer])
+            x = x + self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias)
+            h = self._norm(x, f"{at}.post_attention_layernorm")
+            gate = self._linear(h, f"{at}.mlp.gate_proj", facts.mlp_bias)
+            up = self._linear(h, f"{at}.mlp.up_proj", facts.mlp_bias)
+            x = x + self._linear(gate * _sigmoid(gate) * up, f"{at}.mlp.down_proj", facts.mlp_bias)
+        x = self._norm(x, "model.norm")
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        return x @ self._weight(head).T
+
+    def greedy(self, input_ids: NDArray[Any], num_tokens: int) -> list[int]:
+        """The `num_tokens` most likely tokens that follow, each by a full forward pass."""
+        ids = [int(token) for token in input_ids]
+        for _ in range(num_tokens):
+            ids.append(int(self.forward(np.array(ids))[-1].argmax()))
+        return ids[len(input_ids) :]
+
+    def _attention(self, h: F64, positions: NDArray[Any], at: str, window: int) -> F64:
+        """Causal attention of one layer before o_proj: [n, hidden_size] -> [n, H * D]."""
+        config, facts, n = self.config, self.facts, len(h)
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        q = self._linear(h, f"{at}.q_proj", facts.qkv_bias).reshape(n, heads, dim)
+        k = self._linear(h, f"{at}.k_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
+        v = self._linear(h, f"{at}.v_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
+        if facts.qk_norm:
+            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
+        q, k = self._rope(q, positions), self._rope(k, positions)
+        k, v = (
+            np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v)
+        )  # query head i reads kv head i // group
+
+        behind = positions[:, None] - positions[None, :]  # [n, n]: how far key j lies behind query i
+        visible = (behind >= 0) & (behind < window if window else True)
+        scores = np.einsum("ihd,jhd->hij", q, k) * facts.softmax_scale
+        scores = np.where(visible, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * dim)
+
+    def _rope(self, x: F64, positions: NDArray[Any]) -> F64:
+        """Rotate element i with element i + D/2 by position * inv_freq[i]; x [n, heads, D]."""
+        angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)  # [n, 1, D/2]
+        cos, sin = np.cos(angle) * self.facts.attention_factor, np.sin(angle) * self.facts.attention_factor
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _norm(self, x: F64, name: str) -> F64:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        return x / np.sqrt(mean_square + self.config.rms_norm_eps) * self._weight(f"{name}.weight")
+
+    def _linear(self, x: F64, name: str, bias: bool) -> F64:
+        y = x @ self._weight(f"{name}.weight").T  # weights are [out, in]
+        return y + self._weight(f"{name}.bias") if bias else y
+
+    def _weight(self, name: str) -> F64:
+        self.unused.discard(name)
+        return self.weights[name]
+
+
+def _sigmoid(x: F64) -> F64:
+    return 0.5 * (1 + np.tanh(0.5 * x))

@@ -1,0 +1,279 @@
+"""The float64 numpy oracle of every op in src/ops/backend.h: formulas first, speed never.
+
+Called by tests/ops (against the backends) and by tests/ops/test_oracle.py (against independent formulas). Arguments
+are float64 arrays of the values a backend sees, that is after rounding to the stored dtype: `load(store(x, d), d)`.
+Nothing here knows about layouts, threads or instruction sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+F64 = NDArray[np.float64]
+FLOATING = ("float32", "bfloat16", "float16")
+
+
+# ---------------------------------------------------------------------------------------------------- stored values
+
+
+def store(values: Array, dtype: str) -> Array:
+    """Round to nearest even: float32, float16 arrays, or uint16 bit patterns for bfloat16 (numpy has none)."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(values, dtype=np.float32)
+        if dtype == "float32":
+            return single.copy() if single is values else single
+        if dtype == "float16":
+            return single.astype(np.float16)
+    if dtype != "bfloat16":
+        raise ValueError(f"not a floating dtype: {dtype}")
+    bits = single.view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(single), ((bits >> 16) | 0x40).astype(np.uint16), rounded)
+
+
+def load(stored: Array, dtype: str) -> F64:
+    """The exact float64 value of what `store` made."""
+    if dtype == "bfloat16":
+        stored = (np.ascontiguousarray(stored).astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def embedding(ids: Array, table: F64) -> F64:
+    """out[t] = table[ids[t]]; ids [num_tokens], table [vocab_size, hidden_size]."""
+    return table[ids]
+
+
+def gather_rows(x: Array, rows: Array) -> Array:
+    """out[r] = x[rows[r]]; x [num_tokens, hidden_size], rows [num_rows]."""
+    return x[rows]
+
+
+def rms_norm(x: F64, weight: F64, eps: float) -> F64:
+    """out = x / sqrt(mean(x^2) + eps) * weight over the last dimension; x [..., size], weight [size]."""
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def add_rms_norm(x: F64, residual: F64, weight: F64, eps: float) -> tuple[F64, F64]:
+    """(residual + x, rms_norm of it). The sum is stored, so it is rounded to float32 before it is normed."""
+    total = store(residual + x, "float32").astype(np.float64)
+    return total, rms_norm(total, weight, eps)
+
+
+def silu(x: F64) -> F64:
+    """x / (1 + exp(-x)), written so that neither sign overflows."""
+    small = np.exp(-np.abs(x))
+    return x * np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def silu_mul(gate_up: F64) -> F64:
+    """out = silu(gate) * up; gate_up [num_tokens, 2 * intermediate_size]: gate, then up."""
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return silu(gate) * up
+
+
+def linear(
+    x: F64,
+    parts: Sequence[tuple[F64, F64 | None]],
+    kind: Literal["plain", "silu_mul"] = "plain",
+    residual: F64 | None = None,
+) -> F64:
+    """out[t, n] = x[t] . weight[n] + bias[n] (+ residual[t, n]), the parts joined along n.
+
+    x [num_tokens, in_features]; each part (weight [out_features, in_features], bias [out_features] or None).
+    "silu_mul": two parts, out = silu(gate) * up (+ residual).
+    """
+    products = [x @ weight.T + (0.0 if bias is None else bias) for weight, bias in parts]
+    if kind == "silu_mul":
+        gate, up = products
+        out = silu(gate) * up
+    else:
+        out = np.concatenate(products, axis=-1)
+    return out if residual is None else out + residual
+
+
+# ------------------------------------------------------------------------------------------------------------- rope
+
+
+def rope_table(positions: Array, inv_freq: F64, attention_factor: float) -> F64:
+    """[num_tokens, rotary_dim]: attention_factor * cos(p * f) for every f, then as many sines."""
+    angle = positions.astype(np.float64)[:, None] * inv_freq
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=-1) * attention_factor
+
+
+def rope(x: F64, cos_sin: F64) -> F64:
+    """Rotate the pairs (i, i + rotary_dim / 2) of each head; what lies past rotary_dim stays.
+
+    x [num_tokens, num_heads, head_dim], cos_sin [num_tokens, rotary_dim].
+    """
+    half = cos_sin.shape[-1] // 2
+    cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    return np.concatenate(
+        [first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], axis=-1
+    )
+
+
+def qk_norm_rope(
+    qkv: F64,
+    cos_sin: F64,
+    q_norm: F64 | None,
+    k_norm: F64 | None,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> F64:
+    """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] with q and k normed per head and rotated."""
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = np.split(heads, [num_heads, num_heads + num_kv_heads], axis=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    return np.concatenate([rope(q, cos_sin), rope(k, cos_sin), v], axis=1).reshape(qkv.shape)
+
+
+def store_kv(rows: Array, slot_mapping: Array, cache: Array) -> Array:
+    """A copy of cache [num_blocks, num_kv_heads, block_size, head_dim] with rows [num_tokens, num_kv_heads, head_dim]
+    at slot = block * block_size + offset; slot -1 stores nothing."""
+    out = cache.copy()
+    block_size = cache.shape[2]
+    for row, slot in zip(rows, slot_mapping.tolist(), strict=True):
+        if slot >= 0:
+            out[slot // block_size, :, slot % block_size] = row
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------- attention
+
+
+def softmax(scores: F64) -> F64:
+    """exp(s - max) / sum over the last dimension; a row of -inf alone is not allowed."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def gather_cache(cache: Array, blocks: Array, context: int) -> Array:
+    """The first `context` rows of one sequence, [context, num_kv_heads, head_dim]."""
+    block_size = cache.shape[2]
+    positions = np.arange(context)
+    return cache[blocks[positions // block_size], :, positions % block_size]
+
+
+def attention(q: F64, k: F64, v: F64, softmax_scale: float, sliding_window: int) -> tuple[F64, F64]:
+    """Causal attention of one sequence, the queries being the last of its positions.
+
+    q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position
+    p = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all).
+    Returns out [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error
+    in the scores is multiplied by.
+    """
+    queries, num_heads, _ = q.shape
+    context, num_kv_heads, _ = k.shape
+    group = num_heads // num_kv_heads
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k) * softmax_scale
+    position = (context - queries + np.arange(queries))[:, None]
+    key = np.arange(context)[None, :]
+    seen = key <= position
+    if sliding_window > 0:
+        seen &= key > position - sliding_window
+    largest = np.max(np.abs(scores), where=seen, initial=0.0, axis=-1)
+    weights = softmax(np.where(seen, scores, -np.inf))
+    out = np.einsum("hqk,khd->qhd", weights, v)
+    return out, np.einsum("hqk,khd->qhd", weights, np.abs(v)) * (1 + largest.T[:, :, None])
+
+
+def paged_attention(
+    q: F64,
+    k_cache: F64,
+    v_cache: F64,
+    block_table: Array,
+    cu_seqlens_q: Array,
+    context_lens: Array,
+    softmax_scale: float,
+    sliding_window: int,
+) -> tuple[F64, F64]:
+    """`attention` for every sequence s: queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1], keys through block_table[s].
+
+    q [num_tokens, num_heads, head_dim], caches [num_blocks, num_kv_heads, block_size, head_dim].
+    """
+    out, magnitude = np.zeros_like(q), np.zeros_like(q)
+    for s, context in enumerate(context_lens.tolist()):
+        begin, end = int(cu_seqlens_q[s]), int(cu_seqlens_q[s + 1])
+        if begin == end:
+            continue
+        k, v = (gather_cache(cache, block_table[s], context) for cache in (k_cache, v_cache))
+        out[begin:end], magnitude[begin:end] = attention(q[begin:end], k, v, softmax_scale, sliding_window)
+    return out, magnitude
+
+
+# --------------------------------------------------------------------------------------------------------- sampling
+
+
+def sample_row(
+    logits: F64, temperature: float, top_k: int, top_p: float, min_p: float, random_val: float
+) -> tuple[int, float]:
+    """(id, margin) of one row of logits [vocab_size], by the procedure documented at SampleParams.
+
+    Candidates ordered by (logit descending, id ascending), weights w = exp((l - max) / temperature); top_k keeps the
+    first k (<= 0: all); top_p the shortest prefix whose share of the sum reaches top_p; min_p those with
+    w >= min_p * w[0]; the draw is the first whose running sum exceeds random_val * (sum of what is left).
+    margin: the smallest relative distance of any decision from its boundary; below about 1e-9 the id depends on the
+    order of summation.
+    """
+    order = np.argsort(-logits, kind="stable")
+    if temperature == 0:
+        return int(order[0]), np.inf
+    if top_k > 0:
+        order = order[:top_k]
+    with np.errstate(over="ignore"):  # a tiny temperature: exp(-inf) is 0
+        weights = np.exp((logits[order] - logits[order[0]]) / temperature)
+    margin = np.inf
+    if top_p < 1:
+        share = np.cumsum(weights) / np.sum(weights)
+        margin = min(margin, float(np.min(np.abs(share - top_p))))
+        weights = weights[: int(np.argmax(share >= top_p)) + 1]
+    if min_p > 0:
+        below_one = weights[weights != 1]  # w == 1 is the largest itself, kept exactly
+        margin = min(margin, float(np.min(np.abs(below_one - min_p), initial=np.inf)) / min_p)
+        weights = weights[weights >= min_p]
+    running = np.cumsum(weights)
+    goal = random_val * running[-1]
+    # The last boundary is the whole sum, and random_val < 1 stays below it by 2^-24 at least; 0 lies below the first.
+    margin = min(margin, float(np.min(np.abs(running - goal))) / running[-1])
+    return int(order[int(np.argmax(running > goal))]), margin
+
+
+def sample(
+    logits: F64, temperature: Array, top_k: Array, top_p: Array, min_p: Array, random_val: Array
+) -> tuple[Array, Array]:
+    """`sample_row` for every row: ids [num_rows] and margins [num_rows]."""
+    rows = zip(logits, temperature, top_k, top_p, min_p, random_val, strict=True)
+    drawn = [sample_row(row, float(t), int(k), float(p), float(m), float(r)) for row, t, k, p, m, r in rows]
+    return np.array([d[0] for d in drawn], np.int32), np.array([d[1] for d in drawn], np.float64)
+
+
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four 32-bit words."""
+    mask = 0xFFFFFFFF
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        low, high = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (high >> 32) ^ c1 ^ k0, high & mask, (low >> 32) ^ c3 ^ k1, low & mask
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, position: int) -> float:
+    """The draw in [0, 1) of a request with `seed` at `position`: 24 bits of the first word of Philox4x32-10."""
+    mask = 0xFFFFFFFF
+    word = philox4x32((position & mask, position >> 32 & mask, 0, 0), (seed & mask, seed >> 32 & mask))[0]
+    return (word >> 8) * 2.0**-24

@@ -1,0 +1,224 @@
+"""Train the bundled demo model: a byte-level BPE tokenizer and a small Llama, on a CPU.
+
+    python tools/demo/train.py --work /tmp/demo-work --out infinilm/assets/demo
+
+The work directory holds the tokenizer, the tokenized corpus and the checkpoints; running the same command
+again carries on from the last checkpoint.  ``--export-only`` writes the last checkpoint to ``--out``.
+
+Needs torch, transformers, tokenizers, safetensors and numpy.  Nothing else in this project needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from corpus import Document, documents
+from demo_tokenizer import BOS, CHAT_TEMPLATE, EOS, encode, load_tokenizer, train_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONTEXT = 512
+ROW = 512  # tokens per training row: two or three stories
+MAX_BYTES = 4_000_000
+# transformers 5 writes these under new names; readers of the older layout look for the old ones.
+CLASSIC: dict[str, Any] = {"rope_theta": 10000.0, "torch_dtype": "bfloat16"}
+
+
+def model_config(vocab_size: int) -> LlamaConfig:
+    """The architecture: every projection is a multiple of 64 wide, three query heads share a KV head."""
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=192,
+        intermediate_size=384,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+
+
+def pack(docs: list[Document], tokenizer_path: Path) -> np.ndarray:
+    """Rows of ``ROW`` + 1 tokens.
+
+    Every row starts at the start of a document, as every prompt does at inference; the last document of
+    a row is cut off where the row ends.
+    """
+    tokenizer = load_tokenizer(tokenizer_path)
+    rows: list[list[int]] = []
+    row: list[int] = []
+    for start in range(0, len(docs), 4096):
+        for ids in encode(tokenizer, docs[start : start + 4096]):
+            row.extend(ids)
+            if len(row) > ROW:
+                rows.append(row[: ROW + 1])
+                row = []
+    return np.asarray(rows, dtype=np.uint16)
+
+
+def prepare(work: Path, count: int, vocab_size: int) -> np.ndarray:
+    """Tokenizer and packed corpus, made once."""
+    tokenizer_path, rows_path = work / "tokenizer.json", work / "rows.npy"
+    if not tokenizer_path.exists():
+        train_tokenizer(islice(documents("train", seed=1), 12_000), vocab_size).save(str(tokenizer_path))
+    if not rows_path.exists():
+        np.save(rows_path, pack(list(islice(documents("train"), count)), tokenizer_path))
+    rows: np.ndarray = np.load(rows_path)
+    return rows
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear warm-up over 100 steps, then cosine down to 2 % of the peak."""
+    if step < 100:
+        return peak * (step + 1) / 100
+    progress = (step - 100) / max(1, steps - 100)
+    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+
+def save_checkpoint(path: Path, state: dict[str, object]) -> None:
+    """Write next to the file and rename, so that an interrupted write leaves the old checkpoint whole."""
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
+
+
+def train(args: argparse.Namespace) -> Any:
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    rows = prepare(args.work, args.documents, args.vocab_size)
+    model: Any = LlamaForCausalLM(model_config(args.vocab_size))
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim != 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=args.lr,
+        betas=(0.9, 0.95),
+    )
+    step, seconds = 0, 0.0
+    checkpoint_path = args.work / "checkpoint.pt"
+    if checkpoint_path.exists():
+        checkpoint = torch.load(checkpoint_path, weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        step, seconds = checkpoint["step"], checkpoint["seconds"]
+        print(f"resumed at step {step}", flush=True)
+    elif (parameters := sum(p.numel() for p in model.parameters())) * 2 > MAX_BYTES:
+        raise SystemExit(f"{parameters} parameters do not fit into {MAX_BYTES} bytes")
+
+    steps = min(args.steps, len(rows) // args.batch)
+    print(f"{len(rows)} rows of {ROW} tokens, {steps} steps of {args.batch} rows", flush=True)
+    order = np.random.default_rng(0).permutation(len(rows))
+    loss_sum, last = 0.0, time.monotonic()
+    model.train()
+    while step < steps:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, args.lr)
+        batch = torch.from_numpy(rows[order[step * args.batch : (step + 1) * args.batch]].astype(np.int64))
+        logits = model(batch[:, :-1], use_cache=False).logits
+        loss: Any = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        loss_sum += loss.item()
+        if step % 25 == 0 or step == steps:
+            now = time.monotonic()
+            seconds, last = seconds + now - last, now
+            print(
+                f"step {step}/{steps} loss {loss_sum / ((step - 1) % 25 + 1):.4f} {seconds / 60:.1f} min",
+                flush=True,
+            )
+            loss_sum = 0.0
+        if step % 150 == 0 or step == steps:
+            save_checkpoint(
+                checkpoint_path,
+                {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": step,
+                    "seconds": seconds,
+                },
+            )
+    return model
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def export(model: Any, work: Path, out: Path) -> None:
+    """Write the Hugging Face files: bf16 weights, configs and tokenizer."""
+    out.mkdir(parents=True, exist_ok=True)
+    model = model.to(torch.bfloat16).eval()
+    model.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
+    write_json(out / "config.json", CLASSIC | json.loads((out / "config.json").read_text(encoding="utf-8")))
+    write_json(
+        out / "generation_config.json",
+        {
+            "bos_token_id": BOS,
+            "eos_token_id": EOS,
+            "do_sample": True,
+            "temperature": 0.7,
+            "top_p": 0.95,
+            "max_new_tokens": 320,
+        },
+    )
+    load_tokenizer(work / "tokenizer.json").save(str(out / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "</s>",
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_json(out / "tokenizer_config.json", tokenizer_config)
+    size = (out / "model.safetensors").stat().st_size
+    print(f"exported to {out}: model.safetensors has {size} bytes")
+    if size > MAX_BYTES:
+        raise SystemExit(f"model.safetensors is larger than {MAX_BYTES} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="tokenizer, corpus and checkpoints")
+    parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
+    parser.add_argument("--documents", type=int, default=64_000)
+    parser.add_argument("--vocab-size", type=int, default=1536)
+    parser.add_argument("--batch", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=3300)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--export-only", action="store_true", help="export the last checkpoint, do not train")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.export_only:
+        model = LlamaForCausalLM(model_config(args.vocab_size))
+        model.load_state_dict(torch.load(args.work / "checkpoint.pt", weights_only=True)["model"])
+    else:
+        model = train(args)
+    export(model, args.work, args.out)
+
+
+if __name__ == "__main__":
+    main()

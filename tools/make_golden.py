@@ -1,0 +1,543 @@
+"""Write tests/golden: tiny random checkpoints with what transformers computes from them; rope frequencies.
+
+Needs torch and transformers 5.x; run once, from the repository root (the tests need neither):
+
+    python tools/make_golden.py [name ...]
+
+Per checkpoint: config.json (as written here, in 4.x or 5.x spelling), safetensors, and expected.npz with
+`input_ids` [n], `logits` float32 [n, vocab_size], `greedy_ids` [16], `max_model_len`. All is computed in
+float32 from the weights as stored, eager attention, greedy tokens by full recomputation. Rope types whose
+frequencies depend on the length in transformers are frozen at those for max_model_len tokens, see
+infinilm/rope.py. A seed is accepted only if every greedy token leads by 1e-3 of the largest logit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
+NUM_GREEDY = 16
+MIN_LEAD = 1e-3
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+
+
+def sizes(
+    vocab: int, hidden: int, inter: int, layers: int, heads: int, kv_heads: int | None = None
+) -> dict[str, Any]:
+    values = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inter,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "hidden_act": "silu",
+    }
+    return values if kv_heads is None else {**values, "num_key_value_heads": kv_heads}
+
+
+def spread(length: int, last: float) -> list[float]:
+    """Longrope factors that grow with the wavelength, as searched ones do."""
+    return [round(1.0 + (last - 1.0) * (i / (length - 1)) ** 2, 4) for i in range(length)]
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": spread(8, 1.5),
+    "long_factor": spread(8, 6.0),
+    "original_max_position_embeddings": 32,
+}
+
+# name -> (config.json, stored dtype, prompt tokens, max_model_len, files)
+CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
+    "llama-mha": (
+        {
+            **LLAMA,
+            **sizes(160, 40, 64, 2, 4),
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "rope_scaling": None,
+            "torch_dtype": "float32",
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "transformers_version": "4.44.0",
+        },
+        torch.float32,
+        24,
+        128,
+        1,
+    ),
+    "llama-llama3-rope-tied": (
+        {
+            **LLAMA,
+            **sizes(192, 64, 96, 2, 8, 2),
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "bos_token_id": 1,
+            "eos_token_id": [2, 3],
+        },
+        torch.bfloat16,
+        32,
+        256,
+        1,
+    ),
+    "llama-linear-rope": (
+        {
+            **LLAMA,
+            **sizes(150, 48, 96, 2, 6, 3),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "llama-dynamic-rope": (
+        {
+            **LLAMA,
+            **sizes(150, 48, 96, 2, 4, 2),
+            "max_position_embeddings": 16,
+            "rope_theta": 10000.0,
+            "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        96,
+        1,
+    ),
+    "llama-yarn-rope": (
+        {
+            **LLAMA,
+            **sizes(150, 56, 80, 2, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 8.0,
+                "beta_slow": 0.5,
+            },
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        40,
+        128,
+        1,
+    ),
+    "llama-longrope-short": (
+        {
+            **LLAMA,
+            **sizes(150, 48, 80, 2, 3, 1),
+            "max_position_embeddings": 128,
+            "rope_parameters": {**LONGROPE, "rope_theta": 10000.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        16,
+        32,
+        1,
+    ),
+    "llama-longrope-long": (
+        {
+            **LLAMA,
+            **sizes(150, 48, 80, 2, 3, 1),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "rope_scaling": LONGROPE,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        40,
+        128,
+        1,
+    ),
+    "llama-biases": (
+        {
+            **LLAMA,
+            **sizes(150, 48, 76, 2, 4, 2),
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "llama-odd-mqa": (
+        {
+            **LLAMA,
+            **sizes(131, 40, 52, 3, 2, 1),
+            "max_position_embeddings": 97,
+            "rope_theta": 12345.0,
+            "torch_dtype": "float32",
+        },
+        torch.float32,
+        31,
+        97,
+        1,
+    ),
+    "llama-sharded": (
+        {
+            **LLAMA,
+            **sizes(200, 48, 72, 3, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "float16",
+        },
+        torch.float16,
+        24,
+        128,
+        3,
+    ),
+    "mistral-window": (
+        {
+            **MISTRAL,
+            **sizes(160, 56, 88, 2, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 7,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        32,
+        128,
+        1,
+    ),
+    "mistral-head-dim": (
+        {
+            **MISTRAL,
+            **sizes(160, 44, 72, 2, 4, 2),
+            "head_dim": 32,
+            "max_position_embeddings": 128,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "torch_dtype": "float16",
+        },
+        torch.float16,
+        32,
+        128,
+        1,
+    ),
+    "qwen2": (
+        {
+            **QWEN2,
+            **sizes(224, 56, 88, 2, 4, 1),
+            "max_position_embeddings": 128,
+            "rope_theta": 1000000.0,
+            "sliding_window": 8,
+            "use_sliding_window": False,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        torch.bfloat16,
+        32,
+        128,
+        1,
+    ),
+    "qwen2-sliding": (
+        {
+            **QWEN2,
+            **sizes(160, 48, 72, 3, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 5,
+            "use_sliding_window": True,
+            "max_window_layers": 1,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        30,
+        128,
+        1,
+    ),
+    "qwen3": (
+        {
+            **QWEN3,
+            **sizes(224, 56, 80, 2, 4, 2),
+            "head_dim": 24,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        32,
+        128,
+        1,
+    ),
+    "qwen3-layer-types": (
+        {
+            **QWEN3,
+            **sizes(160, 48, 72, 3, 4, 4),
+            "head_dim": 16,
+            "attention_bias": True,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "sliding_window": 6,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        30,
+        128,
+        1,
+    ),
+}
+
+
+def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Weights of about unit gain everywhere: logits far from flat, attention far from uniform."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    tied = model.config.tie_word_embeddings
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, parameter in sorted(model.state_dict().items()):
+        if tied and name == "lm_head.weight":
+            continue
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            value = 1.5 + 0.3 * noise  # scores of unit variance would be too flat
+        elif name.endswith("norm.weight"):
+            value = 1.0 + 0.2 * noise
+        elif name.endswith("bias"):
+            value = 0.3 * noise
+        elif name == "model.embed_tokens.weight":
+            value = noise / (math.sqrt(parameter.shape[1]) if tied else 1.0)
+        else:
+            gain = 1.5 if "q_proj" in name or "k_proj" in name or "lm_head" in name else 1.0
+            value = gain * noise / math.sqrt(parameter.shape[1])
+        weights[name] = value.to(dtype).contiguous()
+    return weights
+
+
+def write_weights(folder: Path, weights: dict[str, torch.Tensor], files: int) -> None:
+    if files == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(weights)
+    shards = {f"model-{i + 1:05}-of-{files:05}.safetensors": names[i::files] for i in range(files)}
+    for file, members in shards.items():
+        save_file({name: weights[name] for name in members}, folder / file, metadata={"format": "pt"})
+    index = {
+        "metadata": {"total_size": sum(w.numel() * w.element_size() for w in weights.values())},
+        "weight_map": {name: file for file, members in shards.items() for name in members},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+
+
+def freeze_rope(model: Any, max_model_len: int) -> None:
+    """Make the frequencies those of `max_model_len` tokens, whatever the length of the input."""
+    rotary, config = model.model.rotary_emb, model.config
+    if rotary.rope_type in ("dynamic", "longrope"):
+        inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
+            config, torch.device("cpu"), seq_len=max_model_len
+        )
+        rotary.inv_freq = inv_freq
+        rotary.rope_type = "frozen"
+
+
+@torch.no_grad()
+def expected(folder: Path, prompt: int, max_model_len: int, seed: int) -> dict[str, Any] | None:
+    """What transformers computes from `folder`, or None if a greedy token leads by too little."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    if any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise RuntimeError(f"{folder.name}: {info}")
+    model.eval()
+    freeze_rope(model, max_model_len)
+    generator = torch.Generator().manual_seed(seed + 1)
+    ids = torch.randint(3, model.config.vocab_size, (prompt,), generator=generator).tolist()
+    result = model(torch.tensor([ids]), use_cache=False, output_attentions=True)
+    logits = result.logits[0]
+    peak = max(layer[0, :, -1].amax(-1).mean().item() for layer in result.attentions)
+    if logits.std() < 0.5 or peak < 0.25:
+        raise RuntimeError(f"{folder.name}: too flat (logits {logits.std():.2f}, attention {peak:.2f})")
+
+    tokens = list(ids)
+    for _ in range(NUM_GREEDY):
+        last = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        best = last.topk(2).values
+        if (best[0] - best[1]) / last.abs().max() < MIN_LEAD:
+            return None
+        tokens.append(int(last.argmax()))
+    return {
+        "input_ids": np.array(ids, np.int32),
+        "logits": logits.numpy(),
+        "greedy_ids": np.array(tokens[prompt:], np.int32),
+        "max_model_len": np.int64(max_model_len),
+    }
+
+
+def make_checkpoint(name: str) -> None:
+    config, dtype, prompt, max_model_len, files = CHECKPOINTS[name]
+    folder = GOLDEN / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    first = 1000 * list(CHECKPOINTS).index(name)
+    for seed in range(first, first + 100):
+        write_weights(folder, random_weights(folder, dtype, seed), files)
+        result = expected(folder, prompt, max_model_len, seed)
+        if result is not None:
+            break
+    else:
+        raise RuntimeError(f"{name}: no seed of 100 has a clear lead in every greedy step")
+    np.savez_compressed(folder / "expected.npz", **result)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name}: seed {seed}, {size // 1024} KiB, greedy {result['greedy_ids'].tolist()}")
+
+
+# (head_dim, rope_theta, rope parameters, max_position_embeddings, max_model_len)
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+_PHI = {
+    "rope_type": "longrope",
+    "short_factor": spread(48, 2.0),
+    "long_factor": spread(48, 40.0),
+    "original_max_position_embeddings": 4096,
+}
+ROPES: list[tuple[int, float, dict[str, Any], int, int]] = [
+    (128, 10000.0, {"rope_type": "default"}, 2048, 2048),
+    (64, 500000.0, {"rope_type": "default"}, 8192, 4096),
+    (80, 1000000.0, {"rope_type": "default"}, 32768, 32768),
+    (20, 12345.0, {"rope_type": "default"}, 97, 97),
+    (128, 10000.0, {"rope_type": "linear", "factor": 4.0}, 16384, 16384),
+    (96, 10000.0, {"rope_type": "linear", "factor": 2.7}, 4096, 4096),
+    (128, 10000.0, {"rope_type": "dynamic", "factor": 2.0}, 4096, 2048),
+    (128, 10000.0, {"rope_type": "dynamic", "factor": 2.0}, 4096, 16384),
+    (96, 10000.0, {"rope_type": "dynamic", "factor": 4.0}, 2048, 10000),
+    (128, 500000.0, _LLAMA3, 131072, 131072),
+    (64, 500000.0, {**_LLAMA3, "factor": 32.0}, 131072, 131072),
+    (128, 1000000.0, _YARN, 131072, 131072),
+    (128, 10000.0, {**_YARN, "factor": 40, "mscale": 1.0, "mscale_all_dim": 0.707}, 163840, 163840),
+    (
+        64,
+        150000.0,
+        {**_YARN, "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
+        131072,
+        9999,
+    ),
+    (80, 10000.0, {**_YARN, "attention_factor": 1.25, "beta_fast": 16, "beta_slow": 2}, 65536, 65536),
+    (96, 10000.0, _PHI, 131072, 4096),
+    (96, 10000.0, _PHI, 131072, 131072),
+    (96, 10000.0, {**_PHI, "factor": 8.0}, 4096, 5000),
+    (96, 10000.0, {**_PHI, "attention_factor": 1.5}, 131072, 4097),
+]
+
+
+def rope_golden() -> list[dict[str, Any]]:
+    rows = []
+    for head_dim, theta, parameters, positions, max_model_len in ROPES:
+        config = transformers.LlamaConfig(
+            hidden_size=2 * head_dim,
+            num_attention_heads=2,
+            max_position_embeddings=positions,
+            rope_parameters={**parameters, "rope_theta": theta},
+        )
+        if parameters["rope_type"] == "default":
+            rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
+            inv_freq, factor = rotary.compute_default_rope_parameters(config)
+        else:
+            init = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+            inv_freq, factor = init(config, torch.device("cpu"), seq_len=max_model_len)
+        rows.append(
+            {
+                "head_dim": head_dim,
+                "rope_theta": theta,
+                "parameters": parameters,
+                "max_position_embeddings": positions,
+                "max_model_len": max_model_len,
+                "inv_freq": inv_freq.tolist(),
+                "attention_factor": float(factor),
+            }
+        )
+    return rows
+
+
+def defaults_golden() -> dict[str, dict[str, Any]]:
+    """What the config classes of transformers fill in where config.json says nothing."""
+    classes = (
+        transformers.LlamaConfig,
+        transformers.MistralConfig,
+        transformers.Qwen2Config,
+        transformers.Qwen3Config,
+    )
+    keys = (
+        *sizes(0, 0, 0, 0, 0, 0),
+        *("head_dim", "max_position_embeddings", "rms_norm_eps", "attention_bias", "mlp_bias"),
+        *("tie_word_embeddings", "bos_token_id", "eos_token_id", "rope_parameters", "layer_types"),
+    )
+    return {
+        cls.model_type: {key: getattr(cls(), key) for key in keys if hasattr(cls(), key)} for cls in classes
+    }
+
+
+README = f"""# Golden checkpoints
+
+Made by `python tools/make_golden.py` with torch {torch.__version__}, transformers {transformers.__version__},
+numpy {np.__version__}; its header says what is in each folder. `rope.json` holds rotary frequencies and
+`defaults.json` the defaults of the configuration classes, both of the same transformers. Nothing here is
+edited by hand.
+"""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[1:] or CHECKPOINTS:
+        make_checkpoint(name)
+    rows = ",\n".join(json.dumps(row) for row in rope_golden())
+    (GOLDEN / "rope.json").write_text(f"[\n{rows}\n]\n")
+    (GOLDEN / "defaults.json").write_text(json.dumps(defaults_golden(), indent=1) + "\n")
+    (GOLDEN / "README.md").write_text(README)
+
+
+if __name__ == "__main__":
+    main()
