@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infinilm._core import Tensor, from_dlpack
     from infinilm.config import AutoConfig, LlamaConfig
     from infinilm.llm import LLM
-    from infinilm.memory import MemoryPlan
+    from infinilm.memory import MemoryPlan, plan_memory
     from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
     from infinilm.sampling_params import SamplingParams
     from infinilm.system import backends
@@ -47,6 +47,7 @@ _LAZY = {
     "TokenEvent": "infinilm.outputs",
     "backends": "infinilm.system",
     "from_dlpack": "infinilm._core",
+    "plan_memory": "infinilm.memory",
 }
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "WeightError",
     "backends",
     "from_dlpack",
+    "plan_memory",
 ]
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, RequestError
-from .tokenizer import Tokenizer, read_json_object, read_special_tokens
+from infinilm.errors import ConfigError, RequestError
+from infinilm.tokenizer import Tokenizer, read_json_object, read_special_tokens
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,9 +34,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """`tojson` as Hugging Face has it: no HTML escaping, characters left as they are."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(text: str) -> str:
@@ -84,7 +82,7 @@ def _read_text(path: Path) -> str:
 
 
 def _named_templates(value: object, where: Path) -> dict[str, str]:
-    """Normalise `chat_template` of a JSON file: a string, a list of {name, template}, or a {name: template} object."""
+    """Normalise `chat_template` of a JSON file: a string, a list of {name, template}, or {name: template}."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -110,7 +108,7 @@ def _folder_templates(folder: Path) -> dict[str, str]:
 
 
 def _user_template(template: str | os.PathLike[str], known: Mapping[str, str]) -> str:
-    """Return the text of the user's `chat_template`: Jinja text, the name of one of the model's, or a path."""
+    """Return the user's template, given as Jinja text, the name of one of the model's, or a path."""
     if isinstance(template, str):
         if "{" in template or "\n" in template:
             return template
@@ -154,18 +152,14 @@ def _checked_message(index: int, message: object) -> dict[str, Any]:
         raise RequestError(f"{where} must be a dict with 'role' and 'content', got {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise RequestError(
-            f"{where} must have a 'role' such as 'user', got {role!r}; its keys are {list(message)}"
-        )
+        raise RequestError(f"{where} must have a 'role' such as 'user', got {role!r}; its keys are {list(message)}")
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         return dict(message)
     is_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
     if not isinstance(content, str) and not is_parts:
         got = "no 'content'" if "content" not in message else f"'content' of type {type(content).__name__}"
-        raise RequestError(
-            f"{where} (role {role!r}) must have a 'content' that is a str or a list of parts, got {got}"
-        )
+        raise RequestError(f"{where} (role {role!r}) must have a 'content' that is a str or a list of parts, got {got}")
     return dict(message)
 
 
@@ -307,10 +301,8 @@ class ChatTemplate:
         try:
             return template.render(variables)
         except Exception as error:  # a template can raise anything
-            raise RequestError(
-                f"the chat template of {self._source} refused the messages: {error}"
-            ) from error
+            raise RequestError(f"the chat template of {self._source} refused the messages: {error}") from error
 
     def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Return the token ids of `render(messages, **options)`, without further special tokens (no double BOS)."""
+        """Return the token ids of `render(messages, **options)`, no special tokens added (no double BOS)."""
         return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)

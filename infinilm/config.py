@@ -189,9 +189,7 @@ class LlamaConfig:
         unknown = [key for key in values if key not in _KNOWN_KEYS]
         if unknown:
             near = difflib.get_close_matches(unknown[0], sorted(_ACCEPTED_KEYS), n=1)
-            hint = (
-                f"; did you mean '{near[0]}'?" if near else f"; fields: {', '.join(sorted(_ACCEPTED_KEYS))}"
-            )
+            hint = f"; did you mean '{near[0]}'?" if near else f"; fields: {', '.join(sorted(_ACCEPTED_KEYS))}"
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
         _refuse_unsupported(values)
 
@@ -231,9 +229,7 @@ class LlamaConfig:
             raise ConfigError(str(error)) from None
         config.validate()
         if unknown:
-            logger.warning(
-                "keys of the model configuration that infinilm does not know, not used: %s", unknown
-            )
+            logger.warning("keys of the model configuration that infinilm does not know, not used: %s", unknown)
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -348,8 +344,8 @@ class LlamaConfig:
             The first rule that is broken: the field, what was expected, what came.
         """
         family = families.family_of(self.architecture)
-        for key in _SIZES:
-            _check_integer(key, getattr(self, key), at_least=1)
+        for key, limit in _SIZES.items():
+            _check_integer(key, getattr(self, key), at_least=1, below=limit)
         _check_integer("max_window_layers", self.max_window_layers, at_least=0)
         if self.sliding_window is not None:
             _check_integer("sliding_window", self.sliding_window, at_least=1)
@@ -362,9 +358,7 @@ class LlamaConfig:
         _check_positive("rms_norm_eps", self.rms_norm_eps)
         _check_positive("rope_theta", self.rope_theta)
         if self.dtype not in families.DTYPES:
-            raise ConfigError(
-                f"dtype {self.dtype!r} is not supported; supported: {', '.join(families.DTYPES)}"
-            )
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; supported: {', '.join(families.DTYPES)}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
@@ -436,8 +430,7 @@ class AutoConfig:
         except (FileNotFoundError, NotADirectoryError):
             problem = "the folder has no config.json" if file.parent.is_dir() else "there is no such folder"
             raise FileNotFoundError(
-                f"{file}: {problem}. Give the folder of a Hugging Face checkpoint: config.json beside "
-                "*.safetensors"
+                f"{file}: {problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
             ) from None
         try:
             values = json.loads(content.decode("utf-8-sig"))
@@ -465,28 +458,26 @@ _INERT_DEFAULTS: Mapping[str, Any] = {
     "name_or_path": "",
 }
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+# Sizes and their limits: 32 bits in the core; less where a typing error would make validation itself slow.
+_SIZES = {
+    "vocab_size": families.INT_LIMIT,
+    "hidden_size": families.INT_LIMIT,
+    "intermediate_size": families.INT_LIMIT,
+    "num_hidden_layers": 2**16,
+    "num_attention_heads": families.INT_LIMIT,
+    "num_key_value_heads": families.INT_LIMIT,
+    "head_dim": 2**16,
+    "max_position_embeddings": families.INT_LIMIT,
+}
 
 # Fields in which null means something else than "not said".
 _NULLABLE = frozenset({"num_key_value_heads", "sliding_window", "bos_token_id", "eos_token_id"})
 
 # What the constructor takes as a field, and what it looks at besides.
 _ACCEPTED_KEYS = frozenset(
-    {field.name.lstrip("_") for field in fields(LlamaConfig)}
-    | {"num_layers", "rope_parameters", "torch_dtype"}
+    {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
 )
-_KNOWN_KEYS = (
-    _ACCEPTED_KEYS | _INERT | frozenset(UNSUPPORTED) | {"original_max_position_embeddings", "mlp_layer_types"}
-)
+_KNOWN_KEYS = _ACCEPTED_KEYS | _INERT | frozenset(UNSUPPORTED) | {"original_max_position_embeddings", "mlp_layer_types"}
 
 
 def _family(model_type: Any, architectures: Any) -> families.Family:
@@ -546,28 +537,20 @@ def _unify_rope(values: dict[str, Any]) -> None:
         if not isinstance(given, Mapping):
             raise ConfigError(f"{key} must be null or an object with 'rope_type'; got {given!r}")
         if any(isinstance(value, Mapping) for value in given.values()):
-            raise ConfigError(
-                f"{key} has parameters per layer type {sorted(given)}; only one set for all is supported"
-            )
+            raise ConfigError(f"{key} has parameters per layer type {sorted(given)}; only one set for all is supported")
         scaling = dict(given)
         _rename(scaling, "type", "rope_type")
         theta = scaling.pop("rope_theta", None)
         if theta is not None:
             if values.get("rope_theta") is not None and values["rope_theta"] != theta:
-                raise ConfigError(
-                    f"rope_theta is {values['rope_theta']!r}, but {key} says {theta!r}; keep one of them"
-                )
+                raise ConfigError(f"rope_theta is {values['rope_theta']!r}, but {key} says {theta!r}; keep one of them")
             values["rope_theta"] = theta
         if chosen is not None and scaling != chosen:
             raise ConfigError(
                 f"rope_scaling {chosen} and rope_parameters {scaling} differ; they mean the same, keep one"
             )
         chosen = scaling
-    if (
-        chosen is not None
-        and chosen.get("rope_type") in ("llama3", "yarn", "longrope")
-        and original is not None
-    ):
+    if chosen is not None and chosen.get("rope_type") in ("llama3", "yarn", "longrope") and original is not None:
         # Phi-3's habit: the key stands beside the rope parameters instead of among them.
         inner = chosen.get("original_max_position_embeddings")
         if inner not in (None, original):
@@ -598,9 +581,10 @@ def _dtype_name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _check_integer(key: str, value: Any, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < families.INT_LIMIT:
-        raise ConfigError(f"{key} must be an integer in [{at_least}, 2**31); got {value!r}")
+def _check_integer(key: str, value: Any, at_least: int, below: int = families.INT_LIMIT) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < below:
+        limit = f"2**{below.bit_length() - 1}"
+        raise ConfigError(f"{key} must be an integer in [{at_least}, {limit}); got {value!r}")
 
 
 def _check_boolean(key: str, value: Any) -> None:

@@ -20,7 +20,6 @@ from infinilm.rope import Frequencies, inverse_frequencies
 
 if TYPE_CHECKING:
     from infinilm._core import ModelSpec
-
     from infinilm.config import LlamaConfig
 
 __all__ = [
@@ -201,9 +200,7 @@ def model_facts(config: LlamaConfig, max_model_len: int) -> ModelFacts:
     """
     family = family_of(config.architecture)
     if config.hidden_act not in ACTIVATIONS:
-        raise ConfigError(
-            f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
-        )
+        raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     inv_freq, attention_factor = inverse_frequencies(
         config.head_dim,
         config.rope_theta,
@@ -298,11 +295,7 @@ def build_spec(config: LlamaConfig, *, dtype: str, max_model_len: int) -> ModelS
     config.validate()
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-    if (
-        isinstance(max_model_len, bool)
-        or not isinstance(max_model_len, int)
-        or not 1 <= max_model_len < INT_LIMIT
-    ):
+    if isinstance(max_model_len, bool) or not isinstance(max_model_len, int) or not 1 <= max_model_len < INT_LIMIT:
         raise ConfigError(f"max_model_len must be an integer in [1, 2**31); got {max_model_len!r}")
     facts = model_facts(config, max_model_len)
 

@@ -8,13 +8,12 @@ for everybody, hands out the tokens, and looks whether its own have come. Severa
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm import scheduler as sched
 from infinilm.chat import ChatTemplate
-from infinilm.checkpoint import Checkpoint, load_weights, resolve_model
-from infinilm.config import AutoConfig, LlamaConfig
+from infinilm.checkpoint import Checkpoint, load_weights
+from infinilm.config import LlamaConfig
 from infinilm.errors import ConfigError, EngineDeadError, RequestError
 from infinilm.families import build_spec
-from infinilm.memory import MemoryPlan, available_memory, make_plan
+from infinilm.memory import MemoryPlan, plan_model
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.tokenizer import OutputText, Tokenizer
@@ -37,14 +36,18 @@ logger = logging.getLogger("infinilm")
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class _Request:
     """One prompt of one call: the sequence in the scheduler, the text so far, and the events not yet delivered."""
 
     def __init__(
-        self, request_id: str, index: int, prompt: str | None, sequence: sched.Sequence, text: OutputText | None
+        self,
+        request_id: str,
+        index: int,
+        prompt: str | None,
+        sequence: sched.Sequence,
+        text: OutputText | None,
     ) -> None:
         self.request_id = request_id
         self.index = index  # among the prompts of the call
@@ -67,15 +70,16 @@ class _Request:
         elif token_id in eos_token_ids and not params.ignore_eos:
             self.finish_reason = "stop"
         delta = ""
-        if self.text is not None:
-            if self.finish_reason is None:
-                delta = self.text.push(token_id)
-                if self.text.stopped_by is not None:
-                    self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
+        if self.text is not None and self.finish_reason is None:
+            delta = self.text.push(token_id)
+            if self.text.stopped_by is not None:
+                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
         if self.finish_reason is None and len(self.sequence.output_token_ids) >= max_new_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None and self.text is not None:
             delta += self.text.finish()
+            if self.finish_reason == "length" and self.text.stopped_by is not None:  # found in the text held back
+                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
         self.events.append(TokenEvent(self.request_id, self.index, token_id, delta, None, self.finish_reason))
 
     def output(self) -> RequestOutput:
@@ -84,20 +88,24 @@ class _Request:
         completion = CompletionOutput(
             index=0,
             text=self.text.text if self.text is not None else "",
-            token_ids=tuple(sequence.output_token_ids),
+            token_ids=list(sequence.output_token_ids),
             logprobs=None,
             cumulative_logprob=None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
         metrics = RequestMetrics.from_times(
-            self.arrival, sequence.first_scheduled or None, self.token_times, len(sequence.prompt_token_ids), 0
+            self.arrival,
+            sequence.first_scheduled or None,
+            self.token_times,
+            len(sequence.prompt_token_ids),
+            0,
         )
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=tuple(sequence.prompt_token_ids.tolist()),
-            outputs=(completion,),
+            prompt_token_ids=sequence.prompt_token_ids.tolist(),
+            outputs=[completion],
             finished=self.finish_reason is not None,
             prompt_logprobs=None,
             metrics=metrics,
@@ -162,57 +170,44 @@ class LLM:
         use_tqdm: bool = True,
     ) -> None:
         started = time.perf_counter()
-        _check_positive(max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_threads=num_threads)
-        _check_positive(max_num_batched_tokens=max_num_batched_tokens)
-        if load_format not in ("auto", "dummy"):
-            raise ConfigError(f"load_format: expected 'auto' or 'dummy', got {load_format!r}")
-        if device not in ("auto", "cpu") and device.partition(":")[0] != "cuda":
-            raise ConfigError(f"device: expected 'auto', 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
-        self.model_path: Path = resolve_model(os.fspath(model))
-        self.config: LlamaConfig = AutoConfig.from_pretrained(self.model_path)
-        self.tokenizer: Tokenizer = Tokenizer.from_folder(Path(tokenizer) if tokenizer is not None else self.model_path)
-        self._chat_template = chat_template
-        self._seeds = np.random.default_rng(seed) if seed is not None else None
-        checkpoint = None if load_format == "dummy" else Checkpoint(self.model_path)
-        try:
-            stored = checkpoint.checkpoint_dtype() if checkpoint else self.config.dtype or "bfloat16"
-            self.dtype: str = _resolve_dtype(dtype, stored)
-            if max_model_len is not None and max_model_len > self.config.max_position_embeddings:
-                logger.warning(
-                    "max_model_len=%d is beyond the %d positions the model was made for",
-                    max_model_len,
-                    self.config.max_position_embeddings,
-                )
-            draft = build_spec(self.config, dtype=self.dtype, max_model_len=max_model_len or self.config.max_position_embeddings)
-            weight_bytes = _weight_bytes(draft, stored, self.dtype)
-            self.plan: MemoryPlan = make_plan(
-                weight_bytes=weight_bytes,
-                kv_bytes_per_token=draft.kv_bytes_per_token,
-                model_max_len=self.config.max_position_embeddings,
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                kv_cache=kv_cache,
-                free_bytes=max(available_memory() - weight_bytes, 0),
-            )
-            self.max_model_len: int = self.plan.max_model_len
-            spec = build_spec(self.config, dtype=self.dtype, max_model_len=self.max_model_len)
-            device = "cpu" if device == "auto" else device
-            self._engine = _core.InferEngine(spec, device=device, num_threads=num_threads or 0)
-            if checkpoint is None:
-                self._engine.load_dummy(stored, seed=seed or 0)
-            else:
-                load_weights(checkpoint, self._engine, dtype=self.dtype, progress=use_tqdm)
-        finally:
-            if checkpoint is not None:
-                checkpoint.close()
+        _check_positive("max_num_seqs", max_num_seqs)
+        _check_positive("max_num_batched_tokens", max_num_batched_tokens)
+        for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
+            if value is not None:
+                _check_positive(name, value)
+        plan = plan_model(
+            model,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache=kv_cache,
+            load_format=load_format,
+        )
+        self.model_path: Path = plan.path
+        self.config: LlamaConfig = plan.config
+        self.dtype: str = plan.dtype
+        self.memory: MemoryPlan = plan.memory
+        self.max_model_len: int = plan.memory.max_model_len
+        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer)
+        self.chat_template: ChatTemplate = ChatTemplate.from_folder(
+            plan.path, chat_template, self.tokenizer.special_tokens
+        )
+        spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=self.max_model_len)
+        self._engine = _core.InferEngine(spec, "cpu" if device == "auto" else device, num_threads or 0)
+        if load_format == "dummy":
+            self._engine.load_dummy(plan.stored_dtype, seed or 0)
+        else:
+            with Checkpoint(plan.path) as checkpoint:
+                load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._engine.reset_cache(self.plan.num_slots, self.max_model_len)
-        self._scheduler = sched.Scheduler(self.plan.num_slots, self.max_model_len, max_num_batched_tokens)
+        self._engine.reset_cache(plan.memory.num_slots, self.max_model_len)
+        self._scheduler = sched.Scheduler(plan.memory.num_slots, self.max_model_len, max_num_batched_tokens)
+        self._seeds = np.random.default_rng(seed) if seed is not None else None
         self._lock = threading.Lock()
         self._closed = False
         self._num_requests = 0
         self.load_time: float = time.perf_counter() - started  # seconds
-        logger.info("loaded %s on %s as %s in %.2f s; %s", self.model_path, device, self.dtype, self.load_time, self.plan)
+        logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, plan.memory)
 
     @classmethod
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
@@ -278,7 +273,9 @@ class LLM:
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
         ids = [
-            self.render_chat(m, tools=tools, add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {}))
+            self.render_chat(
+                m, tools=tools, add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
+            )
             for m in conversations
         ]
         return self.generate(ids, sampling_params, use_tqdm=use_tqdm, **sampling)
@@ -292,12 +289,15 @@ class LLM:
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation under the chat template; special tokens come from the template alone."""
-        template = ChatTemplate.from_folder(self.model_path, self._chat_template)
-        text = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.chat_template.encode(
+            self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
+        )
 
     def stream(
-        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, **sampling: Any
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a prompt's events, joined, are what `generate` returns.
 
@@ -340,7 +340,10 @@ class LLM:
         return _EngineLock(self)
 
     def _make_requests(
-        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None, sampling: dict[str, Any]
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: dict[str, Any],
     ) -> list[_Request]:
         listed = _as_prompt_list(prompts)
         if isinstance(sampling_params, SamplingParams) or sampling_params is None:
@@ -348,7 +351,9 @@ class LLM:
         elif len(sampling_params) == len(listed):
             params = [make_sampling_params(p, sampling) for p in sampling_params]
         else:
-            raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(sampling_params)}")
+            raise RequestError(
+                f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(sampling_params)}"
+            )
         requests = []
         for i, (prompt, p) in enumerate(zip(listed, params, strict=True)):
             text = prompt if isinstance(prompt, str) else None
@@ -381,7 +386,8 @@ class LLM:
         bad = np.flatnonzero((array < 0) | (array >= vocab_size))
         if bad.size:
             raise RequestError(
-                f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; the vocabulary has ids 0..{vocab_size - 1}"
+                f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; "
+                f"the vocabulary has ids 0..{vocab_size - 1}"
             )
         if array.size + room > self.max_model_len:
             raise RequestError(
@@ -467,37 +473,19 @@ class _EngineLock:
         self._llm._lock.release()
 
 
-def _check_positive(**settings: int | None) -> None:
-    for name, value in settings.items():
-        if value is None and name in ("max_model_len", "num_threads"):
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}: expected a positive integer, got {value!r}")
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}: expected a positive integer, got {value!r}")
 
 
 def _as_prompt_list(prompts: Prompts) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts: expected a text, token ids, or a list of either, got {type(prompts).__name__}")
     listed: list[Any] = list(prompts)
     if not listed:
         return []
     if all(isinstance(p, (int, np.integer)) for p in listed):
         return [listed]
     return listed
-
-
-def _resolve_dtype(dtype: str, stored: str) -> str:
-    if dtype == "auto":
-        if stored == "bfloat16" and not _core.cpu_has_bf16_dot():
-            return "float32"
-        return stored if stored in _DTYPES else "float32"
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, _DTYPES))}, got {dtype!r}")
-    return dtype
-
-
-def _weight_bytes(spec: _core.ModelSpec, stored: str, dtype: str) -> int:
-    """Bytes of the weights as the engine keeps them: in place, unless the dtype asks for a conversion."""
-    kept = stored if dtype == "float32" else dtype
-    size = 4 if kept == "float32" else 2
-    return size * sum(math.prod(shape) for shape in _core.param_shapes(spec).values())

@@ -1,14 +1,27 @@
-"""What fits: memory of the machine, the budget of the KV cache, and the plan made from both before anything is loaded."""
+"""What fits: the memory of the machine, the budget of the KV cache, and the plan made before anything is loaded."""
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from infinilm import _core
 from infinilm.errors import CacheFullError, ConfigError
+from infinilm.families import DTYPES, build_spec
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+if TYPE_CHECKING:
+    from infinilm.config import LlamaConfig
+
+logger = logging.getLogger("infinilm")
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 
 
 def available_memory() -> int:
@@ -64,8 +77,8 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
             budget = -1
     if budget <= 0:
         raise ConfigError(
-            f"kv_cache: expected a positive number of bytes, a size such as '4GiB' or a share of free memory such as '50%', "
-            f"got {kv_cache!r}"
+            "kv_cache: expected a positive number of bytes, a size such as '4GiB' or a share of free memory such as "
+            f"'50%', got {kv_cache!r}"
         )
     return int(budget)
 
@@ -102,17 +115,17 @@ class MemoryPlan:
         )
 
 
-def make_plan(
+def divide_memory(
     *,
     weight_bytes: int,
     kv_bytes_per_token: int,
-    model_max_len: int,
+    max_position_embeddings: int,
     max_model_len: int | None,
     max_num_seqs: int,
     kv_cache: int | str | None,
     free_bytes: int,
 ) -> MemoryPlan:
-    """Divide the memory.
+    """Divide `free_bytes`, what is free once the weights are in memory.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
     it must fit.
@@ -123,12 +136,99 @@ def make_plan(
         If not even one sequence fits; the message says what was needed and which setting decides.
     """
     budget = parse_cache_budget(kv_cache, free_bytes)
-    length = max_model_len or min(model_max_len, budget // kv_bytes_per_token)
-    num_slots = min(max_num_seqs, budget // (kv_bytes_per_token * length)) if length else 0
+    longest = budget // kv_bytes_per_token
+    length = max_model_len or min(max_position_embeddings, longest)
+    num_slots = min(max_num_seqs, longest // length) if length else 0
     if num_slots < 1:
+        advice = f"pass max_model_len <= {longest} or " if longest else ""
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
-            f"{format_bytes(kv_bytes_per_token * (length or 1))}: pass max_model_len <= {budget // kv_bytes_per_token} or "
-            f"raise kv_cache (now {kv_cache!r}, free memory {format_bytes(free_bytes)})"
+            f"{format_bytes(kv_bytes_per_token * (length or 1))}: {advice}raise kv_cache "
+            f"(now {kv_cache!r}, free memory {format_bytes(free_bytes)})"
         )
     return MemoryPlan(weight_bytes, kv_bytes_per_token, budget, length, num_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All that is decided before a model is loaded."""
+
+    path: Path  # the checkpoint folder
+    config: LlamaConfig
+    stored_dtype: str  # of the checkpoint's weights
+    dtype: str  # what the engine computes in
+    memory: MemoryPlan
+
+
+def plan_model(
+    model: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    kv_cache: int | str | None = None,
+    load_format: str = "auto",
+) -> ModelPlan:
+    """Decide dtype, context and cache from config.json and the headers of the weights alone; see `LLM`."""
+    from infinilm.checkpoint import Checkpoint, resolve_model
+    from infinilm.config import AutoConfig
+
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError(f"load_format: expected 'auto' or 'dummy', got {load_format!r}")
+    path = resolve_model(model)
+    config = AutoConfig.from_pretrained(path)
+    if load_format == "dummy":
+        stored = config.dtype
+    else:
+        with Checkpoint(path) as checkpoint:
+            stored = checkpoint.checkpoint_dtype()
+    computed = _resolve_dtype(dtype, stored)
+    if max_model_len is not None and max_model_len > config.max_position_embeddings:
+        logger.warning(
+            "max_model_len=%d is beyond the %d positions the model was made for",
+            max_model_len,
+            config.max_position_embeddings,
+        )
+    spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
+    weight_bytes = _weight_bytes(spec, stored, computed)
+    plan = divide_memory(
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=spec.kv_bytes_per_token,
+        max_position_embeddings=config.max_position_embeddings,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache=kv_cache,
+        free_bytes=max(available_memory() - weight_bytes, 0),
+    )
+    return ModelPlan(path, config, stored, computed, plan)
+
+
+def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
+    """What would fit, from headers alone: nothing is loaded.
+
+    Parameters
+    ----------
+    model
+        As for `LLM`.
+    settings
+        ``dtype``, ``max_model_len``, ``max_num_seqs``, ``kv_cache``, ``load_format``, as for `LLM`.
+    """
+    return plan_model(model, **settings).memory
+
+
+def _resolve_dtype(dtype: str, stored: str) -> str:
+    """What to compute in. On a CPU without a bfloat16 dot instruction, float32 is as fast as bfloat16, and exact."""
+    if dtype == "auto":
+        if stored == "bfloat16" and not _core.cpu_has_bf16_dot():
+            return "float32"
+        return stored if stored in DTYPES else "float32"
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {dtype!r}")
+    return dtype
+
+
+def _weight_bytes(spec: _core.ModelSpec, stored: str, dtype: str) -> int:
+    """Bytes of the weights as the engine keeps them: in place, unless the dtype asks for a conversion."""
+    kept = stored if dtype == "float32" else dtype
+    element_bytes = 2 if kept in ("bfloat16", "float16") else 4
+    return element_bytes * sum(math.prod(shape) for shape in _core.param_shapes(spec).values())

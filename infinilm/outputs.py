@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput", "TokenEvent"]
 
@@ -80,7 +81,7 @@ class RequestMetrics:
         cached_tokens : int
         """
         first = token_times[0] if len(token_times) else None
-        gaps = sorted(b - a for a, b in zip(token_times, token_times[1:], strict=False))
+        gaps = sorted(b - a for a, b in pairwise(token_times))
         elapsed = token_times[-1] - token_times[0] if gaps else 0.0
         started = arrival if first_scheduled is None else first_scheduled
         return cls(

@@ -54,9 +54,7 @@ class _Rope:
             got = repr(self.parameters[key])
         else:
             got = f"nothing (the keys given are {sorted(self.parameters) or 'none'})"
-        return ConfigError(
-            f"rope parameter '{key}' of rope type '{self.rope_type}' must be {expected}; got {got}"
-        )
+        return ConfigError(f"rope parameter '{key}' of rope type '{self.rope_type}' must be {expected}; got {got}")
 
     def number(
         self,
@@ -65,15 +63,16 @@ class _Rope:
         default: float | None = None,
         at_least: float = -math.inf,
         above: float = -math.inf,
+        at_most: float = math.inf,
     ) -> float:
         """Read the number under `key`, in its range; `default` None means that the key is required."""
         value = self.parameters.get(key, default)
-        if not _is_number(value) or value < at_least or value <= above:
+        if not _is_number(value) or value < at_least or value <= above or value > at_most:
             raise self.fail(key, expected)
         return float(value)
 
-    def factor(self) -> float:
-        return self.number("factor", "a number >= 1", at_least=1)
+    def factor(self, default: float | None = None) -> float:
+        return self.number("factor", "a number in [1, 1e6]", default, at_least=1, at_most=1e6)
 
     def original_positions(self, default: int | None) -> int:
         value = self.parameters.get("original_max_position_embeddings", default)
@@ -90,8 +89,7 @@ class _Rope:
             raise self.fail(key, expected)
         if len(values) != length:
             raise ConfigError(
-                f"rope parameter '{key}' of rope type '{self.rope_type}' must be {expected}; "
-                f"got {len(values)} numbers"
+                f"rope parameter '{key}' of rope type '{self.rope_type}' must be {expected}; got {len(values)} numbers"
             )
         return np.array(values, np.float32)
 
@@ -104,9 +102,8 @@ def _is_number(value: Any) -> bool:
 def _periods(head_dim: int, theta: float) -> Frequencies:
     """Compute theta ** (2i / head_dim), [head_dim / 2]: positions per radian."""
     exponents = (np.arange(0, head_dim, 2) / head_dim).astype(np.float32)
-    with np.errstate(over="ignore"):  # an absurd base ends as frequency 0, as in transformers
-        base = np.float64(np.float32(theta))
-        periods: Frequencies = np.power(base, exponents.astype(np.float64)).astype(np.float32)
+    base = np.float64(np.float32(theta))
+    periods: Frequencies = np.power(base, exponents.astype(np.float64)).astype(np.float32)
     return periods
 
 
@@ -128,9 +125,7 @@ def _dynamic(rope: _Rope) -> tuple[Frequencies, float]:
     """Enlarge the base by how far the engine goes beyond max_position_embeddings (NTK-aware)."""
     factor, dim, positions = rope.factor(), rope.head_dim, rope.max_position_embeddings
     if dim <= 2:
-        raise ConfigError(
-            f"rope type 'dynamic' needs head_dim > 2 (it divides by head_dim - 2); got head_dim {dim}"
-        )
+        raise ConfigError(f"rope type 'dynamic' needs head_dim > 2 (it divides by head_dim - 2); got head_dim {dim}")
     seq_len = max(rope.max_model_len, positions)
     theta = rope.theta * ((factor * seq_len / positions) - (factor - 1)) ** (dim / (dim - 2))
     return _reciprocal(_periods(dim, theta)), 1.0
@@ -158,7 +153,7 @@ def _llama3(rope: _Rope) -> tuple[Frequencies, float]:
 def _yarn(rope: _Rope) -> tuple[Frequencies, float]:
     """Divide by `factor` the frequencies with few turns over the original length, keep those with many."""
     dim, positions = rope.head_dim, rope.original_positions(default=rope.max_position_embeddings)
-    factor = rope.number("factor", "a number >= 1", rope.max_position_embeddings / positions, at_least=1)
+    factor = rope.factor(default=rope.max_position_embeddings / positions)
     beta_slow = rope.number("beta_slow", "a number > 0", 1, above=0)
     beta_fast = rope.number("beta_fast", f"a number >= beta_slow ({beta_slow:g})", 32, at_least=beta_slow)
     mscale = rope.number("mscale", "a number >= 0", 0, at_least=0)
@@ -170,10 +165,7 @@ def _yarn(rope: _Rope) -> tuple[Frequencies, float]:
     def magnitude(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
-    if mscale and mscale_all_dim:
-        attention_factor = magnitude(mscale) / magnitude(mscale_all_dim)
-    else:
-        attention_factor = magnitude(1.0)
+    attention_factor = magnitude(mscale) / magnitude(mscale_all_dim) if mscale and mscale_all_dim else magnitude(1.0)
     attention_factor = rope.number("attention_factor", "a number > 0", attention_factor, above=0)
 
     def dimension_of(turns: float) -> float:
@@ -202,8 +194,7 @@ def _longrope(rope: _Rope) -> tuple[Frequencies, float]:
     attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(positions))
     attention_factor = rope.number("attention_factor", "a number > 0", attention_factor, above=0)
     factors = long if rope.max_model_len > positions else short
-    with np.errstate(over="ignore"):
-        return _reciprocal(factors * _periods(rope.head_dim, rope.theta)), attention_factor
+    return _reciprocal(factors * _periods(rope.head_dim, rope.theta)), attention_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,14 +311,15 @@ def inverse_frequencies(
     unknown = sorted(str(key) for key in given if key not in _KNOWN_KEYS)
     if unknown:
         keys = ", ".join(sorted(ROPE_TYPES[rope_type].keys)) or "none"
-        raise ConfigError(
-            f"unknown rope parameters {unknown} for rope type '{rope_type}'; its parameters are: {keys}"
-        )
+        raise ConfigError(f"unknown rope parameters {unknown} for rope type '{rope_type}'; its parameters are: {keys}")
 
     rope = _Rope(rope_type, head_dim, float(rope_theta), given, max_position_embeddings, max_model_len)
-    inv_freq, attention_factor = ROPE_TYPES[rope_type].compute(rope)
-    if not np.isfinite(inv_freq).all() or not 0 < attention_factor <= _FLOAT32_MAX:
-        raise ConfigError(
-            f"rope parameters {given} of type '{rope_type}' give frequencies that are not finite"
-        )
+    try:
+        with np.errstate(all="ignore"):  # an absurd base ends as frequency 0, as in transformers
+            inv_freq, attention_factor = ROPE_TYPES[rope_type].compute(rope)
+        finite = bool(np.isfinite(inv_freq).all()) and 0 < attention_factor <= _FLOAT32_MAX
+    except ArithmeticError:
+        finite = False
+    if not finite:
+        raise ConfigError(f"rope parameters {given} of type '{rope_type}' give frequencies that are not finite")
     return inv_freq, attention_factor

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from .errors import ConfigError, RequestError
+from infinilm.errors import ConfigError, RequestError
 
 __all__ = ["SamplingParams", "make_sampling_params"]
 
@@ -51,11 +51,7 @@ _OTHER_NAMES = {
 def _unknown_keyword(name: str) -> TypeError:
     """Return the error for a keyword that is no field, with the nearest field."""
     names = [f.name for f in fields(SamplingParams)]
-    close = (
-        [_OTHER_NAMES[name]]
-        if name in _OTHER_NAMES
-        else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    )
+    close = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     note = " (0 is greedy)" if close == ["temperature"] else ""
     hint = f"; did you mean {close[0]!r}{note}?" if close else f"; it has {', '.join(names)}"
     return TypeError(f"SamplingParams has no parameter {name!r}{hint}")
@@ -76,7 +72,10 @@ def _number(name: str, value: object, valid: Callable[[float], bool], expected: 
     """Return a real number as float; NaN and infinity are never valid."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _type_error(name, "a number", value)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond float's range
+        number = math.inf
     if not math.isfinite(number) or not valid(number):
         raise RequestError(f"{name} must be {expected}, got {value!r}")
     return number
@@ -96,9 +95,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     """Return an iterable of token ids as a tuple."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise _type_error(name, "a sequence of token ids, such as [2]", value)
-    return tuple(
-        _integer(f"{name}[{i}]", item, lambda n: n >= 0, "a token id >= 0") for i, item in enumerate(value)
-    )
+    return tuple(_integer(f"{name}[{i}]", item, lambda n: n >= 0, "a token id >= 0") for i, item in enumerate(value))
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:
@@ -154,18 +151,12 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "top_p": lambda v: _number("top_p", v, lambda x: 0 < x <= 1, "above 0 and at most 1 (1 is off)"),
     "min_p": lambda v: _number("min_p", v, lambda x: 0 <= x <= 1, "in 0..1 (0 is off)"),
     "repetition_penalty": lambda v: _number("repetition_penalty", v, lambda x: x > 0, "above 0 (1 is off)"),
-    "presence_penalty": lambda v: _number(
-        "presence_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"
-    ),
-    "frequency_penalty": lambda v: _number(
-        "frequency_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"
-    ),
+    "presence_penalty": lambda v: _number("presence_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"),
+    "frequency_penalty": lambda v: _number("frequency_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"),
     "logit_bias": _logit_bias,
     "allowed_token_ids": lambda v: _token_ids("allowed_token_ids", v),
     "seed": lambda v: _integer("seed", v, lambda x: 0 <= x < 2**64, "in 0..2**64-1, or None"),
-    "max_tokens": lambda v: _integer(
-        "max_tokens", v, lambda x: x >= 1, ">= 1, or None (to the end of the context)"
-    ),
+    "max_tokens": lambda v: _integer("max_tokens", v, lambda x: x >= 1, ">= 1, or None (to the end of the context)"),
     "min_tokens": lambda v: _integer("min_tokens", v, lambda x: x >= 0, ">= 0"),
     "stop": _stop_strings,
     "stop_token_ids": lambda v: _token_ids("stop_token_ids", v),
@@ -265,9 +256,7 @@ class SamplingParams:
             if value is not None or item.default is not None:
                 object.__setattr__(self, item.name, _CHECKS[item.name](value))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
-            )
+            raise RequestError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         for item in fields(self):
             if item.name in _NOT_SUPPORTED_YET and getattr(self, item.name) != item.default:
                 raise ConfigError(

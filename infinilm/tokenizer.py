@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, RequestError
-from .sampling_params import SamplingParams
+from infinilm.errors import ConfigError, RequestError
+from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,7 +55,7 @@ def _token_text(value: object) -> str | None:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Named special tokens (bos_token, eos_token, ...) of tokenizer_config.json and special_tokens_map.json."""
+    """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in read_json_object(folder / name).items():
@@ -131,7 +131,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._special_texts = frozenset(token.content for token in added.values() if token.special)
         kinds = _decoder_kinds(backend)
-        self._byte_level = kinds == ["ByteLevel"]
+        self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in kinds or "?" in kinds
         self._hold_replacement = "ByteLevel" in kinds or "?" in kinds
         if not self.eos_token_ids and "eos_token" in self.special_tokens:
@@ -141,9 +141,7 @@ class Tokenizer:
             self.bos_token_id = backend.token_to_id(self.special_tokens["bos_token"])
 
     @classmethod
-    def from_folder(
-        cls, folder: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None
-    ) -> Tokenizer:
+    def from_folder(cls, folder: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Tokenizer:
         """Open the tokenizer of a checkpoint folder.
 
         Parameters
@@ -163,9 +161,7 @@ class Tokenizer:
         place = home if tokenizer is None else Path(tokenizer).expanduser()
         path = place / "tokenizer.json" if place.is_dir() else place
         if tokenizer is not None and not path.is_file():
-            raise ConfigError(
-                f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
-            )
+            raise ConfigError(f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it")
         bos = _config_ids(home, "bos_token_id", ("generation_config.json", "config.json"))
         special = read_special_tokens(path.parent)
         return cls(
@@ -219,8 +215,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes "
-                "as UTF-8"
+                f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as UTF-8"
             ) from error
         return backend.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -279,7 +274,7 @@ def _open_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """Return the types of the decoder's steps, for example ["Replace", "ByteFallback", "Fuse"]; ["?"] if unknown."""
+    """Return the types of the decoder's steps, for example ["ByteFallback", "Fuse"]; ["?"] if unknown."""
     if backend.decoder is None:
         return []
     try:
@@ -305,7 +300,7 @@ def _byte_of_char() -> dict[str, int]:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token; a token with other characters (an added one) stands for itself."""
+    """Return the bytes of a byte-level token; one with other characters (an added one) stands for itself."""
     table = _byte_of_char()
     try:
         return bytes(table[char] for char in token)
@@ -319,7 +314,7 @@ def _may_be_byte(token: str) -> bool:
 
 
 class IncrementalDetokenizer:
-    """Token ids in, one by one; text out, such that the deltas joined are `tokenizer.decode(all ids)` exactly.
+    """Token ids in, one by one; text out: the deltas joined are exactly `tokenizer.decode(all ids)`.
 
     What a later token may still change is held back: an incomplete UTF-8 sequence, and, for tokenizers with
     byte fallback, a run of byte tokens until it ends (one bad byte would spoil the decoding of the whole

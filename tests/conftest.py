@@ -1,9 +1,10 @@
 """What every test shares: the import path of the helpers and the hypothesis profiles.
 
-`pytest` runs the "default" profile (few examples, minutes on two slow cores); `--hypothesis-profile=thorough` runs
-many. `tests/` is on the path, so that `from reference import ops` and `from ops import support` work in any import
-mode. The repository root is not put there by these tests: a source tree without the built `_core` must not shadow
-the installed package. (Run `pytest`, not `python -m pytest`, which adds the working directory.)
+`pytest` runs the "default" profile (few examples, minutes on two slow cores); `--hypothesis-profile=thorough`
+runs many. `tests/` is on the path, so that `from reference import ops` and `from ops import support` work in
+any import mode; asserts in the helpers explain themselves as those of tests do. The repository root is not
+put there by these tests: a source tree without the built `_core` must not shadow the installed package. (Run
+`pytest`, not `python -m pytest`, which adds the working directory.)
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = str(Path(__file__).parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
+pytest.register_assert_rewrite("ops.support", "ops.calls")
 
 # Examples are large arrays made from a seed: slow to make by hypothesis' measure, and too_slow would say so.
-_common = {
-    "deadline": None,
-    "derandomize": False,
-    "print_blob": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
-}
-settings.register_profile("default", max_examples=5, **_common)
-settings.register_profile("thorough", max_examples=200, **_common)
+_base = settings(
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+settings.register_profile("default", _base, max_examples=5)
+settings.register_profile("thorough", _base, max_examples=200)
 settings.load_profile("default")

@@ -37,9 +37,7 @@ QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 
 
-def sizes(
-    vocab: int, hidden: int, inter: int, layers: int, heads: int, kv_heads: int | None = None
-) -> dict[str, Any]:
+def sizes(vocab: int, hidden: int, inter: int, layers: int, heads: int, kv_heads: int | None = None) -> dict[str, Any]:
     values = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -512,9 +510,7 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         *("head_dim", "max_position_embeddings", "rms_norm_eps", "attention_bias", "mlp_bias"),
         *("tie_word_embeddings", "bos_token_id", "eos_token_id", "rope_parameters", "layer_types"),
     )
-    return {
-        cls.model_type: {key: getattr(cls(), key) for key in keys if hasattr(cls(), key)} for cls in classes
-    }
+    return {cls.model_type: {key: getattr(cls(), key) for key in keys if hasattr(cls(), key)} for cls in classes}
 
 
 README = f"""# Golden checkpoints

@@ -77,7 +77,7 @@ template <class Done> bool spin(Done done, int limit_ns) {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads < 1 ? 1 : num_threads), spin_limit_(available_cores()) {
+    : num_threads_(num_threads < 1 ? 1 : num_threads), num_cores_(available_cores()) {
     live_threads.fetch_add(num_threads_, std::memory_order_relaxed);
     try {
         threads_.reserve(static_cast<size_t>(num_threads_) - 1);
@@ -89,3 +89,46 @@ ThreadPool::ThreadPool(int num_threads)
 }
 
 ThreadPool::~ThreadPool() { stop_workers(); }
+
+void ThreadPool::stop_workers() {
+    stop_.store(true, std::memory_order_relaxed);  // published by the new epoch
+    epoch_.fetch_add(1);
+    wake(epoch_);
+    for (std::thread& thread : threads_) thread.join();
+    live_threads.fetch_sub(num_threads_, std::memory_order_relaxed);
+}
+
+int ThreadPool::spin_limit_ns() const {
+    return live_threads.load(std::memory_order_relaxed) <= num_cores_ ? spin_ns : crowded_spin_ns;
+}
+
+void ThreadPool::work(int worker) {
+    for (uint32_t seen = 0;; ++seen) {  // a region starts only after all workers finished the last: none is missed
+        const auto started = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+        if (!spin(started, spin_limit_ns())) {
+            parked_.fetch_add(1);
+            while (epoch_.load() == seen) sleep_while(epoch_, seen);
+            parked_.fetch_sub(1, std::memory_order_relaxed);
+        }
+        if (stop_.load(std::memory_order_relaxed)) return;
+        task_(argument_, worker, num_threads_);
+        if (pending_.fetch_sub(1) == 1 && caller_parked_.load() != 0) wake(pending_);
+    }
+}
+
+void ThreadPool::run_erased(Task task, void* argument) {
+    task_ = task;
+    argument_ = argument;
+    pending_.store(static_cast<uint32_t>(num_threads_ - 1), std::memory_order_relaxed);
+    epoch_.fetch_add(1);  // publishes the three above
+    if (parked_.load() != 0) wake(epoch_);
+    task(argument, 0, num_threads_);
+
+    const auto finished = [&] { return pending_.load(std::memory_order_acquire) == 0; };
+    if (spin(finished, spin_limit_ns())) return;
+    caller_parked_.store(1);
+    for (uint32_t left; (left = pending_.load()) != 0;) sleep_while(pending_, left);
+    caller_parked_.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace infinilm::cpu

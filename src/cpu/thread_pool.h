@@ -32,6 +32,8 @@ private:
     using Task = void (*)(void* argument, int worker, int count);
     void run_erased(Task task, void* argument);
     void work(int worker);
+    void stop_workers();
+    int spin_limit_ns() const;
 
     // Each on its own cache line: workers poll one while the others change.
     alignas(64) std::atomic<uint32_t> epoch_{0};    // a new value starts a region
@@ -42,7 +44,7 @@ private:
     void* argument_ = nullptr;
     std::atomic<bool> stop_{false};
     int num_threads_;
-    int spin_limit_;
+    int num_cores_;
     std::vector<std::thread> threads_;
 };
 

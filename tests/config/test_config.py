@@ -27,7 +27,7 @@ def write(folder, content):
     return folder
 
 
-# ------------------------------------------------------------------------------------------- defaults and fields
+# ---------------------------------------------------------------------------------------- defaults and fields
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -135,7 +135,7 @@ def test_the_callers_containers_are_not_shared():
     config.validate()
 
 
-# ---------------------------------------------------------------------------------------------- rope spellings
+# --------------------------------------------------------------------------------------------- rope spellings
 
 
 def test_rope_parameters_and_rope_scaling_are_one():
@@ -150,9 +150,7 @@ def test_rope_parameters_and_rope_scaling_are_one():
 
 def test_rope_parameters_can_be_assigned_but_not_changed_in_place():
     config = LlamaConfig()
-    assert (
-        config.rope_parameters == {"rope_type": "default", "rope_theta": 1e4} and config.rope_scaling is None
-    )
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e4} and config.rope_scaling is None
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 3e4, "factor": 2.0}
     assert config.rope_theta == 3e4 and config.rope_scaling == {"rope_type": "dynamic", "factor": 2.0}
     with pytest.raises(TypeError):
@@ -165,9 +163,7 @@ def test_the_original_length_may_stand_beside_the_rope_parameters():
     yarn = {"rope_type": "yarn", "factor": 4.0}
     inside = LlamaConfig(rope_scaling={**yarn, "original_max_position_embeddings": 512})
     assert LlamaConfig(rope_scaling=yarn, original_max_position_embeddings=512) == inside
-    with pytest.raises(
-        ConfigError, match="original_max_position_embeddings is 256, but among the rope .* 512"
-    ):
+    with pytest.raises(ConfigError, match=r"original_max_position_embeddings is 256, but among the rope .* 512"):
         LlamaConfig(rope_scaling=inside.rope_scaling, original_max_position_embeddings=256)
 
 
@@ -199,13 +195,13 @@ def test_contradicting_rope_spellings_are_refused(values, message):
         LlamaConfig(**values)
 
 
-# ------------------------------------------------------------------------------------------------------ refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 def test_an_unknown_keyword_is_a_type_error_with_a_hint():
     with pytest.raises(TypeError, match="LlamaConfig has no field 'hiden_size'; did you mean 'hidden_size'"):
         LlamaConfig(hiden_size=64)
-    with pytest.raises(TypeError, match="LlamaConfig has no field 'zzz'; fields: .*vocab_size"):
+    with pytest.raises(TypeError, match=r"LlamaConfig has no field 'zzz'; fields: .*vocab_size"):
         LlamaConfig(zzz=64)
 
 
@@ -216,11 +212,12 @@ INVALID = [
             "vocab_size",
             "hidden_size",
             "intermediate_size",
-            "num_hidden_layers",
             "num_attention_heads",
         )
         for value in (0, -1, 1.5, "8", True, 2**31)
     ],
+    ({"num_hidden_layers": 2**16}, r"num_hidden_layers must be an integer in \[1, 2\*\*16\); got 65536"),
+    ({"head_dim": 2**16}, r"head_dim must be an integer in \[1, 2\*\*16\); got 65536"),
     ({"max_position_embeddings": 0}, "max_position_embeddings must be an integer"),
     ({"num_key_value_heads": 0}, "num_key_value_heads must be an integer"),
     ({"head_dim": 0}, "head_dim must be an integer"),
@@ -234,18 +231,15 @@ INVALID = [
         r"num_attention_heads \(32\) must be a multiple of num_key_value_heads \(5\)",
     ),
     ({"num_key_value_heads": 64}, "must be a multiple of num_key_value_heads"),
-    ({"head_dim": 2**30}, r"num_attention_heads \* head_dim must be < 2\*\*31"),
+    (
+        {"hidden_size": 2**30, "num_attention_heads": 2**20, "head_dim": 2**12},
+        r"num_attention_heads \* head_dim must be < 2\*\*31",
+    ),
     ({"intermediate_size": 2**30}, r"2 \* intermediate_size must be < 2\*\*31; got 2147483648"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, swish"),
     ({"hidden_act": ["silu"]}, "hidden_act must be a string"),
-    *[
-        ({"rms_norm_eps": eps}, "rms_norm_eps must be a finite number > 0")
-        for eps in (0, -1e-6, "1e-6", True)
-    ],
-    *[
-        ({"rms_norm_eps": eps}, "rms_norm_eps must be a finite number > 0")
-        for eps in (float("nan"), float("inf"))
-    ],
+    *[({"rms_norm_eps": eps}, "rms_norm_eps must be a finite number > 0") for eps in (0, -1e-6, "1e-6", True)],
+    *[({"rms_norm_eps": eps}, "rms_norm_eps must be a finite number > 0") for eps in (float("nan"), float("inf"))],
     ({"rope_theta": 0}, "rope_theta must be a finite number > 0; got 0"),
     ({"rope_theta": 1.0}, "rope_theta must be a number > 1; got 1.0"),
     (
@@ -269,7 +263,7 @@ INVALID = [
     ({"num_layers": 2, "layer_types": ["full_attention"]}, "must have num_hidden_layers = 2 entries; got 1"),
     (
         {"num_layers": 2, "layer_types": ["full_attention", "chunked_attention"]},
-        r"layer_types\[1\] 'chunked_attention' is not supported in LlamaForCausalLM; supported: full_attention",
+        r"layer_types\[1\] 'chunked_attention' is not supported in LlamaForCausalLM; supported: full",
     ),
 ]
 
@@ -306,7 +300,7 @@ def test_what_changes_the_math_is_refused(key, tmp_path):
 def test_mlp_layer_types_must_be_dense():
     LlamaConfig(mlp_layer_types=["dense", "dense"])
     for value in (["dense", "sparse"], "dense"):
-        with pytest.raises(ConfigError, match="mlp_layer_types is .*mixture-of-experts"):
+        with pytest.raises(ConfigError, match=r"mlp_layer_types is .*mixture-of-experts"):
             LlamaConfig(mlp_layer_types=value)
 
 
@@ -320,7 +314,7 @@ def test_mlp_layer_types_must_be_dense():
         ({"model_type": 3}, "model_type 3 is not supported"),
         (
             {"architectures": ["MixtralForCausalLM"]},
-            "architecture 'MixtralForCausalLM' is not supported; supported: LlamaForCausalLM, MistralForCausalLM",
+            "architecture 'MixtralForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
@@ -348,7 +342,7 @@ def test_model_type_and_architecture_imply_each_other(model_type):
     assert LlamaConfig(architectures=by_type.architecture) == by_type
 
 
-# ---------------------------------------------------------------------------------------------------- AutoConfig
+# ------------------------------------------------------------------------------------------------- AutoConfig
 
 
 @pytest.mark.parametrize("folder", sorted(f for f in GOLDEN.iterdir() if f.is_dir()), ids=lambda f: f.name)
@@ -364,11 +358,9 @@ def test_every_golden_configuration_is_read(folder, caplog):
 
 
 def test_no_config_json_says_what_to_do(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"config\.json: the folder has no config\.json\. Give the folder of"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"config\.json: the folder has no config\.json\. Give the folder of"):
         AutoConfig.from_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere.*there is no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*there is no such folder"):
         AutoConfig.from_pretrained(tmp_path / "nowhere")
     (tmp_path / "model.gguf").touch()
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
@@ -417,9 +409,7 @@ def test_unknown_keys_are_logged_and_bookkeeping_is_not(tmp_path, caplog):
 
 
 def test_null_means_absent_but_for_the_keys_where_it_says_something(tmp_path):
-    nothing = dict.fromkeys(
-        ("vocab_size", "head_dim", "hidden_act", "rope_scaling", "tie_word_embeddings", "dtype")
-    )
+    nothing = dict.fromkeys(("vocab_size", "head_dim", "hidden_act", "rope_scaling", "tie_word_embeddings", "dtype"))
     assert AutoConfig.from_pretrained(write(tmp_path, {"model_type": "qwen3", **nothing})) == LlamaConfig(
         model_type="qwen3"
     )
@@ -431,7 +421,7 @@ def test_null_means_absent_but_for_the_keys_where_it_says_something(tmp_path):
     assert llama.bos_token_id == []
 
 
-# ---------------------------------------------------------------------------------------------------- properties
+# ------------------------------------------------------------------------------------------------- properties
 
 ropes = st.one_of(
     st.none(),
@@ -514,9 +504,7 @@ def test_every_spelling_reads_the_same_and_round_trips(values, rope_5x, dtype_5x
 
 junk = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-3, 2**40), st.floats(), st.text(max_size=8)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=5,
 )
 
@@ -524,9 +512,7 @@ junk = st.recursive(
 @settings(max_examples=200)
 @given(valid_values(), st.data())
 def test_any_json_is_a_config_or_a_config_error(values, data):
-    keys = st.sampled_from(
-        sorted({*LlamaConfig().to_dict(), "rope_scaling", "torch_dtype", *UNSUPPORTED, "new"})
-    )
+    keys = st.sampled_from(sorted({*LlamaConfig().to_dict(), "rope_scaling", "torch_dtype", *UNSUPPORTED, "new"}))
     values.update(data.draw(st.dictionaries(keys, junk, min_size=1, max_size=2)))
     try:
         config = LlamaConfig.from_dict(values)

@@ -37,7 +37,7 @@ def facts(model_type, **values):
     return model_facts(config, 128)
 
 
-# --------------------------------------------------------------------------------------------------------- facts
+# ------------------------------------------------------------------------------------------------------ facts
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_lookups_name_what_is_unknown():
         family_of_model_type("x")
 
 
-# ---------------------------------------------------------------------------------------------------- build_spec
+# ------------------------------------------------------------------------------------------------- build_spec
 
 
 def typed(**fields):
@@ -269,9 +269,7 @@ def test_build_spec_fixes_the_rope_by_max_model_len():
 def test_build_spec_checks_its_own_arguments():
     config = make("llama")
     for dtype in ("float64", "auto", None, 3):
-        with pytest.raises(
-            ConfigError, match=f"dtype {dtype!r} is not supported; supported: float32, bfloat16"
-        ):
+        with pytest.raises(ConfigError, match=f"dtype {dtype!r} is not supported; supported: float32, bfloat16"):
             build_spec(config, dtype=dtype, max_model_len=8)
     for length in (0, -1, 2**31, 8.0, True, None, "8"):
         with pytest.raises(ConfigError, match=r"max_model_len must be an integer in \[1, 2\*\*31\); got"):
@@ -288,9 +286,7 @@ anything = st.one_of(
     st.integers(-2, 40),
     st.sampled_from([2**31 - 1, 2**31, 2**70]),
     st.floats(),
-    st.sampled_from(
-        ["silu", "gelu", "llama", "qwen2", "float16", "", ["LlamaForCausalLM"], ["Qwen2ForCausalLM"]]
-    ),
+    st.sampled_from(["silu", "gelu", "llama", "qwen2", "float16", "", ["LlamaForCausalLM"], ["Qwen2ForCausalLM"]]),
     st.lists(st.sampled_from([F, S, "other", 1, None]), max_size=4),
     st.dictionaries(
         st.sampled_from(["rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"]),

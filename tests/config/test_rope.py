@@ -63,9 +63,7 @@ def test_every_rope_type_is_recorded():
     assert {row["parameters"]["rope_type"] for row in ROWS} == set(ROPE_TYPES) == set(VALID)
 
 
-@pytest.mark.parametrize(
-    "parameters", [None, {}, {"rope_type": "default"}, {"type": "default", "factor": None}]
-)
+@pytest.mark.parametrize("parameters", [None, {}, {"rope_type": "default"}, {"type": "default", "factor": None}])
 def test_default_is_the_textbook_formula(parameters):
     inv_freq, attention_factor = frequencies(parameters, head_dim=16)
     np.testing.assert_allclose(inv_freq, 10000.0 ** (-np.arange(8) / 8), rtol=2e-7)
@@ -123,17 +121,15 @@ BAD = [
     ),
     ({"rope_type": "default", "rope_theta": 5.0}, "rope_theta is given twice: 10000.0"),
     ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1 .*; got 0.5"),
-    ({"rope_type": "linear"}, "'factor' of rope type 'linear' must be a number >= 1; got nothing"),
-    ({"rope_type": "linear", "factor": 0.5}, "'factor' .* must be a number >= 1; got 0.5"),
-    ({"rope_type": "linear", "factor": "2"}, "'factor' .* must be a number >= 1; got '2'"),
+    ({"rope_type": "linear"}, "'factor' of rope type 'linear' must be a number in .*1e6.; got nothing"),
+    ({"rope_type": "linear", "factor": 0.5}, "'factor' .* must be a number in .*1e6.; got 0.5"),
+    ({"rope_type": "linear", "factor": "2"}, "'factor' .* must be a number in .*1e6.; got '2'"),
     ({"rope_type": "linear", "factor": True}, "'factor' .* got True"),
+    ({"rope_type": "linear", "factor": 1e7}, "'factor' .* must be a number in .*1e6.; got 10000000.0"),
     ({"rope_type": "linear", "factor": float("nan")}, "'factor' .* got nan"),
     ({"rope_type": "linear", "factor": float("inf")}, "'factor' .* got inf"),
-    ({"rope_type": "dynamic"}, "'factor' of rope type 'dynamic' must be a number >= 1; got nothing"),
-    *[
-        (without(LLAMA3, key), f"'{key}' of rope type 'llama3' must be .*; got nothing")
-        for key in list(LLAMA3)[1:]
-    ],
+    ({"rope_type": "dynamic"}, "'factor' of rope type 'dynamic' must be a number in .*1e6.; got nothing"),
+    *[(without(LLAMA3, key), f"'{key}' of rope type 'llama3' must be .*; got nothing") for key in list(LLAMA3)[1:]],
     ({**LLAMA3, "low_freq_factor": 0}, "'low_freq_factor' .* must be a number > 0; got 0"),
     (
         {**LLAMA3, "high_freq_factor": 1.0},
@@ -145,6 +141,7 @@ BAD = [
     ({**YARN, "attention_factor": 0}, "'attention_factor' .* must be a number > 0; got 0"),
     ({**YARN, "beta_slow": 0}, "'beta_slow' .* must be a number > 0; got 0"),
     ({**YARN, "beta_fast": 0.5}, r"'beta_fast' .* must be a number >= beta_slow \(1\); got 0.5"),
+    ({**YARN, "beta_slow": 5e-324}, "of type 'yarn' give frequencies that are not finite"),
     ({**YARN, "mscale": -1.0}, "'mscale' .* must be a number >= 0; got -1.0"),
     ({**YARN, "mscale_all_dim": "1"}, "'mscale_all_dim' .* got '1'"),
     ({**YARN, "truncate": 1}, "'truncate' .* must be true or false; got 1"),
@@ -155,7 +152,7 @@ BAD = [
     (without(LONGROPE, "long_factor"), "'long_factor' .* got nothing"),
     ({**LONGROPE, "long_factor": [1.0, 2.0]}, "'long_factor' .* = 4 numbers > 0; got 2 numbers"),
     ({**LONGROPE, "short_factor": [1.0, 1.0, 0.0, 1.0]}, r"'short_factor' .* got \[1.0, 1.0, 0.0, 1.0\]"),
-    ({**LONGROPE, "factor": 0.1}, "'factor' of rope type 'longrope' must be a number >= 1; got 0.1"),
+    ({**LONGROPE, "factor": 0.1}, "'factor' of rope type 'longrope' must be a number in .*1e6.; got 0.1"),
     ({**LONGROPE, "attention_factor": -1}, "'attention_factor' .* got -1"),
     ({**LONGROPE, "original_max_position_embeddings": 1}, "must be an integer in .*; got 1"),
 ]
@@ -194,7 +191,9 @@ def test_type_of_nothing_is_default():
     rope_type=st.sampled_from(sorted(VALID)),
     changes=st.dictionaries(
         st.sampled_from(
-            sorted(set().union(*VALID.values(), {"beta_fast", "beta_slow", "attention_factor", "mscale"}))
+            sorted(
+                set().union(*VALID.values(), {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"})
+            )
         ),
         st.one_of(
             st.none(),
@@ -210,9 +209,7 @@ def test_type_of_nothing_is_default():
     positions=st.integers(2, 2**31 - 1),
     max_model_len=st.integers(1, 2**31 - 1),
 )
-def test_any_parameters_give_finite_frequencies_or_a_config_error(
-    rope_type, changes, theta, positions, max_model_len
-):
+def test_any_parameters_give_finite_frequencies_or_a_config_error(rope_type, changes, theta, positions, max_model_len):
     parameters = {**VALID[rope_type], **without(changes, "rope_type")}
     try:
         inv_freq, attention_factor = frequencies(parameters, 8, theta, positions, max_model_len)

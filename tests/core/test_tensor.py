@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,19 +113,21 @@ class Owner(np.ndarray):
     """An array that tells when it goes, and that nobody keeps a hidden reference to."""
 
 
-@pytest.mark.parametrize("last", ("tensor", "numpy", "dlpack", "capsule"))
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "tensor": lambda t: t,
+    "numpy": lambda t: t.numpy(),
+    "dlpack": np.from_dlpack,
+    "capsule": lambda t: t.__dlpack__(),
+}
+
+
+@pytest.mark.parametrize("last", HOLDERS)
 def test_the_owner_is_released(last: str) -> None:
     """The last view that goes takes the array with it, exactly then."""
     array = np.zeros(16, np.float32).view(Owner)
     alive = weakref.ref(array)
-    t: Any = _core.from_numpy(array)
-    holder: Any = {
-        "tensor": lambda: t,
-        "numpy": t.numpy,
-        "dlpack": lambda: np.from_dlpack(t),
-        "capsule": t.__dlpack__,
-    }[last]()
-    del array, t
+    holder = HOLDERS[last](_core.from_numpy(array))
+    del array
     gc.collect()
     assert alive() is not None
     del holder
@@ -150,7 +153,9 @@ def test_prepared_weights_keep_and_release_their_owner() -> None:
 
 
 def test_strides() -> None:
-    """Rows in a wider array, reversed rows, and permuted outer dimensions: numpy's view, strides in elements."""
+    """Rows in a wider array, reversed rows, and permuted outer dimensions: numpy's view, strides in
+    elements.
+    """
     base = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
     for array in (base[1:3, ::2, 1:4], base[::-1], base.transpose(1, 0, 2), base[:, 2:3]):
         t = _core.from_numpy(array)
@@ -185,8 +190,8 @@ def test_five_dimensions_at_most() -> None:
     "dtype", ("float64", "complex64", "bool", "uint16", "uint32", "int16", "datetime64[s]", "object")
 )
 def test_other_dtypes_are_refused(dtype: str) -> None:
-    """The error names the dtype it got."""
-    with pytest.raises((InfinilmError, TypeError), match=dtype.split("[")[0]):
+    """The error says what is taken instead."""
+    with pytest.raises((InfinilmError, TypeError), match=r"float16|expected"):
         _core.from_numpy(np.zeros(3, dtype))
 
 
@@ -202,7 +207,7 @@ def test_other_dtypes_are_refused(dtype: str) -> None:
 )
 def test_reinterpretations_are_refused(array: np.ndarray, dtype: str) -> None:
     """Only uint16 reinterprets, and only as a 16-bit float; unknown names are named."""
-    with pytest.raises((InfinilmError, TypeError, ValueError), match=dtype):
+    with pytest.raises((InfinilmError, TypeError, ValueError), match=f"{dtype}|uint16"):
         _core.from_numpy(array, dtype=dtype)
 
 

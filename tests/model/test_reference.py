@@ -83,9 +83,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name"), [(wrong, name) for wrong, (_, names) in WRONG.items() for name in names]
-)
+@pytest.mark.parametrize(("wrong", "name"), [(wrong, name) for wrong, (_, names) in WRONG.items() for name in names])
 def test_a_golden_tells_wrong_math(wrong, name):
     config, weights, expected = load(name)
     facts = model_facts(config, int(expected["max_model_len"]))

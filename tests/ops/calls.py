@@ -1,8 +1,9 @@
-"""One small valid call of every op as a table of named operands, with the shapes of src/ops/backend.h as symbols.
+"""One small valid call of every op as a table of named operands, with the shapes of src/ops/backend.h as
+symbols.
 
-Used by tests that bend one operand at a time: wrong dtypes and shapes (test_bad_input.py), strides and addresses
-(test_memory.py). An operand's symbols repeat the header: one that appears twice in a call, or begins with "=" (tied
-to a scalar or to an expression), is checked by the op; the others are free.
+Used by tests that bend one operand at a time: wrong dtypes and shapes (test_bad_input.py), strides and
+addresses (test_memory.py). An operand's symbols repeat the header: one that appears twice in a call, or
+begins with "=" (tied to a scalar or to an expression), is checked by the op; the others are free.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """`invoke(backend, {name: Tensor})` runs op over the operands; `name` distinguishes variants of one op."""
+    """`invoke(backend, {name: Tensor})` runs op over the operands; `name` distinguishes variants of one
+    op.
+    """
 
     name: str
     op: str
@@ -59,9 +62,7 @@ class Call:
         ]
 
     def with_array(self, name: str, array: Array, dtype: str | None = None) -> Call:
-        bent = [
-            replace(o, array=array, dtype=dtype or o.dtype) if o.name == name else o for o in self.operands
-        ]
+        bent = [replace(o, array=array, dtype=dtype or o.dtype) if o.name == name else o for o in self.operands]
         return replace(self, operands=tuple(bent))
 
     def fresh(self) -> Call:
@@ -70,15 +71,9 @@ class Call:
 
     def run(self, b: Any, missing: tuple[str, ...] = ()) -> dict[str, Array]:
         """Runs over the operands as they are; returns copies of the outputs."""
-        tensors = {
-            o.name: None if o.name in missing else support.tensor(o.array, o.dtype) for o in self.operands
-        }
+        tensors = {o.name: None if o.name in missing else support.tensor(o.array, o.dtype) for o in self.operands}
         self.invoke(b, tensors)
         return {o.name: o.array.copy() for o in self.operands if o.output}
-
-
-def _out(*shape: int) -> Array:
-    return np.full(shape, np.nan, np.float32)
 
 
 def _method(op: str, *scalars: Any) -> Callable[[Any, dict[str, Any]], None]:
@@ -94,98 +89,166 @@ def _linear(kind: str) -> Callable[[Any, dict[str, Any]], None]:
     return invoke
 
 
-def all_calls(dtype: str = "float32", tokens: int = 5) -> list[Call]:
-    """Every op once or twice, weights and caches in `dtype`."""
-    rng = np.random.default_rng(20)
+T, D = "num_tokens", "hidden_size"
 
-    def x(name: str, *dims: str, shape: tuple[int, ...], **flags: bool) -> Operand:
-        return Operand(name, support.activations(rng, *shape), dims, "float32", **flags)
 
-    def w(name: str, *dims: str, shape: tuple[int, ...], **flags: bool) -> Operand:
-        return Operand(name, support.stored(rng, dtype, *shape), dims, dtype, **flags)
+class _Make:
+    """Operands with values from one generator: x activations, w weights in `dtype`, ints, and poisoned
+    outs.
+    """
 
-    def ints(name: str, values: Any, *dims: str, kind: str = "int32") -> Operand:
+    def __init__(self, dtype: str, tokens: int) -> None:
+        self.rng, self.dtype, self.tokens = np.random.default_rng(20), dtype, tokens
+
+    def x(self, name: str, *dims: str, shape: tuple[int, ...], **flags: bool) -> Operand:
+        return Operand(name, support.activations(self.rng, *shape), dims, "float32", **flags)
+
+    def w(self, name: str, *dims: str, shape: tuple[int, ...], **flags: bool) -> Operand:
+        return Operand(name, support.stored(self.rng, self.dtype, *shape), dims, self.dtype, **flags)
+
+    def ints(self, name: str, values: Any, *dims: str, kind: str = "int32") -> Operand:
         return Operand(name, np.array(values, kind), dims, kind)
 
-    def out(name: str, *dims: str, shape: tuple[int, ...]) -> Operand:
-        return Operand(name, _out(*shape), dims, "float32", output=True)
+    def out(self, name: str, *dims: str, shape: tuple[int, ...]) -> Operand:
+        return Operand(name, np.full(shape, np.nan, np.float32), dims, "float32", output=True)
 
-    t, d = "num_tokens", "hidden_size"
+
+def _row_calls(make: _Make) -> list[Call]:
+    x, w, ints, out, tokens = make.x, make.w, make.ints, make.out, make.tokens
     rows = (tokens, DIM)
-    calls = [
-        Call("embedding", "embedding", (
-            ints("ids", rng.integers(0, 7, tokens), t), w("table", "vocab_size", d, shape=(7, DIM)), out("out", t, d, shape=rows),
-        ), _method("embedding")),
-        Call("gather_rows", "gather_rows", (
-            x("x", t, d, shape=rows), ints("rows", [tokens - 1, 0, tokens // 2], "num_rows"), out("out", "num_rows", d, shape=(3, DIM)),
-        ), _method("gather_rows")),
-        Call("rms_norm", "rms_norm", (
-            x("x", t, d, shape=rows), w("weight", d, shape=(DIM,)), out("out", t, d, shape=rows),
-        ), _method("rms_norm", EPS)),
-        Call("add_rms_norm", "add_rms_norm", (
-            x("x", t, d, shape=rows), x("residual", t, d, shape=rows, output=True), w("weight", d, shape=(DIM,)),
-            out("out", t, d, shape=rows),
-        ), _method("add_rms_norm", EPS)),
-        Call("silu_mul", "silu_mul", (
-            x("gate_up", t, "=2 * intermediate_size", shape=(tokens, 2 * DIM)), out("out", t, "=intermediate_size", shape=rows),
-        ), _method("silu_mul")),
-        Call("rope_table", "rope_table", (
-            ints("positions", rng.integers(0, 99, tokens), t), x("inv_freq", "=rotary_dim / 2", shape=(4,)),
-            out("cos_sin", t, "=rotary_dim", shape=(tokens, 8)),
-        ), lambda b, t: b.rope_table(t["positions"], t["inv_freq"], 1.0, t["cos_sin"])),
-    ]  # fmt: skip
-    n = "out_features"
+
+    def simple(op: str, *operands: Operand, scalars: tuple[float, ...] = ()) -> Call:
+        return Call(op, op, operands, _method(op, *scalars))
+
+    rope = (
+        ints("positions", make.rng.integers(0, 99, tokens), T),
+        x("inv_freq", "=rotary_dim / 2", shape=(4,)),
+        out("cos_sin", T, "=rotary_dim", shape=(tokens, 8)),
+    )
+    return [
+        simple(
+            "embedding",
+            ints("ids", make.rng.integers(0, 7, tokens), T),
+            w("table", "vocab_size", D, shape=(7, DIM)),
+            out("out", T, D, shape=rows),
+        ),
+        simple(
+            "gather_rows",
+            x("x", T, D, shape=rows),
+            ints("rows", [tokens - 1, 0, tokens // 2], "num_rows"),
+            out("out", "num_rows", D, shape=(3, DIM)),
+        ),
+        simple(
+            "rms_norm",
+            x("x", T, D, shape=rows),
+            w("weight", D, shape=(DIM,)),
+            out("out", T, D, shape=rows),
+            scalars=(EPS,),
+        ),
+        simple(
+            "add_rms_norm",
+            x("x", T, D, shape=rows),
+            x("residual", T, D, shape=rows, output=True),
+            w("weight", D, shape=(DIM,)),
+            out("out", T, D, shape=rows),
+            scalars=(EPS,),
+        ),
+        simple(
+            "silu_mul",
+            x("gate_up", T, "=2 * intermediate_size", shape=(tokens, 2 * DIM)),
+            out("out", T, "=intermediate_size", shape=rows),
+        ),
+        Call(
+            "rope_table",
+            "rope_table",
+            rope,
+            lambda b, t: b.rope_table(t["positions"], t["inv_freq"], 1.0, t["cos_sin"]),
+        ),
+    ]
+
+
+def _linear_calls(make: _Make) -> list[Call]:
+    x, w, out, tokens = make.x, make.w, make.out, make.tokens
+    calls = []
     for kind, first, second, total in (("plain", 15, 33, 48), ("silu_mul", 33, 33, 33)):
-        one, two = (n, n) if kind == "silu_mul" else ("n0", "n1")
-        calls.append(Call(f"linear-{kind}", "linear", (
-            x("x", t, "in_features", shape=rows),
-            w("weight0", one, "in_features", shape=(first, DIM)), w("bias0", one, shape=(first,), optional=True),
-            w("weight1", two, "in_features", shape=(second, DIM)), w("bias1", two, shape=(second,), optional=True),
-            x("residual", t, "=out_features", shape=(tokens, total), optional=True), out("out", t, "=out_features", shape=(tokens, total)),
-        ), _linear(kind)))  # fmt: skip
+        one, two = ("n", "n") if kind == "silu_mul" else ("n0", "n1")
+        operands = (
+            x("x", T, "in_features", shape=(tokens, DIM)),
+            w("weight0", one, "in_features", shape=(first, DIM)),
+            w("bias0", one, shape=(first,), optional=True),
+            w("weight1", two, "in_features", shape=(second, DIM)),
+            w("bias1", two, shape=(second,), optional=True),
+            x("residual", T, "=out_features", shape=(tokens, total), optional=True),
+            out("out", T, "=out_features", shape=(tokens, total)),
+        )
+        calls.append(Call(f"linear-{kind}", "linear", operands, _linear(kind)))
+    return calls
 
-    heads, kv_heads, head_dim = 4, 2, 8
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+CACHE = ("num_blocks", "=num_kv_heads", "block_size", "=head_dim")
+
+
+def _store_kv(b: Any, t: dict[str, Any]) -> None:
+    norms = t.get("q_norm"), t.get("k_norm")
+    heads = HEADS, KV_HEADS, HEAD_DIM
+    tensors = t["qkv"], t["cos_sin"], *norms, t["slot_mapping"], t["k_cache"], t["v_cache"]
+    b.qk_norm_rope_store_kv(*tensors, *heads, EPS)
+
+
+def _cache_calls(make: _Make) -> list[Call]:
+    x, w, ints, out, tokens = make.x, make.w, make.ints, make.out, make.tokens
     block = 3 if tokens <= 5 else 20
-    cache = ("num_blocks", "=num_kv_heads", "block_size", "=head_dim")
-    shape = (5, kv_heads, block, head_dim)
-    nan_cache = store(np.full(shape, np.nan), dtype)
-    for norms in (True, False):
-        width = (heads + 2 * kv_heads) * head_dim
-        scales = (w("q_norm", "=head_dim", shape=(8,)), w("k_norm", "=head_dim", shape=(8,))) if norms else ()
-
-        def store_kv(b: Any, t: dict[str, Any]) -> None:
-            b.qk_norm_rope_store_kv(
-                t["qkv"], t["cos_sin"], t.get("q_norm"), t.get("k_norm"), t["slot_mapping"], t["k_cache"], t["v_cache"],
-                4, 2, 8, EPS,
-            )  # fmt: skip
-
-        calls.append(Call(f"qk_norm_rope_store_kv-{'norms' if norms else 'plain'}", "qk_norm_rope_store_kv", (
-            x("qkv", t, "=qkv_size", shape=(tokens, width), output=True),
-            x("cos_sin", t, "rotary_dim", shape=(tokens, 6)), *scales,
-            ints("slot_mapping", [7 * i % (5 * block) if i != 2 else -1 for i in range(tokens)], t, kind="int64"),
-            Operand("k_cache", nan_cache.copy(), cache, dtype, output=True),
-            Operand("v_cache", nan_cache.copy(), cache, dtype, output=True),
-        ), store_kv))  # fmt: skip
+    shape = (5, KV_HEADS, block, HEAD_DIM)
+    empty = store(np.full(shape, np.nan), make.dtype)
+    slots = [7 * i % (5 * block) if i != 2 else -1 for i in range(tokens)]
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    calls = []
+    for name in ("norms", "plain"):
+        norms = [w(n, "=head_dim", shape=(HEAD_DIM,)) for n in ("q_norm", "k_norm")]
+        operands = (
+            x("qkv", T, "=qkv_size", shape=(tokens, width), output=True),
+            x("cos_sin", T, "rotary_dim", shape=(tokens, 6)),
+            *(norms if name == "norms" else ()),
+            ints("slot_mapping", slots, T, kind="int64"),
+            Operand("k_cache", empty.copy(), CACHE, make.dtype, output=True),
+            Operand("v_cache", empty.copy(), CACHE, make.dtype, output=True),
+        )
+        calls.append(Call(f"qk_norm_rope_store_kv-{name}", "qk_norm_rope_store_kv", operands, _store_kv))
 
     queries = [0, tokens - 2, tokens - 1, tokens] if tokens > 2 else [0, 0, 0, tokens]
-    calls.append(Call("paged_attention", "paged_attention", (
-        x("q", t, "=num_heads", "=head_dim", shape=(tokens, heads, head_dim)),
-        w("k_cache", *cache, shape=shape), w("v_cache", *cache, shape=shape),
+    operands = (
+        x("q", T, "=num_heads", "=head_dim", shape=(tokens, HEADS, HEAD_DIM)),
+        w("k_cache", *CACHE, shape=shape),
+        w("v_cache", *CACHE, shape=shape),
         ints("block_table", [[2, 0], [4, 1], [3, -1]], "num_seqs", "max_blocks_per_seq"),
-        ints("cu_seqlens_q", queries, "=num_seqs + 1"), ints("context_lens", [max(4, tokens - 2), 6, 2], "num_seqs"),
-        out("out", t, "=num_heads", "=head_dim", shape=(tokens, heads, head_dim)),
-    ), _method("paged_attention", 0.25, 0)))  # fmt: skip
+        ints("cu_seqlens_q", queries, "=num_seqs + 1"),
+        ints("context_lens", [max(4, tokens - 2), 6, 2], "num_seqs"),
+        out("out", T, "=num_heads", "=head_dim", shape=(tokens, HEADS, HEAD_DIM)),
+    )
+    return [*calls, Call("paged_attention", "paged_attention", operands, _method("paged_attention", 0.25, 0))]
 
-    def per_row(name: str, values: Any, kind: str = "float32") -> Operand:
-        return Operand(name, np.resize(np.array(values, kind), tokens), ("num_rows",), kind)
 
-    calls.append(Call("sample", "sample", (
-        x("logits", "num_rows", "vocab_size", shape=(tokens, 33)),
-        per_row("temperature", [0, 1, 0.7]), per_row("top_k", [0, 5, -1], "int32"), per_row("top_p", [1, 0.9]),
-        per_row("min_p", [0, 0, 0, 0.1]), per_row("random_val", [0.3, 0.8, 0.1, 0.99]),
-        Operand("ids", np.full(tokens, -7, np.int32), ("num_rows",), "int32", output=True),
-    ), _method("sample")))  # fmt: skip
-    return calls
+def _sample_call(make: _Make) -> Call:
+    def per_row(name: str, values: list[float], kind: str = "float32") -> Operand:
+        return Operand(name, np.resize(np.array(values, kind), make.tokens), ("num_rows",), kind)
+
+    operands = (
+        make.x("logits", "num_rows", "vocab_size", shape=(make.tokens, 33)),
+        per_row("temperature", [0, 1, 0.7]),
+        per_row("top_k", [0, 5, -1], "int32"),
+        per_row("top_p", [1, 0.9]),
+        per_row("min_p", [0, 0, 0, 0.1]),
+        per_row("random_val", [0.3, 0.8, 0.1, 0.99]),
+        Operand("ids", np.full(make.tokens, -7, np.int32), ("num_rows",), "int32", output=True),
+    )
+    return Call("sample", "sample", operands, _method("sample"))
+
+
+def all_calls(dtype: str = "float32", tokens: int = 5) -> list[Call]:
+    """Every op once or twice, weights and caches in `dtype`."""
+    make = _Make(dtype, tokens)
+    return [*_row_calls(make), *_linear_calls(make), *_cache_calls(make), _sample_call(make)]
 
 
 CALLS = {str(call): call for call in all_calls()}

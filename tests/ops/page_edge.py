@@ -1,4 +1,5 @@
-"""Runs every op with each operand in turn against an inaccessible page. Called by test_memory.py as a process.
+"""Runs every op with each operand in turn against an inaccessible page. Called by test_memory.py as a
+process.
 
 usage: page_edge.py ISA DTYPE THREADS; prints what it is about to do, so that the last line of a crash tells.
 """
@@ -24,7 +25,9 @@ _keep: list[mmap.mmap] = []
 
 
 def at_edge(array: Array, end: bool) -> Array:
-    """A copy whose last byte is the last before an inaccessible page (end), or whose first is the first after one."""
+    """A copy whose last byte is the last before an inaccessible page (end), or whose first is the first after
+    one.
+    """
     page = mmap.PAGESIZE
     pages = -(-max(array.nbytes, 1) // page)
     memory = mmap.mmap(-1, (pages + 2) * page)

@@ -1,8 +1,8 @@
 """Helpers of the op tests: backends, tolerances, framed arrays, and the cases hypothesis draws.
 
-Hypothesis draws shapes, strides and a seed; numpy makes the values from the seed. Everything an op reads lies in a
-larger buffer full of NaN (or absurd integers), everything it writes in a buffer full of sentinels: a stray read
-shows in the result, a stray write in the frame.
+Hypothesis draws shapes, strides and a seed; numpy makes the values from the seed. Everything an op reads lies
+in a larger buffer full of NaN (or absurd integers), everything it writes in a buffer full of sentinels: a
+stray read shows in the result, a stray write in the frame.
 """
 
 from __future__ import annotations
@@ -53,21 +53,23 @@ def tensor(array: Array | None, dtype: str | None = None) -> Any:
     return _core.from_numpy(array, dtype=dtype if array.dtype == np.uint16 else None)
 
 
-# ------------------------------------------------------------------------------------------------------- comparison
+# ------------------------------------------------------------------------------------------------- comparison
 
 UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}  # unit roundoff: half the spacing at 1
 SMALLEST_NORMAL = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
 
 
 def tolerance(dtype: str, length: int) -> float:
-    """The relative error allowed to a float32 reduction over `length` terms whose result is stored in `dtype`.
+    """The relative error allowed to a float32 reduction over `length` terms whose result is stored in
+    `dtype`.
 
     With u = 2^-24, adding `length` independent terms of size s one after another rounds partial sums of size
-    s sqrt(k): the errors add up to u s sqrt(sum k) = u s length / sqrt(2), that is u sqrt(length / 2) of the result's
-    own size s sqrt(length). Vector lanes and blocks only lower it. 8 u (1 + sqrt(length)) is therefore about eleven
-    standard deviations, and its constant part covers exp, rsqrt, division and the few roundings around the sum.
-    Storing adds half a unit in the last place of `dtype`, doubled for a double rounding.
-    A product rounded to bfloat16 (2^-9) where float32 was promised exceeds it about a hundredfold at length 989.
+    s sqrt(k): the errors add up to u s sqrt(sum k) = u s length / sqrt(2), that is u sqrt(length / 2) of the
+    result's own size s sqrt(length). Vector lanes and blocks only lower it. 8 u (1 + sqrt(length)) is
+    therefore about eleven standard deviations, and its constant part covers exp, rsqrt, division and the few
+    roundings around the sum. Storing adds half a unit in the last place of `dtype`, doubled for a double
+    rounding. A product rounded to bfloat16 (2^-9) where float32 was promised exceeds it about a hundredfold
+    at length 989.
     """
     stored = 0.0 if dtype == "float32" else 2 * UNIT[dtype]
     return stored + 8 * UNIT["float32"] * (1 + length**0.5)
@@ -78,8 +80,9 @@ def assert_close(
 ) -> None:
     """Both the relative norm and the worst element are within `tolerance`; NaN and infinity never pass.
 
-    scale: the size of what was rounded, per element, where cancellation makes the result smaller than its terms.
-    An element may err by four times the norm's share of its scale; below the smallest normal number, absolutely.
+    scale: the size of what was rounded, per element, where cancellation makes the result smaller than its
+    terms. An element may err by four times the norm's share of its scale; below the smallest normal number,
+    absolutely.
     """
     got = np.asarray(got, np.float64)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
@@ -115,12 +118,10 @@ def assert_bitwise(got: Array, want: Array, what: str = "out") -> None:
     if different.any():
         at = tuple(np.argwhere(different)[0].tolist())
         count = np.count_nonzero(different)
-        raise AssertionError(
-            f"{what}: {count} of {got.size} differ, first at {at}: {got[at]!r} != {want[at]!r}"
-        )
+        raise AssertionError(f"{what}: {count} of {got.size} differ, first at {at}: {got[at]!r} != {want[at]!r}")
 
 
-# ----------------------------------------------------------------------------------------------------------- frames
+# ----------------------------------------------------------------------------------------------------- frames
 
 POISON: dict[str, Any] = {"f": np.nan, "u": 0x7FC1, "i": -0x5EADBEEF}  # 0x7fc1: a bfloat16 NaN
 SENTINEL: dict[str, Any] = {"f": -12345.0, "u": 0xC0DE, "i": 0x1234567}
@@ -129,8 +130,9 @@ SENTINEL: dict[str, Any] = {"f": -12345.0, "u": 0xC0DE, "i": 0x1234567}
 class Framed:
     """A view of `shape` inside a wider 2-d buffer: two rows more, `pad` columns left and right.
 
-    Trailing dimensions past the first are one contiguous row ([num_tokens, num_heads, head_dim] keeps its heads
-    together); 1-d arrays lie in a single row. `view` starts as `values`, or poisoned where there are none.
+    Trailing dimensions past the first are one contiguous row ([num_tokens, num_heads, head_dim] keeps its
+    heads together); 1-d arrays lie in a single row. `view` starts as `values`, or poisoned where there are
+    none.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, pad: tuple[int, int], edge: Any) -> None:
@@ -152,7 +154,9 @@ def framed(values: Array, pad: tuple[int, int] = (0, 0)) -> Array:
 
 
 class Output(Framed):
-    """An output: poisoned with NaN (or holding `values`), in a frame of sentinels that `check` finds unchanged."""
+    """An output: poisoned with NaN (or holding `values`), in a frame of sentinels that `check` finds
+    unchanged.
+    """
 
     def __init__(
         self,
@@ -177,11 +181,13 @@ class Output(Framed):
         assert_bitwise(self.buffer, self.before, "output of a refused call")
 
 
-# ----------------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------------- values
 
 
 def activations(rng: np.random.Generator, *shape: int, magnitude: int = 0, outliers: bool = False) -> Array:
-    """float32 normal values times 2^magnitude; with outliers one column is 100 times larger, as in real models."""
+    """float32 normal values times 2^magnitude; with outliers one column is 100 times larger, as in real
+    models.
+    """
     x = rng.standard_normal(shape).astype(np.float32) * np.float32(2.0**magnitude)
     if outliers and x.size:
         x[..., int(rng.integers(shape[-1]))] *= 100
@@ -195,7 +201,9 @@ def stored(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0
 
 @dataclass(frozen=True)
 class Rows:
-    """A case of an op over rows: [num_tokens, size], padding of input and output rows, and where values come from."""
+    """A case of an op over rows: [num_tokens, size], padding of input and output rows, and where values come
+    from.
+    """
 
     num_tokens: int
     size: int
@@ -209,21 +217,21 @@ class Rows:
         return np.random.default_rng(self.seed)
 
     def x(self, rng: np.random.Generator, size: int | None = None) -> Array:
-        return activations(
-            rng, self.num_tokens, size or self.size, magnitude=self.magnitude, outliers=self.outliers
-        )
+        return activations(rng, self.num_tokens, size or self.size, magnitude=self.magnitude, outliers=self.outliers)
 
 
 def rows(num_tokens: st.SearchStrategy[int] = batches, size: st.SearchStrategy[int] = sizes) -> Any:
     return st.builds(Rows, num_tokens, size, pads, pads, st.sampled_from((0, -12, 12)), st.booleans(), seeds)
 
 
-# ------------------------------------------------------------------------------------------------------ call helpers
-# Each takes plain arrays, frames them, calls the op, checks frames and inputs, and returns copies of the results.
+# ----------------------------------------------------------------------------------------------- call helpers
+# Each takes plain arrays, frames them, calls the op, checks frames and inputs, and returns copies of the
+# results.
 
 
 def call(b: Any, op: str, *arguments: Any) -> None:
-    """b.<op>(...), with arrays turned into tensors; (array, dtype) pairs for stored arrays, Output for outputs.
+    """b.<op>(...), with arrays turned into tensors; (array, dtype) pairs for stored arrays, Output for
+    outputs.
 
     Afterwards every input holds the bytes it held before.
     """
@@ -246,7 +254,9 @@ def call(b: Any, op: str, *arguments: Any) -> None:
 
 @dataclass
 class LinearCase:
-    """Weights of a linear layer: `outs` are the out_features of its parts, `biases` which of them have one."""
+    """Weights of a linear layer: `outs` are the out_features of its parts, `biases` which of them have
+    one.
+    """
 
     in_features: int
     outs: tuple[int, ...]
@@ -293,11 +303,11 @@ class LinearCase:
 def linear_cases(
     dtype: str, in_features: Any = sizes, outs: Any = sizes, kinds: tuple[str, ...] = ("plain", "silu_mul")
 ) -> Any:
-    """Plain layers of one to three parts and silu_mul layers, biases on some parts, weights at odd addresses."""
+    """Plain layers of one to three parts and silu_mul layers, biases on some parts, weights at odd
+    addresses.
+    """
 
-    def build(
-        features: int, out: list[int], bias: list[bool], kind: str, offset: int, seed: int
-    ) -> LinearCase:
+    def build(features: int, out: list[int], bias: list[bool], kind: str, offset: int, seed: int) -> LinearCase:
         parts = (out[0], out[0]) if kind == "silu_mul" else tuple(out)
         return LinearCase(features, parts, tuple(bias[: len(parts)]), kind, dtype, offset, seed)
 

@@ -46,7 +46,9 @@ class Case:
 
 
 class Values:
-    """q per sequence [queries, num_heads, head_dim]; k and v per sequence, stored, [context, num_kv_heads, head_dim]."""
+    """q per sequence [queries, num_heads, head_dim]; k and v per sequence, stored, [context, num_kv_heads,
+    head_dim].
+    """
 
     def __init__(self, case: Case, dtype: str) -> None:
         rng = np.random.default_rng(case.seed)
@@ -73,7 +75,8 @@ class Values:
 
 
 class Layout:
-    """Caches that hold the values in shuffled blocks of `block_size`, every other slot NaN; unused table entries -1.
+    """Caches that hold the values in shuffled blocks of `block_size`, every other slot NaN; unused table
+    entries -1.
 
     block_size 0: the static layout, one block per sequence, as long as the longest context and then some.
     """
@@ -93,9 +96,7 @@ class Layout:
         _, kv_heads = values.case.heads
         shape = (num_blocks, kv_heads, self.block_size, values.case.head_dim)
         kind = values.k[0].dtype
-        frames = [
-            framed(np.full((1, int(np.prod(shape))), support.POISON[kind.kind], kind), (2, 3)) for _ in "kv"
-        ]
+        frames = [framed(np.full((1, int(np.prod(shape))), support.POISON[kind.kind], kind), (2, 3)) for _ in "kv"]
         self.caches = [f.reshape(shape) for f in frames]
         taken = 0
         for s, context in enumerate(contexts):
@@ -108,9 +109,7 @@ class Layout:
                 cache[blocks[positions // self.block_size], :, positions % self.block_size] = rows[:filled]
 
 
-def attend(
-    b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tuple[int, int] = (0, 0)
-) -> list[Array]:
+def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tuple[int, int] = (0, 0)) -> list[Array]:
     """One call over `chunks`; q lies in a wider row, as in qkv. Returns out per chunk."""
     case = values.case
     heads, _ = case.heads
@@ -120,10 +119,10 @@ def attend(
     ends = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in chunks]
     table = framed(layout.table[[s for s, _, _ in chunks]], pad)
     out = Output((len(q), heads, case.head_dim), pad=pad)
-    call(
-        b, "paged_attention", framed(q, pad[::-1]), *((c, values.dtype) for c in layout.caches), table,
-        framed(edges.astype(np.int32)), framed(np.array(ends, np.int32)), out, case.softmax_scale, case.sliding_window,
-    )  # fmt: skip
+    lengths_and_edges = framed(edges.astype(np.int32)), framed(np.array(ends, np.int32))
+    caches = [(cache, values.dtype) for cache in layout.caches]
+    scalars = case.softmax_scale, case.sliding_window
+    call(b, "paged_attention", framed(q, pad[::-1]), *caches, table, *lengths_and_edges, out, *scalars)
     return np.split(out.check(), edges[1:-1])
 
 
@@ -136,9 +135,17 @@ def steps(b: Any, values: Values, layout: Layout, plan: list[list[Chunk]]) -> Ar
     return np.concatenate(parts)
 
 
-def sequences(longest: int = 500, most_queries: int = 64, most: int = 5) -> Any:
-    """Lists of (context, queries): decodes, whole prompts, chunks of prompts, and now and then no query at all."""
-    contexts = st.sampled_from([n for n in support.SIZES if n <= longest])
+# Kernels take keys in chunks whose size is a power of two: contexts on both sides of such a boundary.
+LONG = (1, 7, 31, 128, 255, 256, 257, 500, 513, 989)
+
+
+def sequences(
+    lengths: tuple[int, ...] = support.SIZES, longest: int = 500, most_queries: int = 64, most: int = 5
+) -> Any:
+    """Lists of (context, queries): decodes, whole prompts, chunks of prompts, and now and then no query at
+    all.
+    """
+    contexts = st.sampled_from([n for n in lengths if n <= longest])
 
     def build(drawn: list[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]:
         out = []
@@ -151,7 +158,7 @@ def sequences(longest: int = 500, most_queries: int = 64, most: int = 5) -> Any:
     return st.lists(st.tuples(contexts, queries, st.integers(0, 4)), min_size=1, max_size=most).map(build)
 
 
-def cases(**limits: int) -> Any:
+def cases(**limits: Any) -> Any:
     return st.builds(
         Case,
         st.sampled_from(HEADS),
@@ -169,7 +176,9 @@ block_sizes = st.sampled_from((0, 1, 2, 3, 7, 8, 16, 19, 31, 32))
 @every_backend
 @given(case=cases(), block_size=block_sizes)
 def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, block_size: int) -> None:
-    """Prefill, chunked prefill and decode in one call, any head layout, windows, odd strides; NaN where nobody looks."""
+    """Prefill, chunked prefill and decode in one call, any head layout, windows, odd strides; NaN where
+    nobody looks.
+    """
     assume(any(n for _, n in case.sequences))
     values = Values(case, dtype)
     layout = Layout(values, block_size, case.seed)
@@ -182,14 +191,14 @@ def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, bloc
 @each_isa
 @each_dtype
 @given(
-    case=cases(longest=989, most_queries=64, most=3),
+    case=cases(lengths=LONG, longest=989, most_queries=64, most=3),
     block_size=block_sizes,
     cuts=st.lists(st.floats(0, 1), min_size=1, max_size=4),
 )
-def test_cutting_the_work_changes_nothing(
-    isa: str, dtype: str, case: Case, block_size: int, cuts: list[float]
-) -> None:
-    """Whole = alone = in chunks = token by token = shuffled order = any layout = any number of threads, bit for bit."""
+def test_cutting_the_work_changes_nothing(isa: str, dtype: str, case: Case, block_size: int, cuts: list[float]) -> None:
+    """Whole = alone = in chunks = token by token = shuffled order = any layout = any number of threads, bit
+    for bit.
+    """
     assume(any(n for _, n in case.sequences))
     values = Values(case, dtype)
     one, two, three = (backend(isa, threads) for threads in support.THREADS)
@@ -204,8 +213,7 @@ def test_cutting_the_work_changes_nothing(
 
     edges = [sorted({0, n, *(round(c * n) for c in cuts)}) for _, n in case.sequences]
     chunked = [
-        [(s, e[i], e[i + 1]) for s, e in enumerate(edges) if i + 1 < len(e)]
-        for i in range(max(map(len, edges)) - 1)
+        [(s, e[i], e[i + 1]) for s, e in enumerate(edges) if i + 1 < len(e)] for i in range(max(map(len, edges)) - 1)
     ]
     assert_bitwise(steps(two, values, layout, chunked), want, f"chunks cut at {edges}")
     single = [
@@ -256,7 +264,9 @@ def test_keys_outside_the_window_are_not_read(
     queries: int,
     seed: int,
 ) -> None:
-    """NaN in the slots that no window reaches; a window as long as the context changes nothing, bit for bit."""
+    """NaN in the slots that no window reaches; a window as long as the context changes nothing, bit for
+    bit.
+    """
     case = Case(heads, head_dim, ((context, queries),), window, seed)
     values = Values(case, dtype)
     want, magnitude = values.expected()
@@ -299,6 +309,20 @@ def test_many_sequences(isa: str, dtype: str) -> None:
     for threads in support.THREADS:
         got = np.concatenate(attend(backend(isa, threads), values, layout, values.whole()))
         assert_bitwise(got, want, f"{threads} threads")
+
+
+@each_isa
+@each_dtype
+def test_more_work_than_is_worth_splitting(isa: str, dtype: str) -> None:
+    """64 queries of 64 heads over nine chunks of keys, whole and one by one: kernels may cut these
+    differently.
+    """
+    values = Values(Case((64, 2), 8, ((2304, 64),), 0, 13), dtype)
+    layout = Layout(values, 16, 2)
+    want = np.concatenate(attend(backend(isa, 2), values, layout, values.whole()))
+    for step in (1, 31):
+        plan = [[(0, i, min(i + step, 64))] for i in range(0, 64, step)]
+        assert_bitwise(steps(backend(isa, 2), values, layout, plan), want, f"{step} queries at a time")
 
 
 @each_isa

@@ -1,4 +1,6 @@
-"""Bad input to every op: the error names op, argument, expected and got; nothing is written; the backend lives on."""
+"""Bad input to every op: the error names op, argument, expected and got; nothing is written; the backend
+lives on.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference.ops import load
 
 from infinilm import _core
 from infinilm.errors import InfinilmError
@@ -27,7 +30,8 @@ def b(request: pytest.FixtureRequest) -> Any:
 
 
 def refuse(b: Any, call: Call, argument: str | None, expected: str = "", **kwargs: Any) -> str:
-    """The call fails with an InfinilmError that begins with the op and names the argument; outputs stay as they were.
+    """The call fails with an InfinilmError that begins with the op and names the argument; outputs stay as
+    they were.
 
     Then the good call still gives the good result.
     """
@@ -98,7 +102,9 @@ def test_wrong_number_of_dimensions(b: Any, name: str, operand: str) -> None:
 
 @pytest.mark.parametrize(("name", "operand", "dim"), DIMS)
 def test_wrong_size(b: Any, name: str, operand: str, dim: int) -> None:
-    """One dimension too large by one: the message holds the size or shape that was given and the op's name."""
+    """One dimension too large by one: the message holds the size or shape that was given and the op's
+    name.
+    """
     call = CALLS[name].fresh()
     array = widened(call.operand(operand).array, dim)
     # The mismatch may be found at another operand, which then names this one as the source.
@@ -132,9 +138,7 @@ def test_one_norm_without_the_other(b: Any, missing: str) -> None:
     refuse(b, CALLS["qk_norm_rope_store_kv-norms"].fresh(), "[qk]_norm", missing=(missing,))
 
 
-@pytest.mark.parametrize(
-    ("name", "operand"), [(c, n) for c, n in TENSORS if len(CALLS[c].operand(n).dims) == 2]
-)
+@pytest.mark.parametrize(("name", "operand"), [(c, n) for c, n in TENSORS if len(CALLS[c].operand(n).dims) == 2])
 def test_last_dimension_must_be_contiguous(b: Any, name: str, operand: str) -> None:
     """Every second column of a wider array is refused, by from_numpy or by the op, never misread."""
     call = CALLS[name].fresh()
@@ -194,9 +198,7 @@ def scalars(name: str, *values: Any) -> Call:
     return replace(call, invoke=invoke)
 
 
-@pytest.mark.parametrize(
-    "heads", ((3, 2, 8), (4, 2, 9), (4, 0, 8), (0, 2, 8), (-4, 2, 8), (4, 2, 0), (5, 2, 8))
-)
+@pytest.mark.parametrize("heads", ((3, 2, 8), (4, 2, 9), (4, 0, 8), (0, 2, 8), (-4, 2, 8), (4, 2, 0), (5, 2, 8)))
 def test_head_counts(b: Any, heads: tuple[int, int, int]) -> None:
     """num_heads a multiple of num_kv_heads, all positive, and in agreement with qkv and the caches."""
     refuse(b, scalars("qk_norm_rope_store_kv-plain", *heads, 1e-6), None)
@@ -226,9 +228,7 @@ def test_cache_dtypes_agree(b: Any) -> None:
     """One cache bfloat16, the other float32."""
     for name in ("paged_attention", "qk_norm_rope_store_kv-plain"):
         call = CALLS[name].fresh()
-        bent = call.with_array(
-            "v_cache", np.zeros(call.operand("v_cache").array.shape, np.uint16), "bfloat16"
-        )
+        bent = call.with_array("v_cache", np.zeros(call.operand("v_cache").array.shape, np.uint16), "bfloat16")
         refuse(b, bent, "[kv]_cache", "bfloat16")
 
 
@@ -264,7 +264,7 @@ def test_parts_of_different_dtype(b: Any) -> None:
         assert re.search(r"prepare_linear: .*(bfloat16.*float32|float32.*bfloat16)", str(error)), str(error)
         return
     x = support.activations(rng, 2, 8)
-    want = np.concatenate([x @ first.T, x @ support.load(second, "bfloat16").T], axis=1).astype(np.float64)
+    want = np.concatenate([x @ first.T, x @ load(second, "bfloat16").T], axis=1).astype(np.float64)
     support.assert_close(support.run_linear(b, weight, x, 7), want, length=8, scale=1 + np.abs(want))
 
 

@@ -21,7 +21,9 @@ widths = st.sampled_from([n for n in support.SIZES if n <= 500])
 def test_matches_the_oracle(
     isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows, with_residual: bool, in_place: bool
 ) -> None:
-    """Both kinds, one to three parts, biases on some, odd strides and addresses, residual apart and in place."""
+    """Both kinds, one to three parts, biases on some, odd strides and addresses, residual apart and in
+    place.
+    """
     layer = data.draw(linear_cases(dtype, st.just(case.size), widths))
     b, rng = backend(isa, threads), case.rng()
     x = case.x(rng)
@@ -36,9 +38,7 @@ def test_matches_the_oracle(
         case.pad_out,
         with_residual and in_place,
     )
-    want, scale = layer.expected(
-        x.astype(np.float64), None if residual is None else residual.astype(np.float64)
-    )
+    want, scale = layer.expected(x.astype(np.float64), None if residual is None else residual.astype(np.float64))
     support.assert_close(got, want, length=case.size, scale=scale)
 
 
@@ -62,7 +62,9 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(
     compute: str,
     with_residual: bool,
 ) -> None:
-    """70 rows alone, in batches of 2, 5, 16, 17, 40 and all together, by 1, 2 and 3 threads: the same bits."""
+    """70 rows alone, in batches of 2, 5, 16, 17, 40 and all together, by 1, 2 and 3 threads: the same
+    bits.
+    """
     parts = (outs[0], outs[0]) if kind == "silu_mul" else tuple(outs)
     layer = support.LinearCase(features, parts, (True,) * len(parts), kind, dtype, 1, layer_seed)
     rng = np.random.default_rng(layer_seed)
@@ -79,15 +81,14 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(
                 chosen = slice(begin, min(begin + batch, 70))
                 part = None if residual is None else residual[chosen]
                 got = support.run_linear(b, weight, x[chosen], layer.out_features, part)
-                support.assert_bitwise(
-                    got, want[chosen], f"rows {chosen} in a batch of {batch}, {threads} threads"
-                )
+                support.assert_bitwise(got, want[chosen], f"rows {chosen} in a batch of {batch}, {threads} threads")
 
 
 @every_backend
 @given(data=st.data(), case=rows(size=st.sampled_from((1, 7, 16, 33, 111, 128, 500))))
 def test_bfloat16_compute(isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows) -> None:
-    """compute_dtype="bfloat16" rounds x to bfloat16 for bfloat16 weights where the machine has the instruction.
+    """compute_dtype="bfloat16" rounds x to bfloat16 for bfloat16 weights where the machine has the
+    instruction.
 
     Everywhere else it changes nothing, bit for bit. Nowhere is anything but x rounded.
     """
@@ -95,9 +96,7 @@ def test_bfloat16_compute(isa: str, dtype: str, threads: int, data: st.DataObjec
     exact, b = backend(isa, threads), backend(isa, threads, "bfloat16")
     x = case.x(case.rng())
     got = support.run_linear(b, layer.prepare(b), x, layer.out_features, None, case.pad_in, case.pad_out)
-    plain = support.run_linear(
-        exact, layer.prepare(exact), x, layer.out_features, None, case.pad_in, case.pad_out
-    )
+    plain = support.run_linear(exact, layer.prepare(exact), x, layer.out_features, None, case.pad_in, case.pad_out)
     if np.array_equal(support.bits(got), support.bits(plain)):
         return
     assert dtype == "bfloat16", f"x was rounded for {dtype} weights"

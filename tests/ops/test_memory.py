@@ -25,7 +25,9 @@ def the_call(name: str, dtype: str) -> Call:
 
 
 def gap(array: Array, dim: int) -> Array:
-    """The same values with gaps between the slices of `dim`: its stride is larger than what lies inside it."""
+    """The same values with gaps between the slices of `dim`: its stride is larger than what lies inside
+    it.
+    """
     shape = list(array.shape)
     inner = dim + 1
     shape[inner] += 3
@@ -39,7 +41,9 @@ def gap(array: Array, dim: int) -> Array:
 @each_dtype
 @each_call
 def test_strides_are_honoured_or_refused(isa: str, dtype: str, name: str) -> None:
-    """Gaps at every level of every operand, and rows in reverse: the same bits, or an error naming op and operand."""
+    """Gaps at every level of every operand, and rows in reverse: the same bits, or an error naming op and
+    operand.
+    """
     b, call = support.backend(isa, 2), the_call(name, dtype)
     want = call.fresh().run(b)
     for o in call.operands:
@@ -94,8 +98,8 @@ def test_row_strides_of_activations_are_accepted(isa: str, name: str) -> None:
 def test_nothing_is_read_or_written_past_the_end(isa: str, dtype: str, threads: int) -> None:
     """Every operand against an unmapped page, at its end and at its start: no crash, the same bits.
 
-    A checkpoint's last tensor ends where its mapping ends, so an over-read is a crash in production. Runs in a
-    process of its own, which says what it was doing when it dies.
+    A checkpoint's last tensor ends where its mapping ends, so an over-read is a crash in production. Runs in
+    a process of its own, which says what it was doing when it dies.
     """
     script = Path(__file__).with_name("page_edge.py")
     done = subprocess.run(

@@ -77,9 +77,7 @@ def test_rope_is_complex_multiplication(seed: int, half: int, rest: int) -> None
     seed=seeds, context=st.integers(1, 12), queries=st.integers(1, 12), window=st.integers(0, 13),
     heads=st.sampled_from(((1, 1), (4, 2), (3, 1))),
 )  # fmt: skip
-def test_attention_by_loops(
-    seed: int, context: int, queries: int, window: int, heads: tuple[int, int]
-) -> None:
+def test_attention_by_loops(seed: int, context: int, queries: int, window: int, heads: tuple[int, int]) -> None:
     """One query, one head, one key at a time, with math.exp and no maximum subtracted."""
     queries = min(queries, context)
     rng = np.random.default_rng(seed)
@@ -101,9 +99,7 @@ def test_paged_attention_is_attention_per_sequence(seed: int, block_size: int) -
     """Scattered into blocks by store_kv, gathered through the table."""
     rng = np.random.default_rng(seed)
     contexts, counts = [7, 1, 12, 3], [3, 1, 0, 3]
-    tables = [
-        rng.permutation(40)[:12] for _ in contexts
-    ]  # blocks of one sequence are distinct; sequences are apart:
+    tables = [rng.permutation(40)[:12] for _ in contexts]  # blocks of one sequence are distinct; sequences are apart:
     caches = [np.full((160, 2, block_size, 6), np.nan) for _ in "kv"]
     rows, qs = [], []
     for s, (context, count) in enumerate(zip(contexts, counts, strict=True)):

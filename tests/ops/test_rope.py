@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import ops as oracle
-from reference.ops import Array, load, store
+from reference.ops import FLOATING, Array, load, store
 
 from ops import support
 from ops.support import (
@@ -89,7 +90,7 @@ def cases() -> Any:
         st.sampled_from(dims),
         st.integers(0, 3),
         st.booleans(),
-        st.sampled_from(support.FLOATING),
+        st.sampled_from(FLOATING),
         st.sampled_from((1, 3, 8, 16, 32)),
         support.pads,
         support.seeds,
@@ -119,18 +120,17 @@ class Inputs:
         self.slots = np.where(rng.random(case.num_tokens) < 0.2, -1, slots).astype(np.int64)
         self.shape = (self.num_blocks, case.heads[1], case.block_size, case.head_dim)
 
-    def run(self, b: Any, tokens: slice = slice(None), caches: tuple[Output, Output] | None = None) -> Result:
-        """The call over some of the tokens; caches: where to store, else fresh ones full of NaN."""
+    def run(self, b: Any, tokens: slice = slice(None), outputs: tuple[Output, Output] | None = None) -> Result:
+        """The call over some of the tokens; outputs: where to store, else fresh ones full of NaN."""
         case, kind = self.case, (store(np.zeros(1), self.dtype)).dtype
-        k_cache, v_cache = caches or (flat_cache(self.shape, kind), flat_cache(self.shape, kind))
+        k_cache, v_cache = outputs or (flat_cache(self.shape, kind), flat_cache(self.shape, kind))
         part = self.qkv[tokens]
         qkv = Output(part.shape, pad=case.pad, values=part)
         norms = [(None if n is None else framed(n), case.norm_dtype) for n in self.norms]
-        b_args = (framed(self.slots[tokens]), *case.heads, case.head_dim, EPS)
-        slots, heads, kv_heads, head_dim, eps = b_args
-        tensors = [support.tensor(c.view, self.dtype) for c in (k_cache, v_cache)]
-        call(b, "qk_norm_rope_store_kv", qkv, framed(self.cos_sin[tokens]), *norms, slots, *tensors,
-             heads, kv_heads, head_dim, eps)  # fmt: skip
+        table, slots = framed(self.cos_sin[tokens]), framed(self.slots[tokens])
+        caches = [support.tensor(c.view, self.dtype) for c in (k_cache, v_cache)]
+        scalars = *case.heads, case.head_dim, EPS
+        call(b, "qk_norm_rope_store_kv", qkv, table, *norms, slots, *caches, *scalars)
         return Result(qkv.check(), k_cache.check(), v_cache.check())
 
 
@@ -144,7 +144,9 @@ def flat_cache(shape: tuple[int, ...], kind: Any) -> Output:
 @every_backend
 @given(case=cases())
 def test_qkv_and_cache(isa: str, dtype: str, threads: int, case: Case) -> None:
-    """q and k against the oracle; v unchanged; the cache holds exactly the rounded k and v, and nothing elsewhere."""
+    """q and k against the oracle; v unchanged; the cache holds exactly the rounded k and v, and nothing
+    elsewhere.
+    """
     inputs = Inputs(case, dtype)
     got = inputs.run(backend(isa, threads))
     norms = [None if n is None else load(n, case.norm_dtype) for n in inputs.norms]
@@ -159,9 +161,7 @@ def test_qkv_and_cache(isa: str, dtype: str, threads: int, case: Case) -> None:
     want = oracle.qk_norm_rope(inputs.qkv.astype(np.float64), *args)
     # A rotated pair is as large as its two parts, though their sum may cancel.
     turned = np.tile(np.abs(args[0]), 1)
-    flat = oracle.qk_norm_rope(
-        inputs.qkv.astype(np.float64), np.repeat([[1.0, 0.0]], len(turned), 0), *args[1:]
-    )
+    flat = oracle.qk_norm_rope(inputs.qkv.astype(np.float64), np.repeat([[1.0, 0.0]], len(turned), 0), *args[1:])
     pairs = oracle.rope(
         np.abs(flat).reshape(len(flat), -1, case.head_dim), np.ones((len(flat), case.rotary_dim))
     )  # |a| - |b| and |b| + |a|
@@ -182,16 +182,16 @@ def test_qkv_and_cache(isa: str, dtype: str, threads: int, case: Case) -> None:
 @each_dtype
 @given(case=cases())
 def test_tokens_do_not_depend_on_each_other(isa: str, dtype: str, case: Case) -> None:
-    """All tokens in one call, one at a time, or in two parts, by 1, 2 and 3 threads: the same bits everywhere."""
+    """All tokens in one call, one at a time, or in two parts, by 1, 2 and 3 threads: the same bits
+    everywhere.
+    """
     inputs = Inputs(case, dtype)
     want = inputs.run(backend(isa, 1))
     n = case.num_tokens
     for threads, edges in ((1, range(n + 1)), (2, (0, n)), (3, (0, n // 3, n)), (3, (0, n))):
         caches = (flat_cache(inputs.shape, want.k_cache.dtype), flat_cache(inputs.shape, want.k_cache.dtype))
         parts = [
-            inputs.run(backend(isa, threads), slice(a, z), caches).qkv
-            for a, z in zip(edges[:-1], edges[1:], strict=True)
-            if a < z
+            inputs.run(backend(isa, threads), slice(a, z), caches).qkv for a, z in itertools.pairwise(edges) if a < z
         ]
         assert_bitwise(np.concatenate(parts), want.qkv, f"qkv, {threads} threads")
         assert_bitwise(caches[0].check(), want.k_cache, "k_cache")
@@ -201,33 +201,22 @@ def test_tokens_do_not_depend_on_each_other(isa: str, dtype: str, case: Case) ->
 @each_isa
 @each_dtype
 def test_rounding_into_the_cache(isa: str, dtype: str) -> None:
-    """Ties go to even, large values to infinity or stay finite, subnormals survive: v reaches the cache exactly rounded."""
+    """Ties go to even, large values to infinity or stay finite, subnormals survive: v reaches the cache
+    exactly rounded.
+    """
     head_dim = 64
-    values = np.array(
-        [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65519.99, 65520, 1e38, -1e38,
-         2**-14, 2**-24, 2**-25, 1.5 * 2**-25, -(2**-20), 3e-39, 3.3895314e38, 3.4e38, np.inf, -np.inf], np.float32
-    )  # fmt: skip
+    ties = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 2**-25, 1.5 * 2**-25]
+    large = [65504, 65519.99, 65520, 1e38, -1e38, 3.3895314e38, 3.4e38, np.inf, -np.inf]
+    small = [0.0, -0.0, 1.0, 2**-14, 2**-24, -(2**-20), 3e-39]
+    values = np.array([*ties, *large, *small], np.float32)
     v = np.resize(values, (1, head_dim))
     qkv = np.concatenate([np.zeros((1, 2 * head_dim), np.float32), v], axis=1)
     kind = store(np.zeros(1), dtype).dtype
     caches = flat_cache((1, 1, 1, head_dim), kind), flat_cache((1, 1, 1, head_dim), kind)
     table = np.repeat([[1, 0]], 32, 1).reshape(1, 64).astype(np.float32)
     tensors = [support.tensor(c.view, dtype) for c in caches]
-    out = Output(qkv.shape, values=qkv)
-    call(
-        backend(isa, 1),
-        "qk_norm_rope_store_kv",
-        out,
-        table,
-        None,
-        None,
-        np.zeros(1, np.int64),
-        *tensors,
-        1,
-        1,
-        head_dim,
-        EPS,
-    )
+    out, slot = Output(qkv.shape, values=qkv), np.zeros(1, np.int64)
+    call(backend(isa, 1), "qk_norm_rope_store_kv", out, table, None, None, slot, *tensors, 1, 1, head_dim, EPS)
     assert_bitwise(caches[1].check().reshape(1, -1), store(v, dtype), "v_cache")
 
 

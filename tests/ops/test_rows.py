@@ -56,9 +56,7 @@ def test_gather_rows(isa: str, threads: int, case: Rows, num_rows: int) -> None:
     assert_bitwise(out.check(), oracle.gather_rows(x, chosen))
 
 
-def norm(
-    b: Any, x: Array, weight: Array, dtype: str, eps: float, case: Rows | None, in_place: bool = False
-) -> Array:
+def norm(b: Any, x: Array, weight: Array, dtype: str, eps: float, case: Rows | None, in_place: bool = False) -> Array:
     pad_in, pad_out = (case.pad_in, case.pad_out) if case else ((0, 0), (0, 0))
     out = Output(x.shape, pad=pad_out, values=x if in_place else None)
     call(b, "rms_norm", out if in_place else framed(x, pad_in), (framed(weight), dtype), out, eps)
@@ -110,7 +108,9 @@ def test_add_rms_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float
 @each_dtype
 @given(size=support.sizes, seed=support.seeds)
 def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, seed: int) -> None:
-    """A row alone, in any batch, by any number of threads, in place, and fused with the addition: the same bits."""
+    """A row alone, in any batch, by any number of threads, in place, and fused with the addition: the same
+    bits.
+    """
     rng = np.random.default_rng(seed)
     x, residual = support.activations(rng, 40, size), support.activations(rng, 40, size)
     weight = support.stored(rng, dtype, size)
@@ -127,7 +127,9 @@ def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, 
 
 @each_isa
 def test_norm_of_zero_and_of_large_values(isa: str) -> None:
-    """A row of zeros stays zero (eps is inside the root); 1e18 does not overflow: its square, 1e36, is in range."""
+    """A row of zeros stays zero (eps is inside the root); 1e18 does not overflow: its square, 1e36, is in
+    range.
+    """
     b = backend(isa, 1)
     weight = np.ones(33, np.float32)
     assert not norm(b, np.zeros((3, 33), np.float32), weight, "float32", 1e-6, None).any()
@@ -147,7 +149,8 @@ def test_silu_mul(isa: str, threads: int, case: Rows, spread: float) -> None:
     out = Output((case.num_tokens, case.size), pad=case.pad_out)
     call(backend(isa, threads), "silu_mul", framed(gate_up, case.pad_in), out)
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
-    # Where exp(-gate) leaves the range of float32, |gate| 2^-125 may be lost; tolerance(1) is a bit under 2^-20.
+    # Where exp(-gate) leaves the range of float32, |gate| 2^-125 may be lost; tolerance(1) is a bit under
+    # 2^-20.
     scale = np.abs(gate * up) * 2.0**-104
     assert_close(out.check(), oracle.silu_mul(gate_up.astype(np.float64)), length=1, scale=scale)
 

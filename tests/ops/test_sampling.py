@@ -149,7 +149,9 @@ def test_rows_do_not_depend_on_each_other(isa: str, seed: int, vocab_size: int) 
 @each_isa
 @pytest.mark.parametrize("vocab_size", support.SIZES)
 def test_ties_go_to_the_lowest_id(isa: str, vocab_size: int) -> None:
-    """Greedy, top_k = 1, top_p = 0 and min_p over equal logits: -0 ties with 0, and the lowest id comes first."""
+    """Greedy, top_k = 1, top_p = 0 and min_p over equal logits: -0 ties with 0, and the lowest id comes
+    first.
+    """
     logits = np.full((4, vocab_size), -1, np.float32)
     first = vocab_size // 2
     logits[:, first:] = 0.0
@@ -173,7 +175,9 @@ def test_masked_tokens_are_never_drawn(isa: str) -> None:
 @each_isa
 @pytest.mark.parametrize("temperature", (0.5, 1.0, 2.0))
 def test_frequencies(isa: str, temperature: float) -> None:
-    """20000 draws follow the softmax: chi-square below the 1e-6 quantile of 7 degrees of freedom. Fixed seeds."""
+    """20000 draws follow the softmax: chi-square below the 1e-6 quantile of 7 degrees of freedom. Fixed
+    seeds.
+    """
     logits = np.array([1.5, -0.5, 0.0, 0.25, 1.0, -1.0, 0.75, -2.0], np.float32)
     count = 20000
     random_val = [_core.uniform(1234, position) for position in range(count)]

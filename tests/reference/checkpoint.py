@@ -29,9 +29,7 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     for file in files:
         for name, tensor in safetensors.deserialize((folder / file).read_bytes()):
             if weight_map is not None and weight_map.get(name) != file:
-                raise ValueError(
-                    f"{folder / file}: holds {name}, which the index puts into {weight_map.get(name)}"
-                )
+                raise ValueError(f"{folder / file}: holds {name}, which the index puts into {weight_map.get(name)}")
             values = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
             if tensor["dtype"] == "BF16":
                 values = (values.astype(np.uint32) << 16).view(np.float32)

@@ -1,8 +1,8 @@
 """The whole model in float64 numpy, the oracle of every engine test: no cache, no batch, formulas first.
 
 Called by tests/model and tests/engine. What the model computes comes from `families.model_facts`, as in the
-engine; that those facts are right is what tests/golden (made by transformers) proves. Shapes: n tokens, H heads,
-D = head_dim.
+engine; that those facts are right is what tests/golden (made by transformers) proves. Shapes: n tokens,
+H heads, D = head_dim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReferenceModel:
         self.unused = set(self.weights)
 
     def forward(self, input_ids: NDArray[Any], positions: NDArray[Any] | None = None) -> F64:
-        """Logits [n, vocab_size] of the tokens [n] of one sequence; positions [n] are 0 .. n-1 unless given."""
+        """Logits [n, vocab_size] of one sequence of tokens [n]; positions [n] are 0 .. n-1 unless given."""
         config, facts = self.config, self.facts
         ids = np.asarray(input_ids)
         positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
@@ -70,9 +70,7 @@ class ReferenceModel:
         if facts.qk_norm:
             q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
         q, k = self._rope(q, positions), self._rope(k, positions)
-        k, v = (
-            np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v)
-        )  # query head i reads kv head i // group
+        k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
         behind = positions[:, None] - positions[None, :]  # [n, n]: how far key j lies behind query i
         visible = (behind >= 0) & (behind < window if window else True)

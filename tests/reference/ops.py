@@ -1,8 +1,8 @@
 """The float64 numpy oracle of every op in src/ops/backend.h: formulas first, speed never.
 
-Called by tests/ops (against the backends) and by tests/ops/test_oracle.py (against independent formulas). Arguments
-are float64 arrays of the values a backend sees, that is after rounding to the stored dtype: `load(store(x, d), d)`.
-Nothing here knows about layouts, threads or instruction sets.
+Called by tests/ops (against the backends) and by tests/ops/test_oracle.py (against independent formulas).
+Arguments are float64 arrays of the values a backend sees, that is after rounding to the stored dtype:
+`load(store(x, d), d)`. Nothing here knows about layouts, threads or instruction sets.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ F64 = NDArray[np.float64]
 FLOATING = ("float32", "bfloat16", "float16")
 
 
-# ---------------------------------------------------------------------------------------------------- stored values
+# ---------------------------------------------------------------------------------------------- stored values
 
 
 def store(values: Array, dtype: str) -> Array:
-    """Round to nearest even: float32, float16 arrays, or uint16 bit patterns for bfloat16 (numpy has none)."""
-    with np.errstate(over="ignore"):
+    """Round to nearest even: float32, float16 arrays, or uint16 bit patterns for bfloat16 (numpy has
+    none).
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are stored as such
         single = np.ascontiguousarray(values, dtype=np.float32)
         if dtype == "float32":
             return single.copy() if single is values else single
@@ -40,10 +42,11 @@ def load(stored: Array, dtype: str) -> F64:
     """The exact float64 value of what `store` made."""
     if dtype == "bfloat16":
         stored = (np.ascontiguousarray(stored).astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return stored.astype(np.float64)
 
 
-# ------------------------------------------------------------------------------------------------------------- rows
+# ------------------------------------------------------------------------------------------------------- rows
 
 
 def embedding(ids: Array, table: F64) -> F64:
@@ -99,7 +102,7 @@ def linear(
     return out if residual is None else out + residual
 
 
-# ------------------------------------------------------------------------------------------------------------- rope
+# ------------------------------------------------------------------------------------------------------- rope
 
 
 def rope_table(positions: Array, inv_freq: F64, attention_factor: float) -> F64:
@@ -116,9 +119,7 @@ def rope(x: F64, cos_sin: F64) -> F64:
     half = cos_sin.shape[-1] // 2
     cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]
     first, second = x[..., :half], x[..., half : 2 * half]
-    return np.concatenate(
-        [first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], axis=-1
-    )
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], axis=-1)
 
 
 def qk_norm_rope(
@@ -131,7 +132,9 @@ def qk_norm_rope(
     head_dim: int,
     eps: float,
 ) -> F64:
-    """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] with q and k normed per head and rotated."""
+    """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] with q and k normed per head and
+    rotated.
+    """
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = np.split(heads, [num_heads, num_heads + num_kv_heads], axis=1)
     if q_norm is not None and k_norm is not None:
@@ -140,8 +143,9 @@ def qk_norm_rope(
 
 
 def store_kv(rows: Array, slot_mapping: Array, cache: Array) -> Array:
-    """A copy of cache [num_blocks, num_kv_heads, block_size, head_dim] with rows [num_tokens, num_kv_heads, head_dim]
-    at slot = block * block_size + offset; slot -1 stores nothing."""
+    """A copy of cache [num_blocks, num_kv_heads, block_size, head_dim] with rows [num_tokens, num_kv_heads,
+    head_dim] at slot = block * block_size + offset; slot -1 stores nothing.
+    """
     out = cache.copy()
     block_size = cache.shape[2]
     for row, slot in zip(rows, slot_mapping.tolist(), strict=True):
@@ -150,7 +154,7 @@ def store_kv(rows: Array, slot_mapping: Array, cache: Array) -> Array:
     return out
 
 
-# -------------------------------------------------------------------------------------------------------- attention
+# -------------------------------------------------------------------------------------------------- attention
 
 
 def softmax(scores: F64) -> F64:
@@ -169,10 +173,10 @@ def gather_cache(cache: Array, blocks: Array, context: int) -> Array:
 def attention(q: F64, k: F64, v: F64, softmax_scale: float, sliding_window: int) -> tuple[F64, F64]:
     """Causal attention of one sequence, the queries being the last of its positions.
 
-    q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position
-    p = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all).
-    Returns out [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error
-    in the scores is multiplied by.
+    q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position p
+    = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all). Returns out
+    [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error in
+    the scores is multiplied by.
     """
     queries, num_heads, _ = q.shape
     context, num_kv_heads, _ = k.shape
@@ -200,7 +204,8 @@ def paged_attention(
     softmax_scale: float,
     sliding_window: int,
 ) -> tuple[F64, F64]:
-    """`attention` for every sequence s: queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1], keys through block_table[s].
+    """`attention` for every sequence s: queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1], keys through
+    block_table[s].
 
     q [num_tokens, num_heads, head_dim], caches [num_blocks, num_kv_heads, block_size, head_dim].
     """
@@ -214,7 +219,7 @@ def paged_attention(
     return out, magnitude
 
 
-# --------------------------------------------------------------------------------------------------------- sampling
+# --------------------------------------------------------------------------------------------------- sampling
 
 
 def sample_row(
@@ -222,11 +227,11 @@ def sample_row(
 ) -> tuple[int, float]:
     """(id, margin) of one row of logits [vocab_size], by the procedure documented at SampleParams.
 
-    Candidates ordered by (logit descending, id ascending), weights w = exp((l - max) / temperature); top_k keeps the
-    first k (<= 0: all); top_p the shortest prefix whose share of the sum reaches top_p; min_p those with
-    w >= min_p * w[0]; the draw is the first whose running sum exceeds random_val * (sum of what is left).
-    margin: the smallest relative distance of any decision from its boundary; below about 1e-9 the id depends on the
-    order of summation.
+    Candidates ordered by (logit descending, id ascending), weights w = exp((l - max) / temperature); top_k
+    keeps the first k (<= 0: all); top_p the shortest prefix whose share of the sum reaches top_p; min_p those
+    with w >= min_p * w[0]; the draw is the first whose running sum exceeds random_val * (sum of what is
+    left). margin: the smallest relative distance of any decision from its boundary; below about 1e-9 the id
+    depends on the order of summation.
     """
     order = np.argsort(-logits, kind="stable")
     if temperature == 0:
@@ -246,7 +251,8 @@ def sample_row(
         weights = weights[weights >= min_p]
     running = np.cumsum(weights)
     goal = random_val * running[-1]
-    # The last boundary is the whole sum, and random_val < 1 stays below it by 2^-24 at least; 0 lies below the first.
+    # The last boundary is the whole sum, and random_val < 1 stays below it by 2^-24 at least; 0 lies below
+    # the first.
     margin = min(margin, float(np.min(np.abs(running - goal))) / running[-1])
     return int(order[int(np.argmax(running > goal))]), margin
 
@@ -261,7 +267,9 @@ def sample(
 
 
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four 32-bit words."""
+    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four 32-bit
+    words.
+    """
     mask = 0xFFFFFFFF
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -273,7 +281,9 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, in
 
 
 def uniform(seed: int, position: int) -> float:
-    """The draw in [0, 1) of a request with `seed` at `position`: 24 bits of the first word of Philox4x32-10."""
+    """The draw in [0, 1) of a request with `seed` at `position`: 24 bits of the first word of
+    Philox4x32-10.
+    """
     mask = 0xFFFFFFFF
     word = philox4x32((position & mask, position >> 32 & mask, 0, 0), (seed & mask, seed >> 32 & mask))[0]
     return (word >> 8) * 2.0**-24

@@ -82,12 +82,9 @@ def prepare(work: Path, count: int, vocab_size: int) -> np.ndarray:
     return rows
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over 100 steps, then cosine down to 2 % of the peak."""
-    if step < 100:
-        return peak * (step + 1) / 100
-    progress = (step - 100) / max(1, steps - 100)
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+def learning_rate(step: int, progress: float, peak: float) -> float:
+    """Linear warm-up over 100 steps, and a cosine from the peak at progress 0 to 2 % of it at progress 1."""
+    return peak * min(1.0, (step + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
 
 
 def save_checkpoint(path: Path, state: dict[str, object]) -> None:
@@ -123,11 +120,31 @@ def train(args: argparse.Namespace) -> Any:
     steps = min(args.steps, len(rows) // args.batch)
     print(f"{len(rows)} rows of {ROW} tokens, {steps} steps of {args.batch} rows", flush=True)
     order = np.random.default_rng(0).permutation(len(rows))
-    loss_sum, last = 0.0, time.monotonic()
+    losses: list[float] = []
+    started = saved = time.monotonic()
     model.train()
-    while step < steps:
+    while True:
+        # On a busy machine the time runs out first; the schedule then follows the clock, so that the
+        # learning rate is low when training stops, either way.
+        elapsed = seconds + time.monotonic() - started
+        progress = max(step / steps, elapsed / (60 * args.minutes))
+        done = progress >= 1.0
+        if done or time.monotonic() - saved > 120:
+            saved = time.monotonic()
+            save_checkpoint(
+                checkpoint_path,
+                {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": step,
+                    "seconds": elapsed,
+                },
+            )
+        if done:
+            print(f"done after step {step}, {elapsed / 60:.1f} min", flush=True)
+            return model
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, args.lr)
+            group["lr"] = learning_rate(step, progress, args.lr)
         batch = torch.from_numpy(rows[order[step * args.batch : (step + 1) * args.batch]].astype(np.int64))
         logits = model(batch[:, :-1], use_cache=False).logits
         loss: Any = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -136,26 +153,11 @@ def train(args: argparse.Namespace) -> Any:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        loss_sum += loss.item()
-        if step % 25 == 0 or step == steps:
-            now = time.monotonic()
-            seconds, last = seconds + now - last, now
-            print(
-                f"step {step}/{steps} loss {loss_sum / ((step - 1) % 25 + 1):.4f} {seconds / 60:.1f} min",
-                flush=True,
-            )
-            loss_sum = 0.0
-        if step % 150 == 0 or step == steps:
-            save_checkpoint(
-                checkpoint_path,
-                {
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "step": step,
-                    "seconds": seconds,
-                },
-            )
-    return model
+        losses.append(loss.item())
+        if step % 25 == 0:
+            mean = sum(losses) / len(losses)
+            print(f"step {step}/{steps} loss {mean:.4f} {elapsed / 60:.1f} min", flush=True)
+            losses.clear()
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -207,6 +209,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=1536)
     parser.add_argument("--batch", type=int, default=6)
     parser.add_argument("--steps", type=int, default=3300)
+    parser.add_argument("--minutes", type=float, default=45.0, help="stop after this much training time")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--export-only", action="store_true", help="export the last checkpoint, do not train")

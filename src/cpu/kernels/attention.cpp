@@ -16,6 +16,8 @@ constexpr int tile_keys = 32;    // keys staged at a time: 16 KB at head_dim 128
 constexpr int block_rows = 48;   // (query, head) rows per item: enough to pay for staging, few enough for L2
 // Rows per register tile, with 4 keys or 4 vectors of values: 12 accumulators of 16 registers, or 16 of 32.
 constexpr int row_group = width == 16 ? 4 : 3;
+// Four rows left are two tiles of two, not of three and one: one row is four accumulators, short of the latency of fma.
+static int64_t tile_rows(int64_t left) { return left >= row_group ? (row_group == 3 && left == 4 ? 2 : row_group) : left; }
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
 // Bounds shared scratch: 17 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not split.
@@ -359,8 +361,10 @@ template <class E> static void attend_chunk(const Block& b) {
                 prefetch_tile<E>(b, next_cache, first, tile_range(first));
             const Range keys = tile_range(tile);
             with_tile<E>(b, cache, tile, keys, [&](auto rows) {
-                for (int64_t row = 0; row < b.rows(); row += row_group)
-                    f(rows, tile, row, min64(row_group, b.rows() - row), keys.end);
+                for (int64_t row = 0, count; row < b.rows(); row += count) {
+                    count = tile_rows(b.rows() - row);
+                    f(rows, tile, row, count, keys.end);
+                }
             });
         }
     };

@@ -1,0 +1,8 @@
+"""`python -m infinilm` is the command `infinilm`."""
+
+import sys
+
+from infinilm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+// How a row is sampled without sorting its vocabulary. Every filter (top_k, top_p, min_p) keeps a prefix of the
+// candidates in order, and the draw needs only running sums, so it is enough to know each bucket of nearby logits by
+// its count and sum, and to order the one bucket in which a boundary falls.
+//
+// That gives the same answer as adding weights in order, because the sums are exact: a weight is exp((logit - max) /
+// temperature) rounded to a multiple of 2^-45, kept as an integer. (What is rounded off is below the 2^-24 resolution
+// of random_val by far, even summed over the vocabulary.) Rows are dealt to the workers; a row never depends on another.
+#include "cpu/sampling.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace infinilm::cpu {
+
+namespace {
+
+constexpr int num_buckets = 1024;
+constexpr float reach = 32;      // a candidate this many temperatures below the largest weighs less than 2^-46: nothing
+constexpr int max_weight_bits = 45;
+constexpr int64_t stretch = 512;  // candidates handled at once: their weights stay in L1
+
+struct Candidate {
+    float logit;
+    int32_t id;
+    bool operator<(const Candidate& other) const {
+        return logit != other.logit ? logit > other.logit : id < other.id;
+    }
+};
+
+enum class Fault { none, nan, infinite, empty };
+
+// e^x for x in [-700, 0] to 1 ulp, exactly 1 at 0. Plain arithmetic, so that the loop around it is vectorised: with
+// std::exp a row of 150000 takes three times as long.
+inline double exp_vectorised(double x) {
+    constexpr double magic = 0x1.8p52;  // adding it leaves the rounded integer in the low bits
+    const double shifted = x * 0x1.71547652b82fep0 + magic, n = shifted - magic;
+    const double r = (x - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;  // ln 2 in two parts
+    // Taylor: |r| <= 0.35, so the first term left out is below 4e-18. Written out: a loop here would not be unrolled early
+    // enough for the loop around it to be vectorised.
+    double p = 1.0 / 6227020800.0;
+    p = p * r + 1.0 / 479001600;
+    p = p * r + 1.0 / 39916800;
+    p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880;
+    p = p * r + 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    return std::bit_cast<double>(std::bit_cast<uint64_t>(p) + (std::bit_cast<uint64_t>(shifted) << 52));
+}
+
+}  // namespace
+
+// The candidates of one row, bucketed by their distance from the largest logit. "Kept" is a prefix of the order: all of
+// the buckets before `last_bucket_`, and the first `last_count_` of that one.
+class RowSampler {
+public:
+    // logits: [vocab_size]
+    Fault sample(const float* logits, int64_t vocab_size, float temperature, int32_t top_k, float top_p, float min_p,
+                 float random_val, int32_t& id) {
+        logits_ = logits;
+        size_ = vocab_size;
+        compact_ = false;
+        ordered_ = -1;
+        if (const Fault fault = find_largest(); fault != Fault::none) return fault;
+        if (temperature == 0) {
+            id = static_cast<int32_t>(std::find(logits, logits + size_, largest_) - logits);
+            return Fault::none;
+        }
+        start(temperature);
+        if (top_k > 0 && top_k < size_) keep_count(top_k);
+        // Without top_p no sum over more than min_p leaves is needed.
+        if (min_p > 0 && top_p >= 1 && min_p_bucket(min_p) + 1 < last_bucket_) {
+            last_bucket_ = min_p_bucket(min_p) + 1;
+            last_count_ = everything;
+        }
+        if (last_bucket_ < num_buckets - 1) copy_out();
+        sum_buckets();
+        if (top_p < 1) keep_share(top_p);
+        if (min_p > 0) keep_above(min_p);
+        id = draw(random_val);
+        return Fault::none;
+    }
+
+private:
+    static constexpr int64_t everything = std::numeric_limits<int64_t>::max();
+
+    Fault find_largest() {
+        // Eight running maxima, so that the loop is vectorised; NaN is seen as the one value that differs from itself.
+        float largest[8];
+        std::fill(largest, largest + 8, -std::numeric_limits<float>::infinity());
+        int64_t i = 0;
+        int nan = 0;
+        for (; i + 8 <= size_; i += 8)
+            for (int k = 0; k < 8; ++k) {
+                largest[k] = logits_[i + k] > largest[k] ? logits_[i + k] : largest[k];
+                nan |= logits_[i + k] != logits_[i + k];
+            }
+        for (; i < size_; ++i) {
+            largest[0] = std::max(largest[0], logits_[i]);
+            nan |= logits_[i] != logits_[i];
+        }
+        largest_ = *std::max_element(largest, largest + 8);
+        if (nan) return Fault::nan;
+        if (largest_ == -std::numeric_limits<float>::infinity()) return Fault::empty;
+        return std::isinf(largest_) ? Fault::infinite : Fault::none;
+    }
+
+    void start(float temperature) {
+        temperature_ = temperature;
+        one_ = std::ldexp(1.0, std::min(max_weight_bits, 63 - static_cast<int>(std::bit_width(static_cast<uint64_t>(size_)))));
+        reach_ = std::min(reach * temperature, std::numeric_limits<float>::max());
+        lowest_ = std::max(largest_ - 2 * reach_, -std::numeric_limits<float>::max());
+        per_bucket_ = std::min(num_buckets / reach_, 1e30f);  // finite, or 0 * infinity would be NaN
+        last_bucket_ = num_buckets - 1;
+        last_count_ = everything;
+        std::fill(sums_, sums_ + num_buckets, 0);
+    }
+
+    int bucket(float logit) const {  // never falls as the logit falls: buckets are in the order of candidates
+        return static_cast<int>(std::min((largest_ - logit) * per_bucket_, float{num_buckets - 1}));
+    }
+    uint64_t weight(float logit) const {
+        const double x = (double{logit > lowest_ ? logit : lowest_} - largest_) / temperature_;
+        return std::bit_cast<uint64_t>(exp_vectorised(x) * one_ + 0x1p52) & 0xfffffffffffffu;
+    }
+
+    // Calls f(logits, ids or null, n, id of the first) over the row, or over what keep_count left of it.
+    template <class F> void for_stretches(F f) const {
+        const int64_t n = compact_ ? static_cast<int64_t>(left_ids_.size()) : size_;
+        for (int64_t i = 0; i < n; i += stretch) {
+            const int64_t count = std::min(stretch, n - i);
+            f((compact_ ? left_logits_.data() : logits_) + i, compact_ ? left_ids_.data() + i : nullptr, count, i);
+        }
+    }
+
+    // The candidates of bucket b in order; from bucket last_bucket_ only those kept.
+    std::span<const Candidate> order(int b) {
+        if (ordered_ != b) {
+            order_.clear();
+            for_stretches([&](const float* logits, const int32_t* ids, int64_t n, int64_t first) {
+                for (int64_t i = 0; i < n; ++i)
+                    if (largest_ - logits[i] <= reach_ && bucket(logits[i]) == b)
+                        order_.push_back({logits[i], ids ? ids[i] : static_cast<int32_t>(first + i)});
+            });
+            if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());
+            ordered_ = b;
+        }
+        const int64_t size = static_cast<int64_t>(order_.size());
+        return {order_.data(), static_cast<size_t>(b == last_bucket_ ? std::min(size, last_count_) : size)};
+    }
+
+    // top_k: finds the bucket of candidate k by counting.
+    void keep_count(int64_t k) {
+        int32_t counts[num_buckets] = {};
+        for_stretches([&](const float* logits, const int32_t*, int64_t n, int64_t) {
+            for (int64_t i = 0; i < n; ++i) counts[bucket(logits[i])] += largest_ - logits[i] <= reach_;
+        });
+        int64_t before = 0;
+        int b = 0;
+        while (b < num_buckets - 1 && before + counts[b] < k) before += counts[b++];
+        last_bucket_ = b;
+        last_count_ = k - before;
+    }
+
+    // From here on only the candidates up to last_bucket_ are looked at, mostly far fewer than the vocabulary.
+    void copy_out() {
+        left_logits_.clear();
+        left_ids_.clear();
+        for_stretches([&](const float* logits, const int32_t*, int64_t n, int64_t first) {
+            for (int64_t i = 0; i < n; ++i)
+                if (largest_ - logits[i] <= reach_ && bucket(logits[i]) <= last_bucket_) {
+                    left_logits_.push_back(logits[i]);
+                    left_ids_.push_back(static_cast<int32_t>(first + i));
+                }
+        });
+        compact_ = true;
+    }
+
+    void sum_buckets() {
+        for_stretches([&](const float* logits, const int32_t*, int64_t n, int64_t) {
+            uint64_t weights[stretch];
+            for (int64_t i = 0; i < n; ++i) weights[i] = weight(logits[i]);
+            for (int64_t i = 0; i < n; ++i)
+                if (largest_ - logits[i] <= reach_) sums_[bucket(logits[i])] += weights[i];
+        });
+        std::fill(sums_ + last_bucket_ + 1, sums_ + num_buckets, 0);
+        if (last_count_ != everything) keep_until(last_bucket_, last_count_);
+    }
+
+    // Makes the first `count` of bucket b the end of what is kept.
+    void keep_until(int b, int64_t count) {
+        const std::span<const Candidate> candidates = order(b);
+        sums_[b] = 0;
+        for (int64_t i = 0; i < std::min<int64_t>(count, static_cast<int64_t>(candidates.size())); ++i)
+            sums_[b] += weight(candidates[static_cast<size_t>(i)].logit);
+        std::fill(sums_ + b + 1, sums_ + num_buckets, 0);
+        last_bucket_ = b;
+        last_count_ = count;
+    }
+
+    double kept_sum() const {
+        uint64_t sum = 0;
+        for (int b = 0; b <= last_bucket_; ++b) sum += sums_[b];
+        return static_cast<double>(sum);
+    }
+
+    // The first candidate whose running sum passes: found(bucket, index in it). The sum of all that is kept passes.
+    template <class Passes, class Found> void find_in_order(Passes passes, Found found) {
+        uint64_t running = 0;
+        int b = 0;
+        while (b < last_bucket_ && !passes(static_cast<double>(running + sums_[b]))) running += sums_[b++];
+        const std::span<const Candidate> candidates = order(b);
+        size_t i = 0;
+        for (; i + 1 < candidates.size(); ++i) {
+            running += weight(candidates[i].logit);
+            if (passes(static_cast<double>(running))) break;
+        }
+        found(b, i);
+    }
+
+    void keep_share(float top_p) {
+        const double goal = double{top_p} * kept_sum();
+        find_in_order([&](double running) { return running >= goal; },
+                      [&](int b, size_t i) { keep_until(b, static_cast<int64_t>(i) + 1); });
+    }
+
+    int min_p_bucket(float min_p) const {
+        const double distance = -std::log(std::min(double{min_p}, 1.0)) * temperature_;
+        return static_cast<int>(std::min(distance * per_bucket_, num_buckets - 1.0));
+    }
+
+    void keep_above(float min_p) {
+        const double least = std::min(double{min_p}, 1.0) * one_;
+        // Rounding may put the boundary a bucket before or after.
+        const int guess = min_p_bucket(min_p), last = std::min(last_bucket_, guess + 1);
+        for (int b = std::max(0, std::min(last, guess - 1)); b <= last; ++b) {
+            const std::span<const Candidate> candidates = order(b);
+            size_t kept = 0;
+            while (kept < candidates.size() && static_cast<double>(weight(candidates[kept].logit)) >= least) ++kept;
+            if (kept < candidates.size() || b == last) return keep_until(b, static_cast<int64_t>(kept));
+        }
+    }
+
+    int32_t draw(float random_val) {
+        const double goal = double{random_val} * kept_sum();
+        int32_t id = 0;
+        find_in_order([&](double running) { return running > goal; }, [&](int b, size_t i) { id = order(b)[i].id; });
+        return id;
+    }
+
+    const float* logits_ = nullptr;  // [size_]
+    int64_t size_ = 0;
+    float largest_ = 0, temperature_ = 0, reach_ = 0, lowest_ = 0, per_bucket_ = 0;
+    double one_ = 0;  // the weight of the largest logit
+    uint64_t sums_[num_buckets] = {};
+    int last_bucket_ = 0;
+    int64_t last_count_ = 0;
+    bool compact_ = false;  // the candidates are left_logits_ and left_ids_, no longer all of logits_
+    std::vector<float> left_logits_;
+    std::vector<int32_t> left_ids_;
+    std::vector<Candidate> order_;  // bucket ordered_
+    int ordered_ = -1;
+};
+
+Sampler::Sampler(ThreadPool& pool) : pool_(pool) {
+    for (int i = 0; i < pool.size(); ++i) rows_.push_back(std::make_unique<RowSampler>());
+}
+
+Sampler::~Sampler() = default;
+
+void Sampler::sample(const SampleParams& p) {
+    const int64_t num_rows = p.logits.shape(0);
+    std::atomic<int64_t> next{0}, first_bad{num_rows};
+    auto work = [&](int worker, int) {
+        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;) {
+            const Fault fault = rows_[static_cast<size_t>(worker)]->sample(
+                p.logits.as<const float>() + row * p.logits.stride(0), p.logits.shape(1),
+                p.temperature.as<const float>()[row], p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
+                p.min_p.as<const float>()[row], p.random_val.as<const float>()[row], p.ids.as<int32_t>()[row]);
+            if (fault == Fault::none) continue;
+            int64_t bad = first_bad.load();
+            while (row < bad && !first_bad.compare_exchange_weak(bad, row)) {}
+        }
+    };
+    if (num_rows > 1)
+        pool_.run(work);
+    else
+        work(0, 1);
+    if (const int64_t row = first_bad.load(); row < num_rows) {
+        const float* logits = p.logits.as<const float>() + row * p.logits.stride(0);
+        const bool nan = std::any_of(logits, logits + p.logits.shape(1), [](float v) { return std::isnan(v); });
+        const bool infinite = std::find(logits, logits + p.logits.shape(1), INFINITY) != logits + p.logits.shape(1);
+        throw Error(concat("sample: logits of row ", row, nan ? " hold NaN" : infinite ? " hold +inf" : " are all -inf"));
+    }
+}
+
+}  // namespace infinilm::cpu

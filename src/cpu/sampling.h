@@ -1,0 +1,28 @@
+// Draws token ids from logits on the CPU, exactly as documented at SampleParams. One Sampler per CpuBackend: it keeps
+// the scratch of each worker from call to call.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cpu/thread_pool.h"
+#include "ops/backend.h"
+
+namespace infinilm::cpu {
+
+class RowSampler;
+
+class Sampler {
+public:
+    explicit Sampler(ThreadPool& pool);
+    ~Sampler();
+
+    // Throws Error that names the row if its logits hold NaN or +inf, or nothing but -inf.
+    void sample(const SampleParams& params);
+
+private:
+    ThreadPool& pool_;
+    std::vector<std::unique_ptr<RowSampler>> rows_;  // one per worker
+};
+
+}  // namespace infinilm::cpu

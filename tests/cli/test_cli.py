@@ -1,0 +1,443 @@
+"""The command line: in this process where it can be, in one of its own for signals, pipes and encodings."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llm import tiny
+
+import infinilm
+from infinilm import LLM, bench
+from infinilm.cli import main
+
+# `python -m infinilm` with Ctrl-C switched on: a test run in the background inherits a SIGINT that is ignored.
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from infinilm.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+LONG = 100_000  # tokens of a context that no test waits to be full
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("cli") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("cli") / "endless", max_position_embeddings=LONG)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder) as made:
+        yield made
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(a) for a in arguments])
+
+
+def start(*arguments: str | Path, **kwargs: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        cwd="/",  # in the root of the source tree, that would be imported instead of the installed package
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **kwargs,
+    )
+
+
+# ---- generate ----
+
+
+@pytest.mark.parametrize(
+    "sampling", [["--temperature", "0"], ["--seed", "3"], ["--seed", "4", "--top-k", "5", "--stop", "e"]]
+)
+def test_generate_prints_what_llm_generates(
+    folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str], sampling: list[str]
+) -> None:
+    keywords: dict[str, Any] = {}
+    for key, value in zip(sampling[::2], sampling[1::2], strict=True):
+        keywords[key[2:].replace("-", "_")] = value if key == "--stop" else int(value)
+    expected = llm.generate("the", max_tokens=50, **keywords)[0].outputs[0].text
+    assert run("generate", "the", "--model", folder, "--max-tokens", "50", *sampling) == 0
+    assert capsys.readouterr().out == f"the{expected}\n"
+    assert run("generate", "the", "--model", folder, "--max-tokens", "50", "--no-echo", *sampling) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{expected}\n"
+    assert captured.err == ""
+
+
+def test_generate_of_token_ids(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = llm.generate([[1, 2, 3]], temperature=0, max_tokens=9, ignore_eos=True)[0].outputs[0].token_ids
+    options = ["--token-ids", "--model", str(folder), "--temperature", "0", "--max-tokens", "9", "--ignore-eos"]
+    assert run("generate", "1, 2 3", *options) == 0
+    assert capsys.readouterr().out.split() == [str(i) for i in (1, 2, 3, *expected)]
+    assert run("generate", "1,2,3", "--no-echo", "--stop-token-ids", str(expected[4]), *options) == 0
+    end = list(expected).index(expected[4]) + 1
+    assert capsys.readouterr().out.split() == [str(i) for i in expected[:end]]
+    assert run("generate", "1,x", *options) == 2
+    assert "'1,x'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
+def test_prompt_from_stdin(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    options = ["--model", str(folder), "--temperature", "0", "--max-tokens", "9"]
+    assert run("generate", "the\none", *options) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"the\none{ending}"))
+    assert run("generate", "-", *options) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_stats(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "the", "--model", folder, "--max-tokens", "9", "--ignore-eos", "--stats") == 0
+    err = capsys.readouterr().err
+    assert "2 prompt tokens, 9 new tokens (length)" in err
+    assert "tokens/s" in err
+    assert err.count("\n") == 1
+
+
+def test_utf8_whatever_the_locale(folder: Path, llm: LLM) -> None:
+    expected = llm.generate("tü", seed=3, max_tokens=60, ignore_eos=True)[0].outputs[0].text
+    assert not expected.isascii()
+    options = ["--model", str(folder), "--seed", "3", "--max-tokens", "60", "--ignore-eos"]
+    for encoding in ("ascii", "latin-1", "utf-16"):
+        env = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": encoding}
+        with start("generate", "-", *options, env=env) as process:
+            out, err = process.communicate("tü".encode(), timeout=60)
+        assert (process.returncode, err) == (0, b"")
+        assert out.decode("utf-8") == f"tü{expected}\n"
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["generate", "x", "--model", "/no/such/folder"], 2, "/no/such/folder"),
+        (["generate", "x", "--model", "FOLDER", "--top-p", "1.5"], 2, "top_p"),
+        (["generate", "x", "--model", "FOLDER", "--temperature", "nan"], 2, "temperature"),
+        (["generate", "x", "--model", "FOLDER", "--max-tokens", "0"], 2, "max_tokens"),
+        (["generate", "x", "--model", "FOLDER", "--kv-cache", "lots"], 2, "kv_cache"),
+        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1", "--max-model-len", "64"], 2, "kv_cache"),
+        (["generate", "x", "--model", "FOLDER", "--dtype", "int3"], 2, "dtype"),
+        (["generate", "x", "--model", "FOLDER", "--device", "abacus"], 2, "device"),
+        (["generate", "x" * 500, "--model", "FOLDER"], 2, "max_model_len"),
+        (["generate", "x", "--num-threads", "0"], 2, "--num-threads"),
+        (["generate", "x", "--num-threads", "two"], 2, "--num-threads"),
+        (["generate", "x", "--temprature", "0"], 2, "did you mean --temperature?"),
+        (["generate"], 2, "PROMPT"),
+        (["genrate", "x"], 2, "generate"),
+        ([], 2, "COMMAND"),
+        (["bench", "--batch-sizes", "1,0"], 2, "--batch-sizes"),
+        (["info", "--dtype", "float32"], 2, "--model"),
+        (["plan", "--model", "FOLDER", "--kv-cache", "8KiB", "--max-model-len", "128"], 2, "max_model_len"),
+    ],
+    ids=str,
+)
+def test_errors(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    assert run(*(str(folder) if a == "FOLDER" else a for a in arguments)) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.err.count("error: ") == 1
+
+
+def test_a_damaged_model_is_a_runtime_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tiny.make_checkpoint(tmp_path)
+    data = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(data[: len(data) // 2])
+    assert run("generate", "x", "--model", other) == 1
+    err = capsys.readouterr().err
+    assert "model.safetensors" in err
+    assert "Traceback" not in err
+    assert run("generate", "x", "--model", other, "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([c, "--help"] for c in ("generate", "chat", "info", "plan", "bench"))]
+)
+def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert run(*arguments) == 0
+    captured = capsys.readouterr()
+    assert "infinilm" in captured.out
+    assert captured.err == ""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from infinilm.cli import main; main(['generate', '--help'])\n"
+        "print(sorted({'numpy', 'tokenizers', 'jinja2', 'tqdm', 'infinilm._core'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    assert done.stdout.endswith("[]\n")
+
+
+# ---- Ctrl-C and pipes ----
+
+
+def test_ctrl_c_ends_a_generation(endless: Path) -> None:
+    with start("generate", "the", "--model", endless, "--max-tokens", str(LONG), "--ignore-eos") as process:
+        first = process.stdout.read(20)
+        assert first.startswith(b"the")
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        rest, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - sent < 10
+    assert err == b""
+    assert rest.endswith(b"\n")
+
+
+def test_ctrl_c_before_the_first_token(endless: Path) -> None:
+    with start("generate", "-", "--token-ids", "--model", endless, "--no-echo") as process:
+        process.stdin.write(b"7 " * (LONG - 2))
+        process.stdin.close()
+        process.stdin = None
+        time.sleep(2.0)  # a long prefill, or still the import on a slow machine
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert rest.strip() == b""
+    assert b"Traceback" not in err
+
+
+def test_a_reader_that_leaves_is_no_error(endless: Path) -> None:
+    with start("generate", "the", "--model", endless, "--max-tokens", str(LONG), "--ignore-eos") as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.wait(timeout=60) == 0
+        assert process.stderr.read() == b""
+
+
+def test_module_and_main_are_the_same() -> None:
+    command = [sys.executable, "-m", "infinilm", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    assert done.stdout == f"infinilm {infinilm.__version__}\n"
+
+
+# ---- chat ----
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(script))
+    return run("chat", *arguments)
+
+
+def expected_answers(llm: LLM, messages: list[dict[str, str]], questions: list[str], **sampling: Any) -> list[str]:
+    answers = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        answers.append(llm.chat(messages, **sampling)[0].outputs[0].text)
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def test_chat_keeps_the_history(
+    folder: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = [{"role": "system", "content": "on"}]
+    first = expected_answers(llm, list(system), ["the", "an"], temperature=0, max_tokens=5)
+    again = expected_answers(llm, list(system), ["an"], temperature=0, max_tokens=5)
+    script = "the\n\nan\n/reset\n/what\nan\n/exit\nunheard\n"
+    options = ["--model", str(folder), "--system", "on", "--temperature", "0", "--max-tokens", "5"]
+    assert chat(monkeypatch, script, *options) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "".join(f"{answer}\n" for answer in (*first, *again))
+    assert "starts anew" in captured.err
+    assert "/what" in captured.err
+
+
+def test_chat_drops_the_oldest_when_the_context_is_full(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "a message of some length\n" * 9
+    options = ["--model", str(folder), "--temperature", "0", "--max-tokens", "20", "--ignore-eos"]
+    assert chat(monkeypatch, script, *options) == 0
+    err = capsys.readouterr().err
+    assert "dropped: the context holds 128 tokens" in err
+    assert err.count("cut off: --max-tokens 20") == 9
+
+
+def test_chat_says_when_a_message_does_not_fit(
+    folder: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = expected_answers(llm, [], ["the"], temperature=0, max_tokens=5)
+    script = "x" * 500 + "\nthe\n"
+    assert chat(monkeypatch, script, "--model", folder, "--temperature", "0", "--max-tokens", "5") == 0
+    captured = capsys.readouterr()
+    assert "the context holds 128" in captured.err
+    assert captured.out == f"{expected[0]}\n"
+    options = ["--model", str(folder), "--temperature", "0", "--max-tokens", "1000", "--ignore-eos"]
+    assert chat(monkeypatch, "x" * 90 + "\n", *options) == 0
+    assert "the context of 128 tokens is full" in capsys.readouterr().err
+
+
+def test_chat_without_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tiny.make_checkpoint(tmp_path)
+    (other / "tokenizer_config.json").unlink()
+    assert chat(monkeypatch, "the\n", "--model", other) == 2
+    assert "chat template" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_an_answer_and_ends_the_prompt(endless: Path) -> None:
+    with start("chat", "--model", endless, "--max-tokens", str(LONG), "--ignore-eos") as process:
+        process.stdin.write(b"the\n")
+        process.stdin.flush()
+        process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == b"[stopped]\n"
+        process.stdin.write(b"/reset\n")
+        process.stdin.flush()
+        assert process.stderr.readline() == b"[the conversation starts anew]\n"
+        time.sleep(0.2)  # at the prompt again
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == b""
+
+
+# ---- info, plan, bench ----
+
+
+def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", "--json") == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["version"] == infinilm.__version__
+    assert info["cpu"]["isa"] in info["cpu"]["isas"]
+    assert info["cpu"]["num_threads"] >= 1
+    assert info["cuda"]["available"] or info["cuda"]["reason"]
+    assert "model" not in info
+    assert run("info") == 0
+    assert info["cpu"]["isa"] in capsys.readouterr().out
+
+
+def test_info_of_a_model(folder: Path, tmp_path: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    config_only = tiny.make_checkpoint(tmp_path, weights=False)
+    for model in (folder, config_only):
+        assert run("info", "--json", "--model", model, "--max-model-len", "100", "--kv-cache", "1MiB") == 0
+        about = json.loads(capsys.readouterr().out)["model"]
+        assert about["config"]["hidden_size"] == 32
+        assert about["num_parameters"] == sum(w.size for w in tiny.make_weights(tiny.CONFIG).values())
+        assert about["memory"]["weight_bytes"] == 4 * about["num_parameters"]
+        assert about["memory"]["max_model_len"] == 100
+        assert about["memory"]["kv_bytes"] <= about["memory"]["kv_budget_bytes"] == 2**20
+        assert run("info", "--model", model) == 0
+        assert "LlamaForCausalLM" in capsys.readouterr().out
+
+
+def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "--model", folder, "--kv-cache", "1MiB", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    expected = infinilm.plan_memory(folder, kv_cache="1MiB")
+    assert plan["num_slots"] == expected.num_slots
+    assert plan["kv_bytes"] == expected.kv_bytes
+    assert run("plan", "--model", folder, "--kv-cache", "1MiB") == 0
+    assert "budget 1.0 MiB" in capsys.readouterr().out
+
+
+SPREAD = {"median", "min", "max"}
+SMALL = [
+    "--prompt-len",
+    "16",
+    "--decode-tokens",
+    "4",
+    "--decode-context",
+    "8",
+    "--batch-sizes",
+    "1,3",
+    "--repeats",
+    "2",
+]
+
+
+def test_bench_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config_only = tiny.make_checkpoint(tmp_path, weights=False, tokenizer=False)
+    options = ["--model", str(config_only), "--load-format", "dummy", "--num-threads", "1", *SMALL]
+    assert run("bench", "--json", *options) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert "round 2 of 2" in captured.err
+    assert {"version", "model", "dtype", "isa", "num_threads", "weight_bytes", "repeats"} <= set(result)
+    prefill, decodes = result["prefill"], result["decode"]
+    spreads = [result["read_bytes_per_second"], result["flops_per_second"]]
+    spreads += [prefill[k] for k in ("ttft_seconds", "tokens_per_second", "flops_per_second", "share_of_peak")]
+    assert [d["batch_size"] for d in decodes] == [1, 3]
+    for decode in decodes:
+        keys = ("ttft_seconds", "tokens_per_second", "read_bytes_per_second", "share_of_bandwidth")
+        spreads += [decode[k] for k in keys]
+        assert decode["steps_per_run"] == 4
+        assert 0 < decode["itl_p50_seconds"] <= decode["itl_p99_seconds"]
+    for spread in spreads:
+        assert set(spread) == SPREAD
+        assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+
+
+def test_bench_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--model", folder, "--num-threads", "1", *SMALL) == 0
+    out = capsys.readouterr().out
+    assert "prefill of 16 tokens" in out
+    assert "decode of 3 x 4 tokens" in out
+
+
+def test_bench_needs_room_for_its_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--model", folder, "--kv-cache", "8KiB", *SMALL) == 2
+    assert "kv_cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_counted_work(tmp_path: Path, tied: bool) -> None:
+    other = tiny.make_checkpoint(tmp_path, tie_word_embeddings=tied)
+    weights = tiny.make_weights(tiny.CONFIG | {"tie_word_embeddings": tied})
+    linear = sum(w.size for name, w in weights.items() if w.ndim == 2 and "layers" in name)
+    table = tiny.VOCAB_SIZE * 32
+    with LLM(other) as model:
+        work = bench.count_work(model)
+    assert work.prefill_flops(10) == 2 * (10 * linear + table)
+    assert work.weight_bytes == 4 * (sum(w.size for w in weights.values()) - (0 if tied else table))
+    kv_bytes = 4 * 2 * (2 * 2 * 8)  # float32, layers, K and V of 2 heads of 8
+    assert work.decode_bytes(3, 50.0) == work.weight_bytes + 3 * 50 * kv_bytes
+
+
+def test_sliding_windows_bound_the_bytes_of_a_step() -> None:
+    work = bench.Work(0, 0, weight_bytes=100, kv_bytes_per_token_layer=10, sliding_window=(0, 8))
+    assert work.decode_bytes(2, 5) == 100 + 2 * 10 * (5 + 5)
+    assert work.decode_bytes(2, 50) == 100 + 2 * 10 * (50 + 8)
+
+
+@pytest.mark.parametrize(("chunk", "batch_size", "context"), [(2048, 1, 8), (2048, 3, 8), (7, 5, 20), (1, 1, 9)])
+def test_decode_is_measured_on_whole_batches(folder: Path, chunk: int, batch_size: int, context: int) -> None:
+    needed = bench.context_needed(
+        prompt_len=1, decode_context=context, decode_tokens=6, batch_sizes=[batch_size], max_num_batched_tokens=chunk
+    )
+    with LLM(folder, max_model_len=needed, max_num_batched_tokens=chunk, max_num_seqs=batch_size) as model:
+        measured = bench.measure_decode(model, batch_size, context, 6, np.random.default_rng(0))
+        assert not model._scheduler.has_work
+    assert len(measured.step_seconds) == 6
+    assert min(measured.step_seconds) > 0
+    assert measured.ttft > 0
+    assert context + 3 <= measured.context_len <= needed

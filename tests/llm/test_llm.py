@@ -1,0 +1,576 @@
+"""The LLM layer: what `generate`, `stream`, `chat` and `forward` promise, and what they refuse."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import infinilm
+from infinilm import LLM, SamplingParams
+from llm import tiny
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+PROMPTS = ["the", "Once upon a time there was an answer", "ü", "a " * 25, "the other one in the inner"]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("llm") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, seed=0) as made:
+        yield made
+
+
+def tokens(outputs: list[infinilm.RequestOutput]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def texts(outputs: list[infinilm.RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def one(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:
+    return llm.generate(prompt, use_tqdm=False, **sampling)[0].outputs[0]
+
+
+# ---- against transformers ----
+
+
+@pytest.mark.parametrize("name", sorted(p.parent.name for p in GOLDEN.glob("*/expected.npz")))
+def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    expected = np.load(GOLDEN / name / "expected.npz")
+    with LLM(GOLDEN / name, dtype="float32", max_model_len=int(expected["max_model_len"])) as model:
+        got = one(model, expected["input_ids"].tolist(), temperature=0, max_tokens=16, ignore_eos=True)
+    assert list(got.token_ids) == expected["greedy_ids"].tolist()
+    assert got.text == ""  # no tokenizer in these folders
+    assert got.finish_reason == "length"
+
+
+# ---- streams ----
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 1, "seed": 5}, {"seed": 6, "stop": ["e", "\ufffd"]}]
+)
+def test_stream_joined_is_generate(llm: LLM, sampling: dict[str, Any]) -> None:
+    whole = llm.generate(PROMPTS, use_tqdm=False, max_tokens=60, **sampling)
+    ids: dict[str, list[int]] = {}
+    parts: dict[str, list[str]] = {}
+    reasons: dict[str, str | None] = {}
+    for event in llm.stream(PROMPTS, max_tokens=60, **sampling):
+        assert reasons.get(event.request_id) is None, "an event after the last one"
+        ids.setdefault(event.request_id, []).append(event.token_id)
+        parts.setdefault(event.request_id, []).append(event.text)
+        reasons[event.request_id] = event.finish_reason
+    order = sorted(ids, key=int)
+    assert [ids[r] for r in order] == tokens(whole)
+    assert ["".join(parts[r]) for r in order] == texts(whole)
+    assert [reasons[r] for r in order] == [w.outputs[0].finish_reason for w in whole]
+
+
+def test_text_is_what_the_tokens_decode_to(llm: LLM) -> None:
+    got = one(llm, "the", temperature=1, seed=3, max_tokens=100, ignore_eos=True)
+    assert got.text == llm.detokenize(got.token_ids)
+    assert "\ufffd" in got.text  # the test would prove little on clean text
+
+
+@pytest.mark.parametrize("how", ["close", "break", "error", "delete"])
+def test_leaving_a_stream_frees_its_slot(folder: Path, how: str) -> None:
+    with LLM(folder, max_num_seqs=1) as model:
+        stream = model.stream("the", temperature=0)
+        next(stream)
+        assert model._scheduler.has_work
+        if how == "close":
+            stream.close()
+        elif how == "break":
+            for _ in stream:
+                break
+            del stream
+        elif how == "error":
+            with pytest.raises(GeneratorExit):
+                stream.throw(GeneratorExit)
+        else:
+            del stream
+        assert not model._scheduler.has_work
+        assert len(one(model, "an", temperature=0, max_tokens=3, ignore_eos=True).token_ids) == 3
+
+
+def test_a_stream_waits_while_others_are_served(folder: Path) -> None:
+    with LLM(folder) as model:
+        expected = tokens(model.generate(["the", "an"], use_tqdm=False, temperature=0, max_tokens=20, ignore_eos=True))
+        stream = model.stream("the", temperature=0, max_tokens=20, ignore_eos=True)
+        first = next(stream)
+        assert list(one(model, "an", temperature=0, max_tokens=20, ignore_eos=True).token_ids) == expected[1]
+        assert [first.token_id, *(event.token_id for event in stream)] == expected[0]
+
+
+def test_two_threads_at_once(folder: Path) -> None:
+    with LLM(folder, max_num_seqs=3) as model:
+        params = [SamplingParams(seed=i, max_tokens=40, ignore_eos=True) for i in range(6)]
+        expected = [one(model, PROMPTS[i % 5], sampling_params=p) for i, p in enumerate(params)]
+        got: list[Any] = [None] * 6
+
+        def work(indices: list[int]) -> None:
+            for i in indices:
+                got[i] = one(model, PROMPTS[i % 5], sampling_params=params[i])
+
+        threads = [threading.Thread(target=work, args=([i, i + 1],)) for i in (0, 2, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert got == expected
+
+
+# ---- the same request gives the same tokens ----
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 1, "seed": 11}, {"seed": 12, "top_k": 9, "top_p": 0.9}]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+        {"max_num_batched_tokens": 33, "max_num_seqs": 2, "num_threads": 1},
+        {"max_num_seqs": 3, "num_threads": 3},
+        {"kv_cache": "64KiB", "max_model_len": 100},
+    ],
+    ids=str,
+)
+def test_batched_is_alone(folder: Path, llm: LLM, settings: dict[str, Any], sampling: dict[str, Any]) -> None:
+    expected = [list(one(llm, p, max_tokens=30, ignore_eos=True, **sampling).token_ids) for p in PROMPTS]
+    with LLM(folder, **settings) as other:
+        assert tokens(other.generate(PROMPTS, use_tqdm=False, max_tokens=30, ignore_eos=True, **sampling)) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, tiny.VOCAB_SIZE - 1), min_size=1, max_size=100),
+            st.integers(1, 27),
+            st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        ),
+        min_size=1,
+        max_size=9,
+    )
+)
+def test_any_batch_is_each_alone(llm: LLM, batch: list[tuple[list[int], int, float]]) -> None:
+    prompts = [prompt for prompt, _, _ in batch]
+    params = [SamplingParams(temperature=t, seed=i, max_tokens=n) for i, (_, n, t) in enumerate(batch)]
+    together = tokens(llm.generate(prompts, params, use_tqdm=False))
+    alone = [list(one(llm, [prompt], sampling_params=p).token_ids) for prompt, p in zip(prompts, params, strict=True)]
+    assert together == alone
+
+
+def test_seeds(folder: Path, llm: LLM) -> None:
+    def run(seed: int | None) -> list[int]:
+        return list(one(llm, "the", seed=seed, max_tokens=20, ignore_eos=True).token_ids)
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+    assert run(None) != run(None)
+    with LLM(folder, seed=9) as first, LLM(folder, seed=9) as second, LLM(folder, seed=10) as third:
+        got = [tokens(m.generate(["the"] * 2, use_tqdm=False, max_tokens=20)) for m in (first, second, third)]
+    assert got[0] == got[1]
+    assert got[0] != got[2]
+    assert got[0][0] != got[0][1]
+
+
+# ---- where it stops ----
+
+
+def test_max_tokens_and_the_end_of_the_context(llm: LLM) -> None:
+    for count in (1, 2, 17):
+        got = one(llm, "the", temperature=0, max_tokens=count, ignore_eos=True)
+        assert len(got.token_ids) == count
+        assert (got.finish_reason, got.stop_reason) == ("length", None)
+    num_prompt = len(llm.tokenize("the"))
+    for unlimited in ({}, {"max_tokens": 10**6}):
+        got = one(llm, "the", temperature=0, ignore_eos=True, **unlimited)
+        assert len(got.token_ids) == llm.max_model_len - num_prompt
+        assert got.finish_reason == "length"
+
+
+def test_a_prompt_that_just_fits(llm: LLM) -> None:
+    got = one(llm, [[1] * (llm.max_model_len - 1)], temperature=0, ignore_eos=True)
+    assert len(got.token_ids) == 1
+
+
+def test_stop_token_ids(llm: LLM) -> None:
+    plain = one(llm, "the", seed=4, max_tokens=50, ignore_eos=True)
+    stop = plain.token_ids[20]
+    cut = plain.token_ids.index(stop) + 1
+    got = one(llm, "the", seed=4, max_tokens=50, ignore_eos=True, stop_token_ids=[stop])
+    assert list(got.token_ids) == list(plain.token_ids[:cut])
+    assert (got.finish_reason, got.stop_reason) == ("stop", stop)
+    assert got.text == llm.detokenize(plain.token_ids[: cut - 1])
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings(llm: LLM, include: bool) -> None:
+    plain = one(llm, "the", seed=4, max_tokens=60, ignore_eos=True)
+    for begin in (0, 7, 19):
+        stop = plain.text[begin : begin + 3]
+        got = one(
+            llm, "the", seed=4, max_tokens=60, ignore_eos=True, stop=["never", stop], include_stop_str_in_output=include
+        )
+        end = plain.text.find(stop) + (3 if include else 0)
+        assert got.text == plain.text[:end]
+        assert (got.finish_reason, got.stop_reason) == ("stop", stop)
+        assert list(got.token_ids) == list(plain.token_ids[: len(got.token_ids)])
+
+
+def test_eos_and_ignore_eos(folder: Path, tmp_path: Path, llm: LLM) -> None:
+    plain = one(llm, "the", seed=4, max_tokens=50, ignore_eos=True)
+    eos = plain.token_ids[20]
+    cut = plain.token_ids.index(eos) + 1
+    other = tiny.make_checkpoint(tmp_path, eos_token_id=[eos, tiny.EOS])
+    with LLM(other) as model:
+        got = one(model, "the", seed=4, max_tokens=50)
+        assert list(got.token_ids) == list(plain.token_ids[:cut])
+        assert (got.finish_reason, got.stop_reason) == ("stop", None)
+        assert got.text == llm.detokenize(plain.token_ids[: cut - 1])
+        assert list(one(model, "the", seed=4, max_tokens=50, ignore_eos=True).token_ids) == list(plain.token_ids)
+
+
+# ---- prompts, chat, forward ----
+
+
+def test_kinds_of_prompts(llm: LLM) -> None:
+    ids = llm.tokenize("the")
+    settings: dict[str, Any] = {"use_tqdm": False, "temperature": 0, "max_tokens": 5}
+    expected = tokens(llm.generate("the", **settings))[0]
+    for prompt in (ids, [ids], ["the"], np.array(ids), [np.array(ids, np.int64)], tuple(ids)):
+        assert tokens(llm.generate(prompt, **settings)) == [expected]
+    assert tokens(llm.generate(["the", ids], **settings)) == [expected] * 2
+    assert llm.generate([], **settings) == []
+    output = llm.generate(["the", ids], **settings)
+    assert [o.prompt for o in output] == ["the", None]
+    assert [list(o.prompt_token_ids) for o in output] == [ids, ids]
+    assert all(o.finished and o.metrics.ttft > 0 for o in output)
+
+
+def test_one_sampling_params_per_prompt(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 8)]
+    assert [len(t) for t in tokens(llm.generate(["the", "an"], params, use_tqdm=False))] == [3, 8]
+    with pytest.raises(infinilm.RequestError, match="3"):
+        llm.generate(["the"] * 3, params)
+
+
+def test_chat_is_generate_on_the_rendered_template(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "an"}, {"role": "user", "content": "the"}]
+    ids = llm.render_chat(messages)
+    expected = [
+        tiny.BOS,
+        tiny.SYSTEM,
+        *llm.tokenize("an", False),
+        tiny.USER,
+        *llm.tokenize("the", False),
+        tiny.ASSISTANT,
+    ]
+    assert ids == expected
+    settings: dict[str, Any] = {"use_tqdm": False, "temperature": 0, "max_tokens": 5}
+    assert tokens(llm.chat(messages, **settings)) == tokens(llm.generate(ids, **settings))
+    assert tokens(llm.chat([messages, messages], **settings)) == tokens(llm.generate([ids, ids], **settings))
+
+
+def test_chat_without_a_template(tmp_path: Path) -> None:
+    other = tiny.make_checkpoint(tmp_path)
+    (other / "tokenizer_config.json").unlink()
+    with LLM(other) as model, pytest.raises(infinilm.ConfigError, match="chat template"):
+        model.chat([{"role": "user", "content": "the"}])
+    with LLM(other, chat_template="{{ messages[0].content }}") as model:
+        assert model.render_chat([{"role": "user", "content": "the"}]) == model.tokenize("the", False)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_forward(folder: Path, llm: LLM, chunk: int) -> None:
+    ids = llm.tokenize("Once upon a time there was")
+    logits = llm.forward(ids)
+    assert logits.shape == (len(ids), tiny.VOCAB_SIZE)
+    assert logits.dtype == np.float32
+    with LLM(folder, max_num_batched_tokens=chunk, max_num_seqs=1) as other:
+        np.testing.assert_array_equal(other.forward(ids), logits)
+    assert one(llm, ids, temperature=0, max_tokens=1).token_ids[0] == logits[-1].argmax()
+    assert not llm._scheduler.has_work
+
+
+def test_forward_of_a_full_context(llm: LLM) -> None:
+    assert llm.forward([1] * llm.max_model_len).shape == (llm.max_model_len, tiny.VOCAB_SIZE)
+
+
+def test_forward_beside_generation(llm: LLM) -> None:
+    ids = llm.tokenize("the other")
+    expected = llm.forward(ids)
+    stream = llm.stream(["the", "an"], temperature=0, max_tokens=30, ignore_eos=True)
+    first = next(stream)
+    np.testing.assert_array_equal(llm.forward(ids), expected)
+    rest = [first.token_id, *(e.token_id for e in stream if e.request_id == first.request_id)]
+    assert rest == list(one(llm, "the", temperature=0, max_tokens=30, ignore_eos=True).token_ids)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+def test_dtypes(tmp_path: Path, stored: str, dtype: str) -> None:
+    other = tiny.make_checkpoint(tmp_path, torch_dtype=stored)
+    with LLM(other) as auto:
+        assert auto.dtype == stored
+    with LLM(other, dtype="float32") as exact, LLM(other, dtype=dtype) as model:
+        assert model.dtype == dtype
+        ids = model.tokenize("the other one")
+        expected, got = exact.forward(ids), model.forward(ids)
+    precision = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    # Rounding of the activations adds up over the few operations of two layers.
+    assert np.abs(got - expected).max() <= 20 * precision * np.abs(expected).max()
+
+
+def test_dummy_weights(tmp_path: Path) -> None:
+    other = tiny.make_checkpoint(tmp_path, weights=False, tokenizer=False)
+    with LLM(other, load_format="dummy", seed=1) as model:
+        assert len(one(model, [1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
+        assert np.isfinite(model.forward([1, 2, 3])).all()
+
+
+# ---- bad input: every row says what was wrong, and the LLM works on ----
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([[]], "empty"),
+        ([[1, -1]], "-1"),
+        ([[1, tiny.VOCAB_SIZE]], f"{tiny.VOCAB_SIZE} at position 1"),
+        ([[2**40]], "out of range"),
+        ([[2**70]], "token ids"),
+        ([[1, 2.5]], "token ids"),
+        ([[1.0, 2.0]], "token ids"),
+        ([[True, False]], "token ids"),
+        ([["a", "b"]], "token ids"),
+        ([[1, None]], "token ids"),
+        ([[[1], [2]]], "token ids"),
+        ([[[1], [2, 3]]], "token ids"),
+        ([[1] * 128], "128 tokens"),
+        ("a" * 10_000, "max_model_len"),
+        (["the", [[]]], "prompt 1"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_bad_prompts(llm: LLM, prompt: Any, message: str) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(infinilm.RequestError, match=message):
+            call(prompt, max_tokens=2)
+    assert not llm._scheduler.has_work
+    assert len(one(llm, "the", max_tokens=2, ignore_eos=True).token_ids) == 2
+
+
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"the", {"prompt": "the"}, [None]])
+def test_prompts_of_the_wrong_type(llm: LLM, prompt: Any) -> None:
+    with pytest.raises((TypeError, infinilm.RequestError), match=r"(?i)prompt"):
+        llm.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": [""]}, "stop"),
+    ],
+    ids=str,
+)
+def test_bad_sampling(llm: LLM, sampling: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        llm.generate("the", **sampling)
+    assert isinstance(caught.value, infinilm.InfinilmError)
+
+
+def test_unknown_keywords_are_named_with_the_nearest(llm: LLM, folder: Path) -> None:
+    with pytest.raises(TypeError, match="temperature"):
+        llm.generate("the", temprature=0)
+    with pytest.raises(TypeError, match="max_tokens"):
+        llm.stream("the", max_new_tokens=3)
+    with pytest.raises(TypeError, match="max_modle_len"):
+        LLM(folder, max_modle_len=3)  # type: ignore[call-arg]
+
+
+def test_forward_refuses_what_generate_refuses(llm: LLM) -> None:
+    for ids in ([], [-1], [tiny.VOCAB_SIZE], [0.5], [1] * (llm.max_model_len + 1), [[1]]):
+        with pytest.raises(infinilm.RequestError, match="input_ids"):
+            llm.forward(ids)
+
+
+def test_folders_that_are_no_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        LLM(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        LLM(tmp_path / "absent")
+    config_only = tiny.make_checkpoint(tmp_path / "config_only", weights=False)
+    with pytest.raises(infinilm.WeightError, match="safetensors"):
+        LLM(config_only)
+    with pytest.raises(infinilm.ConfigError, match="folder"):
+        LLM(config_only / "config.json")
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    other = tiny.make_checkpoint(tmp_path, tokenizer=False)
+    with LLM(other) as model:
+        got = one(model, [1, 2, 3], temperature=0, max_tokens=4, ignore_eos=True)
+        assert len(got.token_ids) == 4
+        assert got.text == ""
+        for call in (lambda: model.generate("the"), lambda: model.stream("the"), lambda: model.tokenize("the")):
+            with pytest.raises(infinilm.RequestError, match="tokenizer"):
+                call()
+        with pytest.raises(infinilm.RequestError, match="tokenizer"):
+            model.generate([1], stop="x")
+
+
+def test_a_tokenizer_from_elsewhere(tmp_path: Path, folder: Path, llm: LLM) -> None:
+    other = tiny.make_checkpoint(tmp_path, tokenizer=False)
+    with LLM(other, tokenizer=folder) as model:
+        assert one(model, "the", temperature=0, max_tokens=9) == one(llm, "the", temperature=0, max_tokens=9)
+    with pytest.raises(infinilm.ConfigError, match="tokenizer"):
+        LLM(other, tokenizer=tmp_path / "absent")
+
+
+def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the right to read away; from root, whom the file system lets read anyway, by refusing to open."""
+    path.chmod(0)
+    if not os.access(path, os.R_OK):
+        return
+
+    def refusing(function: Any) -> Any:
+        def refuse(file: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(file, int) and Path(file) == path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(file))
+            return function(file, *args, **kwargs)
+
+        return refuse
+
+    monkeypatch.setattr("builtins.open", refusing(open))
+    monkeypatch.setattr(os, "open", refusing(os.open))
+    monkeypatch.setattr(pathlib.Path, "open", refusing(pathlib.Path.open))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    other = tiny.make_checkpoint(tmp_path)
+    _make_unreadable(other / name, monkeypatch)
+    with pytest.raises((infinilm.InfinilmError, PermissionError), match=name) as caught:
+        LLM(other)
+    assert "permission" in str(caught.value).lower()
+
+
+def test_use_after_close(folder: Path) -> None:
+    model = LLM(folder)
+    running = model.stream("the", ignore_eos=True)
+    next(running)
+    model.close()
+    model.close()
+    for call in (
+        lambda: model.generate("the"),
+        lambda: next(model.stream("the")),
+        lambda: model.forward([1]),
+        lambda: list(running),
+    ):
+        with pytest.raises(infinilm.EngineDeadError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("kv_cache", ["", "abc", "0", "-1", "0%", "200%", "4XB", "1.2.3GiB", "nan", 0, -5, True, 1.5])
+def test_bad_kv_cache(folder: Path, kv_cache: Any) -> None:
+    with pytest.raises(infinilm.ConfigError, match="kv_cache"):
+        LLM(folder, kv_cache=kv_cache)
+
+
+@pytest.mark.parametrize("kv_cache", [2**20, "1MiB", "1mib", "1 MB", "0.5GiB", "10%", "100%", "1048576"])
+def test_good_kv_cache(folder: Path, kv_cache: Any) -> None:
+    with LLM(folder, kv_cache=kv_cache) as model:
+        assert model.memory.kv_bytes <= model.memory.kv_budget_bytes
+
+
+def test_kv_cache_that_is_too_small(folder: Path) -> None:
+    with pytest.raises(infinilm.CacheFullError, match=r"(?s)max_model_len.*kv_cache"):
+        LLM(folder, kv_cache="8KiB", max_model_len=128)
+    with LLM(folder, kv_cache="8KiB") as model:  # the context shrinks instead, when it may
+        assert 1 <= model.max_model_len < 128
+        with pytest.raises(infinilm.RequestError, match="max_model_len"):
+            model.generate([[1] * model.max_model_len])
+    with pytest.raises(infinilm.CacheFullError, match="kv_cache"):
+        LLM(folder, kv_cache=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_model_len": 0},
+        {"max_model_len": -1},
+        {"max_model_len": 1.5},
+        {"max_num_seqs": 0},
+        {"max_num_batched_tokens": 0},
+        {"num_threads": 0},
+        {"num_threads": "2"},
+        {"load_format": "pickle"},
+        {"dtype": "int8"},
+        {"device": "tpu"},
+        {"device": "cuda:x"},
+    ],
+    ids=str,
+)
+def test_bad_settings(folder: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(infinilm.ConfigError, match=next(iter(settings))):
+        LLM(folder, **settings)
+
+
+def test_cuda_is_refused_with_the_reason(folder: Path) -> None:
+    if infinilm.backends()["cuda"]["available"]:
+        pytest.skip("this machine has a usable GPU")
+    with pytest.raises(infinilm.DeviceError, match=r"(?i)cuda"):
+        LLM(folder, device="cuda")
+
+
+def test_a_context_beyond_the_model_warns(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(folder, max_model_len=200) as model:
+        assert model.max_model_len == 200
+    assert "max_model_len=200" in caplog.text
+
+
+# ---- import ----
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, infinilm; dir(infinilm)\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'jinja2', 'numpy', 'tqdm', 'safetensors', 'infinilm._core'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    # From "/": in the root of the source tree, that would be imported instead of the installed package.
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    assert run.stdout.strip() == "[]"

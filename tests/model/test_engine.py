@@ -1,0 +1,68 @@
+"""The engine against transformers: every golden checkpoint, on every instruction set this machine runs.
+
+The golden files hold float32 logits and greedy tokens of transformers (tools/make_golden.py made them once).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infinilm import LLM, _core
+
+GOLDEN = sorted(p.parent for p in (Path(__file__).parents[1] / "golden").glob("*/expected.npz"))
+FLOAT32_SHARE = 2e-4  # of the largest logit: what two float32 implementations of a small model may differ by
+
+
+def load(folder: Path, **settings: Any) -> tuple[LLM, Any]:
+    expected = np.load(folder / "expected.npz")
+    settings = {"max_model_len": int(expected["max_model_len"]), "max_num_seqs": 2, "use_tqdm": False, **settings}
+    return LLM(folder, **settings), expected
+
+
+@pytest.fixture(params=_core.cpu_isas())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("INFINILM_CPU_ISA", request.param)
+    return str(request.param)
+
+
+def test_golden_files_are_there() -> None:
+    assert len(GOLDEN) >= 8
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
+def test_float32_logits_and_greedy_tokens(folder: Path, isa: str) -> None:
+    llm, expected = load(folder, dtype="float32")
+    with llm:
+        logits = llm.forward(expected["input_ids"].tolist())
+        largest = np.abs(expected["logits"]).max()
+        assert np.abs(logits - expected["logits"]).max() <= FLOAT32_SHARE * largest
+        greedy = expected["greedy_ids"].tolist()
+        output = llm.generate(expected["input_ids"].tolist(), temperature=0, max_tokens=len(greedy), ignore_eos=True)
+    assert list(output[0].outputs[0].token_ids) == greedy
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
+def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
+    """Weights, cache and (with bfloat16) inputs of linears are rounded once each: about seven roundings a layer."""
+    llm, expected = load(folder, dtype=dtype)
+    with llm:
+        logits = llm.forward(expected["input_ids"].tolist())
+        num_roundings = 7 * llm.config.num_hidden_layers + 2
+    epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    error = np.linalg.norm(logits - expected["logits"]) / np.linalg.norm(expected["logits"])
+    assert error <= 4 * epsilon * np.sqrt(num_roundings)  # independent errors add in squares; 4: they feed softmaxes
+
+
+@pytest.mark.parametrize("folder", GOLDEN[:3], ids=lambda p: p.name)
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_chunked_prefill_changes_nothing(folder: Path, chunk: int, isa: str) -> None:
+    whole, expected = load(folder)
+    chunked, _ = load(folder, max_num_batched_tokens=chunk)
+    ids = expected["input_ids"].tolist()
+    with whole, chunked:
+        assert np.array_equal(whole.forward(ids), chunked.forward(ids))
