@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from infinilm.outputs import TokenEvent
     from infinilm.sampling_params import SamplingParams
 
-_PREFILL_CHUNK = 256  # tokens per step: Ctrl-C waits for a step to end, and larger chunks are hardly faster on a CPU
+_PREFILL_CHUNK = 128  # tokens per step: Ctrl-C waits for a step to end, and larger chunks are hardly faster on a CPU
 _BENCH_CHUNK = 2048
 _USER_ERRORS = (
     ConfigError,
@@ -554,7 +554,7 @@ def _memory_lines(memory: dict[str, int]) -> list[str]:
 
     return [
         f"weights {format_bytes(memory['weight_bytes'])}",
-        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_slots']} sequences of {memory['max_model_len']} "
+        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_slots']} x {memory['max_model_len']} "
         f"tokens, {format_bytes(memory['kv_bytes_per_token'])} per token "
         f"(budget {format_bytes(memory['kv_budget_bytes'])})",
     ]

@@ -25,7 +25,7 @@ from infinilm import scheduler as sched
 from infinilm.chat import ChatTemplate
 from infinilm.checkpoint import Checkpoint, load_weights
 from infinilm.config import LlamaConfig
-from infinilm.errors import ConfigError, EngineDeadError, RequestError
+from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError
 from infinilm.families import build_spec
 from infinilm.memory import MemoryPlan, plan_model
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
@@ -203,7 +203,8 @@ class LLM:
         self._engine.reset_cache(plan.memory.num_slots, self.max_model_len)
         self._scheduler = sched.Scheduler(plan.memory.num_slots, self.max_model_len, max_num_batched_tokens)
         self._seeds = np.random.default_rng(seed) if seed is not None else None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the scheduler and the engine
+        self._cancelled: deque[sched.Sequence] = deque()  # to be removed from the scheduler by whoever has the lock
         self._closed = False
         self._num_requests = 0
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -310,13 +311,17 @@ class LLM:
         """Logits of every position of one prompt, [num_tokens, vocab_size]; nothing is kept in the cache."""
         ids = self._check_ids(input_ids, "input_ids", room=0)
         sequence = sched.Sequence(ids, SamplingParams(temperature=0.0), seed=0, collect_logits=True)
-        with self._locked():
+        with self._lock:
+            self._check_open()
             self._scheduler.add(sequence)
         try:
             while sequence.num_computed < len(ids):
-                with self._locked():
+                with self._lock:
+                    self._check_open()
                     if sequence.num_computed < len(ids):
                         self._step()
+                    if sequence.slot < 0 and sequence not in self._scheduler.waiting:
+                        raise InfinilmError("a step of this prompt failed in another thread, which got the reason")
         finally:
             with self._lock:
                 self._scheduler.remove(sequence)
@@ -336,8 +341,10 @@ class LLM:
 
     # ---- inside ----
 
-    def _locked(self) -> _EngineLock:
-        return _EngineLock(self)
+    def _check_open(self) -> None:
+        """Fail once the LLM is closed; the lock is held."""
+        if self._closed:
+            raise EngineDeadError("this LLM is closed; make a new one")
 
     def _make_requests(
         self,
@@ -403,6 +410,7 @@ class LLM:
 
     def _step(self) -> None:
         """Run one step for everybody; the lock is held."""
+        self._forget_cancelled()
         step = self._scheduler.schedule(time.perf_counter())
         if step is None:
             return
@@ -421,7 +429,8 @@ class LLM:
                 self._scheduler.remove(sequence)
 
     def _stream(self, requests: list[_Request]) -> Iterator[TokenEvent]:
-        with self._locked():
+        with self._lock:
+            self._check_open()
             for request in requests:
                 self._scheduler.add(request.sequence)
         pending = list(requests)
@@ -432,15 +441,30 @@ class LLM:
                         yield request.events.popleft()
                 pending = [r for r in pending if r.finish_reason is None or r.events]
                 if pending and not any(r.events for r in pending):
-                    with self._locked():
+                    with self._lock:
+                        self._check_open()
                         if not any(r.events for r in pending):
                             self._step()
         finally:
-            with self._lock:
-                for request in requests:
-                    self._scheduler.remove(request.sequence)
-                    if request.finish_reason is None:
-                        request.finish_reason = "abort"
+            self._cancel(requests)
+
+    def _cancel(self, requests: list[_Request]) -> None:
+        """Forget what is unfinished, now or at the next step.
+
+        Never waits for the lock: the garbage collector may close a stream in the middle of a step of this very thread.
+        """
+        for request in requests:
+            request.finish_reason = request.finish_reason or "abort"
+            self._cancelled.append(request.sequence)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._forget_cancelled()
+            finally:
+                self._lock.release()
+
+    def _forget_cancelled(self) -> None:
+        while self._cancelled:
+            self._scheduler.remove(self._cancelled.popleft())
 
     def _run(self, requests: list[_Request], use_tqdm: bool) -> list[RequestOutput]:
         if use_tqdm and len(requests) > 1:
@@ -455,22 +479,6 @@ class LLM:
         if bar is not None:
             bar.close()
         return [request.output() for request in requests]
-
-
-class _EngineLock:
-    """The LLM's lock; taking it fails once the LLM is closed."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-
-    def __enter__(self) -> None:
-        self._llm._lock.acquire()
-        if self._llm._closed:
-            self._llm._lock.release()
-            raise EngineDeadError("this LLM is closed; make a new one")
-
-    def __exit__(self, *_: object) -> None:
-        self._llm._lock.release()
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 TESTS = str(Path(__file__).parent)
 if TESTS not in sys.path:
@@ -27,6 +27,8 @@ _base = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-settings.register_profile("default", _base, max_examples=5)
+# Without shrinking a failure is reported at once; its shapes and seed are small as drawn. Thorough shrinks.
+_phases = (Phase.explicit, Phase.reuse, Phase.generate)
+settings.register_profile("default", _base, max_examples=5, phases=_phases)
 settings.register_profile("thorough", _base, max_examples=200)
 settings.load_profile("default")

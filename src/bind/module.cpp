@@ -35,6 +35,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 NB_MODULE(_core, m) {
     m.doc() = "The C++ core of infinilm: tensors, ops and the engine.";
+    nanobind::set_leak_warnings(false);  // an LLM that is alive at exit is no error
     nanobind::register_exception_translator(infinilm::translate);
     infinilm::bind_tensor(m);
     infinilm::bind_ops(m);

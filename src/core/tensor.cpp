@@ -37,6 +37,7 @@ int64_t TensorView::numel() const {
 }
 
 bool TensorView::is_contiguous() const {
+    if (numel() == 0) return true;
     int64_t expected = 1;
     for (int dim = ndim_ - 1; dim >= 0; --dim) {
         if (shape_[dim] != 1 && strides_[dim] != expected) return false;

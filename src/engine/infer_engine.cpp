@@ -110,14 +110,12 @@ void InferEngine::close() {
         worker = std::exchange(worker_, nullptr);
     }
     if (!worker) return;
-    worker
-        ->submit([&] {  // after whatever was submitted before
-            decoder_.reset();
-            params_.clear();
-            cache_ = {};
-            backend_.reset();
-        })
-        .get();
+    worker.reset();  // joins, after whatever was submitted before
+    // Here and not on the worker: letting go of a weight may need the GIL, which this thread may hold.
+    decoder_.reset();
+    params_.clear();
+    cache_ = {};
+    backend_.reset();
 }
 
 }  // namespace infinilm

@@ -125,6 +125,14 @@ def test_utf8_whatever_the_locale(folder: Path, llm: LLM) -> None:
         assert out.decode("utf-8") == f"tü{expected}\n"
 
 
+def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
+    with LLM("demo") as model:
+        expected = model.generate("Once upon a time", temperature=0, max_tokens=40)[0].outputs[0].text
+    assert run("generate", "Once upon a time", "--temperature", "0", "--max-tokens", "40") == 0
+    assert capsys.readouterr().out == f"Once upon a time{expected}\n"
+    assert len(expected.split()) > 10
+
+
 # ---- errors ----
 
 
@@ -295,6 +303,13 @@ def test_chat_says_when_a_message_does_not_fit(
     assert "the context of 128 tokens is full" in capsys.readouterr().err
 
 
+def test_the_demo_chats(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(monkeypatch, "hello\n", "--temperature", "0") == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip()
+    assert captured.err == ""
+
+
 def test_chat_without_a_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,11 +412,13 @@ def test_bench_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < spread["min"] <= spread["median"] <= spread["max"]
 
 
-def test_bench_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_table(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "measure_limits", lambda *_: bench.Limits(1e10, 1e11))  # takes seconds
     assert run("bench", "--model", folder, "--num-threads", "1", *SMALL) == 0
     out = capsys.readouterr().out
     assert "prefill of 16 tokens" in out
     assert "decode of 3 x 4 tokens" in out
+    assert "10.0 (10.0 .. 10.0) GB/s" in out
 
 
 def test_bench_needs_room_for_its_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pathlib
 import subprocess
@@ -108,6 +109,44 @@ def test_leaving_a_stream_frees_its_slot(folder: Path, how: str) -> None:
             del stream
         assert not model._scheduler.has_work
         assert len(one(model, "an", temperature=0, max_tokens=3, ignore_eos=True).token_ids) == 3
+
+
+def test_a_stream_may_be_collected_in_the_middle_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder) as model:
+        stream = model.stream("the", ignore_eos=True)
+        next(stream)
+        cycle: list[Any] = [stream]
+        cycle.append(cycle)
+        del stream, cycle  # lives until the garbage collector finds it
+        update = model._scheduler.update
+
+        def collect_and_update(*args: Any) -> Any:
+            gc.collect()
+            return update(*args)
+
+        monkeypatch.setattr(model._scheduler, "update", collect_and_update)
+        thread = threading.Thread(target=one, args=(model, "an"), kwargs={"max_tokens": 3}, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "the collector waits for the lock of its own thread"
+        assert not model._scheduler.has_work
+
+
+def test_a_failed_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder, max_num_batched_tokens=64) as model:
+        settings: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
+        expected = one(model, "the", **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(model._scheduler, "_build", lambda *_: fail())
+            for call in (lambda: model.generate("the", **settings), lambda: model.forward([1, 2])):
+                with pytest.raises(RuntimeError, match="on purpose"):
+                    call()
+        assert one(model, "the", **settings) == expected
+        assert not model._scheduler.has_work
+
+
+def fail() -> None:
+    raise RuntimeError("on purpose")
 
 
 def test_a_stream_waits_while_others_are_served(folder: Path) -> None:

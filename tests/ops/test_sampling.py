@@ -13,6 +13,7 @@ from reference import ops as oracle
 from reference.ops import Array
 
 from infinilm import _core
+from infinilm.errors import InfinilmError
 from ops import support
 from ops.support import Output, assert_bitwise, backend, call, each_isa, each_threads, framed
 
@@ -187,6 +188,23 @@ def test_frequencies(isa: str, temperature: float) -> None:
     seen = np.bincount(ids, minlength=8)
     chi_square = float(np.sum((seen - count * share) ** 2 / (count * share)))
     assert chi_square < 40.5, (seen.tolist(), (count * share).round().tolist())
+
+
+@each_isa
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("temperature", (0.0, 1.0))
+def test_logits_that_are_no_distribution(isa: str, bad: float, temperature: float) -> None:
+    """NaN, +inf or nothing but -inf in a row: an error that names the row, and the next call is right
+    again.
+    """
+    logits = np.zeros((5, 33), np.float32)
+    logits[3] = bad if bad < 0 else logits[3]
+    logits[3, 17] = bad
+    b = backend(isa, 2)
+    with pytest.raises(InfinilmError, match=r"^sample: .*row 3\b.*(NaN|inf)"):
+        draw(b, logits, Requests.of(5, temperature=temperature))
+    logits[3] = 0
+    assert draw(b, logits, Requests.of(5, temperature=0)).tolist() == [0] * 5
 
 
 @each_isa

@@ -68,12 +68,16 @@ constexpr int tile_rows = width == 16 ? 6 : 4;
 constexpr int panel_rows = 12;          // x 2 KiB: 24 KiB of a 32 KiB L1
 constexpr int panel_row_bytes = 2048;
 constexpr int block_tokens = 504;       // a multiple of every tile_tokens; bounds the lanes kept between blocks
-constexpr int stream_max_tokens = 4;
-constexpr int stream_rows = 8;          // even
+constexpr int stream_rows = 4;          // even
+#ifndef SMT
+#define SMT 32
+#endif
+constexpr int stream_max_tokens = SMT;
 constexpr int split_outputs = 16;       // workers write different cache lines
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t num_groups_of(const LinearArgs& args) { return (args.num_tokens + tile_tokens - 1) / tile_tokens; }
 bool streams(const LinearArgs& args) { return args.num_tokens <= stream_max_tokens; }
 
 // in_features in blocks of equal size.
@@ -96,11 +100,10 @@ struct Range {
     int rows_per_output;  // 2: rows alternate gate, up
 };
 
-template <class Weight> const Weight* row_of(const LinearArgs& args, const Range& range, int64_t row) {
-    const int64_t last = range.count * range.rows_per_output - 1;
-    if (row > last) row = last;  // the last tile may hang over; what it computes there is dropped
-    const int64_t output = row / range.rows_per_output;
-    return (const Weight*)range.weight[row % range.rows_per_output] + output * args.in_features;
+// Row of an output: its only one, or 0: gate, 1: up. Tiles may hang over the end; what they compute there is dropped.
+template <class Weight> const Weight* row_of(const LinearArgs& args, const Range& range, int64_t output, int64_t which) {
+    if (output >= range.count) output = range.count - 1;
+    return (const Weight*)range.weight[which] + output * args.in_features;
 }
 
 struct Share {
@@ -113,7 +116,7 @@ Share share_of(const LinearArgs& args, Worker worker) {
     if (!args.silu_mul)
         for (int i = 1; i < args.num_segments; ++i) num_outputs += args.segments[i].out_features;
     const int64_t units = (num_outputs + split_outputs - 1) / split_outputs;
-    const int64_t groups = (args.num_tokens + tile_tokens - 1) / tile_tokens;
+    const int64_t groups = num_groups_of(args);
     const int64_t parts = smaller(worker.count, units);
     const int64_t token_parts = parts == 0 || streams(args) ? 1 : smaller(worker.count / parts, groups);
     const int64_t part = parts == 0 ? 0 : worker.index % parts, token_part = parts == 0 ? 1 : worker.index / parts;
@@ -146,119 +149,150 @@ template <class F> INFINILM_INLINE void for_each_range(const LinearArgs& args, c
     }
 }
 
-// Reduces a tile and writes it: `row` is the first row within the range, tokens [token, token_end).
+// Reduces a tile and writes it. Its rows belong to outputs first, first + stride, ... of the range (gate and up side by
+// side where there are two per output); what hangs over the range or over token_end is dropped.
 template <int Tokens, int Rows>
-INFINILM_INLINE void finish(const LinearArgs& args, const Range& range, int64_t row, int64_t token, int64_t token_end,
-                            const vec (&acc)[Tokens][Rows]) {
-    const int64_t output = row / range.rows_per_output;
-    const int64_t left = range.count - output;
+INFINILM_INLINE void finish(const LinearArgs& args, const Range& range, int64_t first, int64_t stride, int64_t token,
+                            int64_t token_end, const vec (&acc)[Tokens][Rows]) {
+    int count = Rows / range.rows_per_output;
+    while (count > 0 && first + (count - 1) * stride >= range.count) --count;
     for (int i = 0; i < Tokens && token + i < token_end; ++i) {
         float sum[Rows];
 #pragma GCC unroll 8
         for (int j = 0; j < Rows; ++j) sum[j] = reduce_add(acc[i][j]);
-        const int count = (int)smaller(left, Rows / range.rows_per_output);
         if (range.rows_per_output == 2) {
             float gate[width] = {};
             for (int j = 0; j < count; ++j) {
-                gate[j] = range.bias[0] ? sum[2 * j] + range.bias[0][output + j] : sum[2 * j];
-                sum[j] = range.bias[1] ? sum[2 * j + 1] + range.bias[1][output + j] : sum[2 * j + 1];
+                const int64_t output = first + j * stride;
+                gate[j] = range.bias[0] ? sum[2 * j] + range.bias[0][output] : sum[2 * j];
+                sum[j] = range.bias[1] ? sum[2 * j + 1] + range.bias[1][output] : sum[2 * j + 1];
             }
             store(gate, silu(load(gate)));
             for (int j = 0; j < count; ++j) sum[j] = gate[j] * sum[j];
         } else if (range.bias[0]) {
-            for (int j = 0; j < count; ++j) sum[j] += range.bias[0][output + j];
+            for (int j = 0; j < count; ++j) sum[j] += range.bias[0][first + j * stride];
         }
-        const int64_t column = range.begin + output;
+        const int64_t column = range.begin + first;
         if (args.residual) {
             const float* residual = args.residual + (token + i) * args.residual_stride + column;
-            for (int j = 0; j < count; ++j) sum[j] += residual[j];
+            for (int j = 0; j < count; ++j) sum[j] += residual[j * stride];
         }
         float* out = args.out + (token + i) * args.out_stride + column;
-        for (int j = 0; j < count; ++j) out[j] = sum[j];
+        for (int j = 0; j < count; ++j) out[j * stride] = sum[j];
     }
 }
 
 // ---- Few tokens: weights straight from where they are ----
 
-template <class Format, int Tokens, int Rows>
-INFINILM_INLINE void stream_range(const LinearArgs& args, const Range& range) {
-    using X = typename Format::X;
-    using Weight = typename Format::Weight;
-    constexpr int line = 64 / sizeof(Weight);  // weights of a cache line
-    constexpr int steps = line / Format::step > 0 ? line / Format::step : 1;
-    const int64_t k_end = args.in_features, num_rows = range.count * range.rows_per_output;
-    const bool converted = sizeof(X) != sizeof(float);
-    const X* x = converted ? (const X*)args.shared_scratch : (const X*)(const void*)args.x;
-    const int64_t x_stride = converted ? round_up(k_end, Format::step) : args.x_stride;
+// The worker's rows are cut into stream_rows runs that are read side by side, each from its beginning to its end: four
+// long streams, which the hardware follows better than many short ones (measured with one token: 28 GB/s where a plain
+// read does 31, and 18 to 20 with four or eight adjacent rows).
+template <class Weight> struct Streams {
+    const Weight* row[stream_rows];
+    int64_t prefetch;              // this many bytes ahead of what is read,
+    int64_t prefetch_begin, prefetch_end;  // while the elements read are within these
+};
 
-    for (int64_t row = 0; row < num_rows; row += Rows) {
-        const Weight *w[Rows], *next[Rows];
+template <class Format, int Tokens>
+INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][stream_rows], const Streams<typename Format::Weight>& streams,
+                                 const typename Format::X* x, int64_t x_stride, int64_t k_end) {
+    constexpr int line = 64 / (int)sizeof(typename Format::Weight);  // weights of a cache line
+    const auto one_step = [&](int64_t k) __attribute__((always_inline)) {
+        decltype(Format::load_x(x)) a[Tokens];
 #pragma GCC unroll 8
-        for (int j = 0; j < Rows; ++j) {
-            w[j] = row_of<Weight>(args, range, row + j);
-            next[j] = row_of<Weight>(args, range, row + Rows + j);
+        for (int i = 0; i < Tokens; ++i) a[i] = Format::load_x(x + i * x_stride + k);
+#pragma GCC unroll 8
+        for (int j = 0; j < stream_rows; ++j) {
+            const auto b = Format::load_weight(streams.row[j] + k);
+#pragma GCC unroll 8
+            for (int i = 0; i < Tokens; ++i) acc[i][j] = Format::accumulate(acc[i][j], a[i], b);
         }
-        vec acc[Tokens][Rows] = {};
-        const auto one_step = [&](int64_t k) __attribute__((always_inline)) {
-            decltype(Format::load_x(x)) a[Tokens];
+    };
+    int64_t k = 0;
+    for (; k + line <= k_end; k += line) {
+        if (k >= streams.prefetch_begin && k < streams.prefetch_end) {
 #pragma GCC unroll 8
-            for (int i = 0; i < Tokens; ++i) a[i] = Format::load_x(x + i * x_stride + k);
+            for (int j = 0; j < stream_rows; ++j)
+                __builtin_prefetch((const char*)(streams.row[j] + k) + streams.prefetch);
+        }
 #pragma GCC unroll 8
-            for (int j = 0; j < Rows; ++j) {
-                const auto b = Format::load_weight(w[j] + k);
-#pragma GCC unroll 8
-                for (int i = 0; i < Tokens; ++i) acc[i][j] = Format::accumulate(acc[i][j], a[i], b);
+        for (int s = 0; s < line; s += Format::step) one_step(k + s);
+    }
+    for (; k + Format::step <= k_end; k += Format::step) one_step(k);
+    if (k == k_end) return;
+    const int n = (int)(k_end - k);
+    for (int j = 0; j < stream_rows; ++j) {
+        const auto b = Format::load_weight_partial(streams.row[j] + k, n);
+        for (int i = 0; i < Tokens; ++i)
+            acc[i][j] = Format::accumulate(acc[i][j], Format::load_x_partial(x + i * x_stride + k, n), b);
+    }
+}
+
+// Where the product finds the x of a few tokens: as it came, or in shared scratch if linear_prepare changed its type.
+template <class Format> struct StreamedX {
+    static constexpr bool converted = sizeof(typename Format::X) != sizeof(float);
+    const typename Format::X* data;
+    int64_t stride;
+    explicit StreamedX(const LinearArgs& args)
+        : data((const typename Format::X*)(converted ? args.shared_scratch : (const void*)args.x)),
+          stride(converted ? round_up(args.in_features, Format::step) : args.x_stride) {}
+};
+
+template <class Format> void stream_range(const LinearArgs& args, const Range& range) {
+    using Weight = typename Format::Weight;
+    const StreamedX<Format> x(args);
+    const int64_t runs = stream_rows / range.rows_per_output, run = (range.count + runs - 1) / runs;
+    const int64_t k_end = args.in_features, groups = num_groups_of(args);
+    Streams<Weight> streams;
+    for (int64_t output = 0; output < run; ++output) {
+        for (int j = 0; j < stream_rows; ++j)
+            streams.row[j] = row_of<Weight>(args, range, j / range.rows_per_output * run + output, j % range.rows_per_output);
+        for (int64_t group = 0; group < groups; ++group) {
+            const int64_t token = args.num_tokens * group / groups, end = args.num_tokens * (group + 1) / groups;
+            // One group reads from memory: prefetch a little ahead. Several: the first finds its rows in the cache if
+            // each of them fetches its share of the next rows.
+            streams.prefetch = groups == 1 ? 2048 : k_end * (int64_t)sizeof(Weight);
+            streams.prefetch_begin = k_end * group / groups;
+            streams.prefetch_end = k_end * (group + 1) / groups;
+            const auto tile = [&]<int count>() __attribute__((always_inline)) {
+                vec acc[count][stream_rows] = {};
+                stream_tile<Format, count>(acc, streams, x.data + token * x.stride, x.stride, k_end);
+                finish<count, stream_rows>(args, range, output, run, token, end, acc);
+            };
+            switch (end - token) {  // at most tile_tokens
+                case 1: tile.template operator()<1>(); break;
+                case 2: tile.template operator()<2>(); break;
+                case 3: tile.template operator()<smaller(3, tile_tokens)>(); break;
+                default: tile.template operator()<tile_tokens>(); break;
             }
-        };
-        int64_t k = 0;
-        for (; k + steps * Format::step <= k_end; k += steps * Format::step) {
-#pragma GCC unroll 8
-            for (int j = 0; j < Rows; ++j) __builtin_prefetch(next[j] + k, 0, 2);
-#pragma GCC unroll 8
-            for (int s = 0; s < steps; ++s) one_step(k + s * Format::step);
         }
-        for (; k + Format::step <= k_end; k += Format::step) one_step(k);
-        if (k < k_end) {
-            const int n = (int)(k_end - k);
-            for (int j = 0; j < Rows; ++j) {
-                const auto b = Format::load_weight_partial(w[j] + k, n);
-                for (int i = 0; i < Tokens; ++i)
-                    acc[i][j] = Format::accumulate(acc[i][j], Format::load_x_partial(x + i * x_stride + k, n), b);
-            }
-        }
-        finish<Tokens, Rows>(args, range, row, 0, Tokens, acc);
     }
 }
 
 template <class Format> void stream(const LinearArgs& args, Worker worker) {
-    for_each_range(args, share_of(args, worker), [&](const Range& range) {
-        switch (args.num_tokens) {
-            case 1: return stream_range<Format, 1, stream_rows>(args, range);
-            case 2: return stream_range<Format, 2, 4>(args, range);
-            case 3: return stream_range<Format, 3, 4>(args, range);
-            default: return stream_range<Format, 4, width == 16 ? 4 : 2>(args, range);
-        }
-    });
+    for_each_range(args, share_of(args, worker), [&](const Range& range) { stream_range<Format>(args, range); });
 }
 
 // ---- Many tokens: packed x, panels of weights ----
 
 // Where the x of a group of tile_tokens tokens lies in shared scratch: [blocks][groups][steps of a block][tile_tokens][step].
-template <class Format> int64_t packed_x(const Blocks& blocks, int64_t num_groups, int64_t block, int64_t group) {
+int64_t packed_x(const Blocks& blocks, int64_t num_groups, int64_t block, int64_t group) {
     return (block * num_groups + group) * tile_tokens * blocks.size;
 }
 
 template <class Format>
-void stage_panel(const Blocks& blocks, int64_t block, const LinearArgs& args, const Range& range, int64_t row, int rows,
+void stage_panel(const Blocks& blocks, int64_t block, const LinearArgs& args, const Range& range, int64_t first, int rows,
                  typename Format::Staged* panel) {
     using Weight = typename Format::Weight;
-    constexpr int line = 64 / sizeof(Weight), step = Format::step;
+    constexpr int line = 64 / (int)sizeof(Weight), step = Format::step;
     const int64_t begin = block * blocks.size, end = smaller(begin + blocks.size, args.in_features);
     const bool last = block + 1 == blocks.count;
     for (int j = 0; j < rows; ++j) {
-        const Weight* w = row_of<Weight>(args, range, row + j) + begin;
+        const int64_t output = first + j / range.rows_per_output, which = j % range.rows_per_output;
+        const Weight* w = row_of<Weight>(args, range, output, which) + begin;
         // What will be staged next comes into the cache while the tiles of this block are computed.
-        const Weight* next = last ? row_of<Weight>(args, range, row + panel_rows + j) : w + blocks.size;
+        const Weight* next =
+            last ? row_of<Weight>(args, range, output + panel_rows / range.rows_per_output, which) : w + blocks.size;
         auto* to = panel + (j / tile_rows * tile_rows) * blocks.size + j % tile_rows * step;
         int64_t k = begin;
         for (; k + step <= end; k += step, w += step, to += tile_rows * step) {
@@ -286,21 +320,23 @@ INFINILM_INLINE void multiply(vec (&acc)[tile_tokens][tile_rows], const typename
     }
 }
 
-// Tokens [token_begin, token_end) with the panel that starts at `row`; both in whole tiles, hanging over at the end.
+// Tokens [token_begin, token_end) with the panel of outputs from `first` on; both in whole tiles, hanging over at the end.
 template <class Format>
-void multiply_panel(const LinearArgs& args, const Blocks& blocks, int64_t block, const Range& range, int64_t row, int rows,
+void multiply_panel(const LinearArgs& args, const Blocks& blocks, int64_t block, const Range& range, int64_t first, int rows,
                     int64_t token_begin, int64_t token_end, const typename Format::Staged* panel, vec* lanes) {
-    const int64_t num_groups = (args.num_tokens + tile_tokens - 1) / tile_tokens;
-    const typename Format::X* x = (const typename Format::X*)args.shared_scratch;
+    const int64_t num_groups = num_groups_of(args);
+    const int64_t features = smaller(blocks.size, args.in_features - block * blocks.size);
+    const int64_t steps = (features + Format::step - 1) / Format::step;
+    const auto* x = (const typename Format::X*)args.shared_scratch;
     for (int64_t token = token_begin; token < token_end; token += tile_tokens) {
-        const auto* group = x + packed_x<Format>(blocks, num_groups, block, token / tile_tokens);
+        const auto* group = x + packed_x(blocks, num_groups, block, token / tile_tokens);
         for (int j = 0; j < rows; j += tile_rows, lanes += tile_tokens * tile_rows) {
             vec acc[tile_tokens][tile_rows];
             for (int i = 0; i < tile_tokens * tile_rows; ++i)
                 acc[i / tile_rows][i % tile_rows] = block == 0 ? zero() : lanes[i];
-            multiply<Format>(acc, group, panel + j * blocks.size, blocks.size / Format::step);
+            multiply<Format>(acc, group, panel + j * blocks.size, steps);
             if (block + 1 == blocks.count) {
-                finish<tile_tokens, tile_rows>(args, range, row + j, token, token_end, acc);
+                finish<tile_tokens, tile_rows>(args, range, first + j / range.rows_per_output, 1, token, token_end, acc);
             } else {
                 for (int i = 0; i < tile_tokens * tile_rows; ++i) lanes[i] = acc[i / tile_rows][i % tile_rows];
             }
@@ -318,14 +354,15 @@ template <class Format> void multiply_packed(const LinearArgs& args, Worker work
     vec* lanes = (vec*)((char*)args.scratch[worker.index] + panel_bytes<Format>(blocks));
     const Share share = share_of(args, worker);
     for_each_range(args, share, [&](const Range& range) {
-        const int64_t num_rows = range.count * range.rows_per_output;
+        const int64_t panel_outputs = panel_rows / range.rows_per_output;
         for (int64_t token = share.token_begin; token < share.token_end; token += block_tokens) {
             const int64_t token_end = smaller(token + block_tokens, share.token_end);
-            for (int64_t row = 0; row < num_rows; row += panel_rows) {
-                const int rows = (int)smaller(panel_rows, round_up(num_rows - row, tile_rows));
+            for (int64_t first = 0; first < range.count; first += panel_outputs) {
+                const int64_t left = (range.count - first) * range.rows_per_output;
+                const int rows = (int)smaller(panel_rows, round_up(left, tile_rows));
                 for (int64_t block = 0; block < blocks.count; ++block) {
-                    stage_panel<Format>(blocks, block, args, range, row, rows, panel);
-                    multiply_panel<Format>(args, blocks, block, range, row, rows, token, token_end, panel, lanes);
+                    stage_panel<Format>(blocks, block, args, range, first, rows, panel);
+                    multiply_panel<Format>(args, blocks, block, range, first, rows, token, token_end, panel, lanes);
                 }
             }
         }
@@ -334,21 +371,73 @@ template <class Format> void multiply_packed(const LinearArgs& args, Worker work
 
 // ---- x as the products read it ----
 
-template <class Format> void pack_x(const LinearArgs& args, Worker worker) {
-    constexpr int step = Format::step;
-    const Blocks blocks = blocks_of<Format>(args);
-    const int64_t num_groups = (args.num_tokens + tile_tokens - 1) / tile_tokens;
-    auto* const packed = (typename Format::X*)args.shared_scratch;
-    const int64_t last_group = num_groups * (worker.index + 1) / worker.count;
-    for (int64_t group = num_groups * worker.index / worker.count; group < last_group; ++group) {
-        for (int64_t block = 0; block < blocks.count; ++block) {
-            const int64_t begin = block * blocks.size, end = smaller(begin + blocks.size, args.in_features);
-            for (int i = 0; i < tile_tokens; ++i) {
-                auto* to = packed + packed_x<Format>(blocks, num_groups, block, group) + i * step;
-                const int64_t token = group * tile_tokens + i;
-                for (int64_t k = begin; k < begin + blocks.size; k += width, to += to_next<Format>(k)) {
-                }
-            }
-        }
+// Elements [begin, begin + size) of a token, zeros behind in_features, each step `step_stride` elements after the last.
+template <class Format>
+void pack_token(const LinearArgs& args, int64_t token, int64_t begin, int64_t size, typename Format::X* to,
+                int64_t step_stride) {
+    const float* x = args.x + token * args.x_stride;
+    for (int64_t i = 0; i < size; i += width) {
+        const int64_t left = token < args.num_tokens ? args.in_features - (begin + i) : 0;
+        const vec v = left >= width ? load(x + begin + i) : left > 0 ? load_partial(x + begin + i, (int)left) : zero();
+        store(to + i / Format::step * step_stride + i % Format::step, v);
     }
 }
+
+template <class Format> void pack_x(const LinearArgs& args, Worker worker) {
+    constexpr int step = Format::step;
+    auto* const x = (typename Format::X*)args.shared_scratch;
+    if (streams(args)) {  // rows as they are, in the type of the product
+        const int64_t size = round_up(args.in_features, step);
+        for (int64_t token = worker.index; token < args.num_tokens; token += worker.count)
+            pack_token<Format>(args, token, 0, size, x + token * size, step);
+        return;
+    }
+    const Blocks blocks = blocks_of<Format>(args);
+    const int64_t num_groups = num_groups_of(args), end = num_groups * (worker.index + 1) / worker.count;
+    for (int64_t group = num_groups * worker.index / worker.count; group < end; ++group)
+        for (int64_t block = 0; block < blocks.count; ++block)
+            for (int i = 0; i < tile_tokens; ++i)
+                pack_token<Format>(args, group * tile_tokens + i, block * blocks.size, blocks.size,
+                                   x + packed_x(blocks, num_groups, block, group) + i * step, tile_tokens * step);
+}
+
+}  // namespace
+
+// ---- The table's functions ----
+
+size_t linear_scratch_bytes(const LinearArgs& args) {
+    if (streams(args)) return 0;
+    return visit_format(args, [&](auto format) -> size_t {
+        using Format = decltype(format);
+        const Blocks blocks = blocks_of<Format>(args);
+        const int64_t tokens = smaller(round_up(args.num_tokens, tile_tokens), block_tokens);
+        const int64_t lanes = blocks.count > 1 ? tokens * panel_rows * (int64_t)sizeof(vec) : 0;
+        return (size_t)(panel_bytes<Format>(blocks) + lanes);
+    });
+}
+
+size_t linear_shared_scratch_bytes(const LinearArgs& args) {
+    return visit_format(args, [&](auto format) -> size_t {
+        using Format = decltype(format);
+        constexpr bool as_it_is = sizeof(typename Format::X) == sizeof(float);
+        if (streams(args) && as_it_is) return 0;
+        const Blocks blocks = blocks_of<Format>(args);
+        const int64_t elements = streams(args) ? args.num_tokens * round_up(args.in_features, Format::step)
+                                               : num_groups_of(args) * tile_tokens * blocks.count * blocks.size;
+        return (size_t)elements * sizeof(typename Format::X);
+    });
+}
+
+void linear_prepare(const LinearArgs& args, Worker worker) {
+    if (linear_shared_scratch_bytes(args) == 0) return;
+    visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, worker); });
+}
+
+void linear(const LinearArgs& args, Worker worker) {
+    visit_format(args, [&](auto format) {
+        if (streams(args)) return stream<decltype(format)>(args, worker);
+        multiply_packed<decltype(format)>(args, worker);
+    });
+}
+
+}  // namespace infinilm::cpu::INFINILM_ISA

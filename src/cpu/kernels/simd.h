@@ -263,6 +263,7 @@ typedef uint16_t dvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
 typedef uint16_t dvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(2), may_alias));
 
 INFINILM_INLINE dvec load_dot(const Bf16* p) { return *(const dvec_mem*)p; }
+INFINILM_INLINE void store_dot(Bf16* p, dvec v) { *(dvec_mem*)p = v; }
 INFINILM_INLINE dvec load_dot_partial(const Bf16* p, int n) {  // 0 <= n < dot_width; zero-filled
 #if !INFINILM_EMULATED
     return (dvec)_mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p);

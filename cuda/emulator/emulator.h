@@ -1,0 +1,71 @@
+// What emulated kernels call: where a thread is, rendezvous of warps, barriers and mbarriers, asynchronous work.
+// Called by builtins.h, ptx_emulated.h and ptx_sm90_emulated.h, which are compiled (and instrumented) with the kernel;
+// implemented by scheduler.cpp and sync.cpp, which are not. Deterministic: one host thread, one fiber per CUDA thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "vector_types.h"
+
+namespace infinilm::emulator {
+
+struct Where {
+    uint3 thread, block;
+    dim3 block_dim, grid_dim, cluster_dim;
+    unsigned linear;        // of the thread in its block
+    unsigned cluster_rank;  // of the block in its cluster
+    uint8_t* window;        // the block's shared memory; shared addresses are offsets from it
+    uint8_t* dynamic;       // dynamic shared memory, 1024-byte aligned, inside the window
+};
+const Where& where() __attribute__((pure));
+inline unsigned lane() { return where().linear % 32; }
+
+// Prints "emulator: [kind] ..." with kernel, block and thread, then aborts.
+[[noreturn]] void fail(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void require_compute_capability(int capability, const char* instruction);
+bool eager();  // INFINILM_EMULATOR_ASYNC=eager: asynchronous work happens when issued, else when it must
+
+// Shared memory. One address per block and declaration; it starts as all ones (NaN) in every block.
+void* static_shared(const void* key, size_t bytes, size_t alignment);
+uint8_t* shared_of_rank(const void* pointer, unsigned rank);  // the same offset in another block of the cluster
+uint32_t shared_address(const void* pointer, const char* instruction);  // fails when it is not shared memory
+uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction);
+
+// A rendezvous of the lanes in `mask`: each gives 32 bytes and sees what all of them gave. `memory`: it also orders
+// memory accesses (as __syncwarp does and a shuffle does not).
+struct alignas(16) LaneData { uint64_t word[4]; };
+const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory = false);
+
+// bar.sync / bar.arrive; count 0: every thread of the block. The warpgroup's is that of wgmma (4 warps).
+void barrier_sync(int id, unsigned count);
+void barrier_arrive(int id, unsigned count);
+void warpgroup_sync(const char* what);
+void cluster_arrive();
+void cluster_wait();
+void spin_yield();  // lets other threads run inside a polling loop
+
+// This thread's asynchronous operations, completed in commit order.
+enum class Queue { copy, wgmma, bulk_store };
+using Action = std::function<void()>;
+void async_push(Queue queue, Action action);
+void async_commit(Queue queue);
+void async_wait(Queue queue, unsigned keep);
+unsigned async_pending(Queue queue);
+
+// mbarriers by address. An asynchronous copy runs when somebody needs the phase it completes.
+void mbarrier_init(void* barrier, unsigned count);
+void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes);
+void mbarrier_complete_async(void* barrier, unsigned bytes, unsigned arrivals, Action action);
+void mbarrier_arrive_after_copies(void* barrier);  // arrives once this thread's cp.async so far are done
+bool mbarrier_try_wait(void* barrier, unsigned parity);
+void mbarrier_wait(void* barrier, unsigned parity);
+
+// Memory model for ThreadSanitizer: __threadfence() and atomics, see sync.cpp.
+void thread_fence();
+void atomic_before(const void* address, bool release);
+void atomic_after(const void* address, bool acquire);
+void grid_dependency_wait();
+void grid_launch_dependents();
+
+}  // namespace infinilm::emulator

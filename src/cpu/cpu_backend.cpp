@@ -1,0 +1,434 @@
+// The CPU backend: each op fills the argument struct of its kernel and runs it over the thread pool, or on the caller
+// alone when a region would cost more than the work (the bits do not depend on that choice). Activations are float32.
+// Scratch grows to what the largest call so far needed. Called through ops::*, which has validated the arguments.
+#include "cpu/cpu_backend.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "cpu/isa.h"
+#include "cpu/sampling.h"
+#include "cpu/thread_pool.h"
+
+namespace infinilm::cpu {
+
+namespace {
+
+// Multiply-adds, or as long-lasting steps, below which the caller works alone: about 2 us, when a region of awake
+// workers costs 0.2 us and waking one costs 5 to 50.
+constexpr int64_t region_work = 32768;
+
+Element element(DType dtype) {
+    switch (dtype) {
+        case DType::bfloat16: return Element::bf16;
+        case DType::float16: return Element::f16;
+        default: return Element::f32;
+    }
+}
+
+// [n] of any floating dtype as float32.
+std::vector<float> widened(const TensorView& view) {
+    std::vector<float> out(static_cast<size_t>(view.numel()));
+    visit_floating(view.dtype(), [&](auto tag) {
+        const auto* in = view.as<const decltype(tag)>();
+        for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(in[i]);
+    });
+    return out;
+}
+
+struct CpuLinear final : PreparedLinear {
+    std::vector<Tensor> weights;              // keep the memory of the segments alive
+    std::vector<std::vector<float>> biases;   // per segment [out_features], or empty
+    std::vector<LinearSegment> segments;
+    Element element = Element::f32;
+    bool bf16_dot = false;
+};
+
+}  // namespace
+
+class CpuBackend final : public Backend {
+public:
+    explicit CpuBackend(const CpuOptions& options)
+        : kernels_(select_kernels(options.isa)), compute_dtype_(options.compute_dtype), pool_(options.num_threads),
+          sampler_(pool_), scratch_(static_cast<size_t>(pool_.size())), scratch_data_(scratch_.size(), nullptr) {}
+
+    Device device() const override { return {}; }
+    DType activation_dtype() const override { return DType::float32; }
+    Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
+    void copy(const TensorView& src, const TensorView& dst) override {
+        if (src.bytes() > 0) std::memmove(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
+    }
+    void synchronize() override {}
+
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind) override;
+
+    void embedding(const EmbeddingParams&) override;
+    void rms_norm(const RmsNormParams&) override;
+    void add_rms_norm(const AddRmsNormParams&) override;
+    void linear(const LinearParams&) override;
+    void rope_table(const RopeTableParams&) override;
+    void qk_norm_rope_store_kv(const RopeStoreParams&) override;
+    void paged_attention(const AttentionParams&) override;
+    void silu_mul(const SiluMulParams&) override;
+    void gather_rows(const GatherRowsParams&) override;
+    void sample(const SampleParams& p) override { sampler_.sample(p); }
+
+private:
+    // kernel(args, worker) over the pool, or here.
+    template <class Args> void run(void (*kernel)(const Args&, Worker), const Args& args, int64_t work) {
+        if (work < region_work) return kernel(args, Worker{0, 1});
+        pool_.run([&](int worker, int count) { kernel(args, Worker{worker, count}); });
+    }
+    // f(begin, end) over [0, n), which costs `work` in all.
+    template <class F> void split(int64_t n, int64_t work, F f) {
+        if (work < region_work) return f(int64_t{0}, n);
+        pool_.run([&](int worker, int count) { f(n * worker / count, n * (worker + 1) / count); });
+    }
+    static void* grow(Tensor& buffer, size_t bytes) {
+        if (!buffer || static_cast<size_t>(buffer.bytes()) < bytes) {
+            buffer = {};  // first, so that both are never there
+            buffer = allocate_host(DType::uint8, {static_cast<int64_t>(bytes)});
+        }
+        return buffer.data();
+    }
+    void* const* worker_scratch(size_t bytes) {
+        for (size_t i = 0; i < scratch_.size(); ++i) scratch_data_[i] = grow(scratch_[i], bytes);
+        return scratch_data_.data();
+    }
+    void* shared_scratch(size_t bytes) { return grow(shared_scratch_, bytes); }
+    void run_norm(const NormArgs& args) { run(kernels_.norm, args, 2 * args.num_tokens * args.hidden_size); }
+
+    const Kernels& kernels_;
+    const DType compute_dtype_;
+    ThreadPool pool_;
+    Sampler sampler_;
+    std::vector<Tensor> scratch_;      // [num_workers] uint8
+    std::vector<void*> scratch_data_;  // [num_workers]
+    Tensor shared_scratch_;            // uint8
+};
+
+std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind) {
+    auto out = std::make_unique<CpuLinear>();
+    out->kind = kind;
+    out->in_features = parts[0].weight.shape(1);
+    // One element for all parts; parts that differ become float32 copies.
+    DType dtype = parts[0].weight.dtype();
+    for (const LinearPart& part : parts)
+        if (part.weight.dtype() != dtype) dtype = DType::float32;
+    out->element = element(dtype);
+    out->bf16_dot = dtype == DType::bfloat16 && compute_dtype_ == DType::bfloat16 && kernels_.has_bf16_dot;
+    for (LinearPart& part : parts) {
+        if (part.weight.dtype() != dtype) {
+            const std::vector<float> values = widened(part.weight);
+            Tensor copy = allocate_host(DType::float32, part.weight.shape());
+            std::memcpy(copy.data(), values.data(), values.size() * sizeof(float));
+            part.weight = std::move(copy);
+        }
+        out->out_features += part.weight.shape(0);
+        out->biases.push_back(part.bias ? widened(part.bias) : std::vector<float>());
+        out->weights.push_back(std::move(part.weight));
+    }
+    for (size_t i = 0; i < out->weights.size(); ++i)
+        out->segments.push_back({.weight = out->weights[i].data(),
+                                 .bias = out->biases[i].empty() ? nullptr : out->biases[i].data(),
+                                 .out_features = out->weights[i].shape(0)});
+    if (kind == LinearKind::silu_mul) out->out_features /= 2;
+    return out;
+}
+
+void CpuBackend::linear(const LinearParams& p) {
+    const auto& weight = static_cast<const CpuLinear&>(p.weight);
+    LinearArgs args{.x = p.x.as<const float>(),
+                    .x_stride = p.x.stride(0),
+                    .num_tokens = p.x.shape(0),
+                    .in_features = weight.in_features,
+                    .segments = weight.segments.data(),
+                    .num_segments = static_cast<int>(weight.segments.size()),
+                    .element = weight.element,
+                    .silu_mul = weight.kind == LinearKind::silu_mul,
+                    .bf16_dot = weight.bf16_dot,
+                    .residual = p.residual ? p.residual.as<const float>() : nullptr,
+                    .residual_stride = p.residual ? p.residual.stride(0) : 0,
+                    .out = p.out.as<float>(),
+                    .out_stride = p.out.stride(0),
+                    .scratch = nullptr,
+                    .shared_scratch = nullptr};
+    if (args.num_tokens == 0 || weight.out_features == 0) return;
+    args.scratch = worker_scratch(kernels_.linear_scratch_bytes(args));
+    const size_t shared_bytes = kernels_.linear_shared_scratch_bytes(args);
+    args.shared_scratch = shared_scratch(shared_bytes);
+    if (shared_bytes > 0) run(kernels_.linear_prepare, args, args.num_tokens * args.in_features);
+    run(kernels_.linear, args, args.num_tokens * args.in_features * weight.out_features);
+}
+
+void CpuBackend::embedding(const EmbeddingParams& p) {
+    const EmbeddingArgs args{.ids = p.ids.as<const int32_t>(),
+                             .table = p.table.data(),
+                             .element = element(p.table.dtype()),
+                             .hidden_size = p.table.shape(1),
+                             .num_tokens = p.ids.shape(0),
+                             .out = p.out.as<float>(),
+                             .out_stride = p.out.stride(0)};
+    run(kernels_.embedding, args, args.num_tokens * args.hidden_size);
+}
+
+void CpuBackend::rms_norm(const RmsNormParams& p) {
+    run_norm({.x = p.x.as<const float>(),
+              .x_stride = p.x.stride(0),
+              .residual = nullptr,
+              .residual_stride = 0,
+              .weight = p.weight.data(),
+              .element = element(p.weight.dtype()),
+              .out = p.out.as<float>(),
+              .out_stride = p.out.stride(0),
+              .num_tokens = p.x.shape(0),
+              .hidden_size = p.x.shape(1),
+              .eps = p.eps});
+}
+
+void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
+    run_norm({.x = p.x.as<const float>(),
+              .x_stride = p.x.stride(0),
+              .residual = p.residual.as<float>(),
+              .residual_stride = p.residual.stride(0),
+              .weight = p.weight.data(),
+              .element = element(p.weight.dtype()),
+              .out = p.out.as<float>(),
+              .out_stride = p.out.stride(0),
+              .num_tokens = p.x.shape(0),
+              .hidden_size = p.x.shape(1),
+              .eps = p.eps});
+}
+
+void CpuBackend::rope_table(const RopeTableParams& p) {
+    const int64_t num_tokens = p.positions.shape(0), half = p.inv_freq.shape(0);
+    const float* inv_freq = p.inv_freq.as<const float>();  // [half]
+    // Angles in double: at position 100000 a float32 angle is off by 0.004.
+    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+            const double position = p.positions.as<const int32_t>()[t];
+            float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
+            for (int64_t i = 0; i < half; ++i) {
+                const double angle = position * double{inv_freq[i]};
+                row[i] = static_cast<float>(std::cos(angle) * p.attention_factor);
+                row[half + i] = static_cast<float>(std::sin(angle) * p.attention_factor);
+            }
+        }
+    });
+}
+
+void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
+    const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
+                             .qkv_stride = p.qkv.stride(0),
+                             .cos_sin = p.cos_sin.as<const float>(),
+                             .rotary_dim = p.cos_sin.shape(1),
+                             .q_norm = p.q_norm.data(),
+                             .k_norm = p.k_norm.data(),
+                             .norm_element = element(p.q_norm.dtype()),
+                             .slot_mapping = p.slot_mapping.as<const int64_t>(),
+                             .k_cache = p.k_cache.data(),
+                             .v_cache = p.v_cache.data(),
+                             .cache_element = element(p.k_cache.dtype()),
+                             .num_tokens = p.qkv.shape(0),
+                             .block_size = p.k_cache.shape(2),
+                             .num_heads = p.num_heads,
+                             .num_kv_heads = p.num_kv_heads,
+                             .head_dim = p.head_dim,
+                             .eps = p.eps};
+    run(kernels_.rope_store, args, 2 * p.qkv.numel());
+}
+
+void CpuBackend::paged_attention(const AttentionParams& p) {
+    const int64_t num_seqs = p.context_lens.shape(0);
+    const int32_t *cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(), *context_lens = p.context_lens.as<const int32_t>();
+    int64_t next_item = 0, work = 0;
+    for (int64_t s = 0; s < num_seqs; ++s)
+        work += int64_t{cu_seqlens_q[s + 1] - cu_seqlens_q[s]} * context_lens[s] * p.q.shape(1) * p.q.shape(2);
+    AttentionArgs args{.q = p.q.as<const float>(),
+                       .q_stride = p.q.stride(0),
+                       .k_cache = p.k_cache.data(),
+                       .v_cache = p.v_cache.data(),
+                       .cache_element = element(p.k_cache.dtype()),
+                       .block_table = p.block_table.as<const int32_t>(),
+                       .block_table_stride = p.block_table.stride(0),
+                       .cu_seqlens_q = cu_seqlens_q,
+                       .context_lens = context_lens,
+                       .out = p.out.as<float>(),
+                       .out_stride = p.out.stride(0),
+                       .num_seqs = num_seqs,
+                       .block_size = p.k_cache.shape(2),
+                       .num_heads = static_cast<int>(p.q.shape(1)),
+                       .num_kv_heads = static_cast<int>(p.k_cache.shape(1)),
+                       .head_dim = static_cast<int>(p.q.shape(2)),
+                       .softmax_scale = p.softmax_scale,
+                       .sliding_window = p.sliding_window,
+                       .next_item = &next_item,
+                       .scratch = nullptr,
+                       .shared_scratch = nullptr};
+    args.scratch = worker_scratch(kernels_.attention_scratch_bytes(args));
+    const size_t shared_bytes = kernels_.attention_shared_scratch_bytes(args);
+    args.shared_scratch = shared_scratch(shared_bytes);
+    run(kernels_.attention, args, work);
+    if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
+}
+
+void CpuBackend::silu_mul(const SiluMulParams& p) {
+    const SiluMulArgs args{.gate_up = p.gate_up.as<const float>(),
+                           .gate_up_stride = p.gate_up.stride(0),
+                           .out = p.out.as<float>(),
+                           .out_stride = p.out.stride(0),
+                           .num_tokens = p.out.shape(0),
+                           .intermediate_size = p.out.shape(1)};
+    run(kernels_.silu_mul, args, 8 * p.out.numel());
+}
+
+void CpuBackend::gather_rows(const GatherRowsParams& p) {
+    const int64_t num_rows = p.rows.shape(0), hidden_size = p.x.shape(1);
+    split(num_rows, num_rows * hidden_size, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+            std::memcpy(p.out.as<float>() + i * p.out.stride(0),
+                        p.x.as<const float>() + p.rows.as<const int32_t>()[i] * p.x.stride(0),
+                        static_cast<size_t>(hidden_size) * sizeof(float));
+    });
+}
+
+// ---- How many threads ----
+
+namespace {
+
+// A number of CPUs from one cgroup's quota, or none if unlimited. v2: cpu.max holds "max 100000" or "150000 100000".
+std::optional<double> read_quota(const std::string& folder, bool v2) {
+    double quota = -1, period = 0;
+    if (v2) {
+        std::ifstream(folder + "/cpu.max") >> quota >> period;  // "max" is no number: quota becomes 0
+    } else {
+        std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
+        std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+    }
+    if (quota > 0 && period > 0) return quota / period;
+    return std::nullopt;
+}
+
+// The tightest CPU quota of this process's cgroups and of those around them.
+std::optional<double> cgroup_quota() {
+    std::optional<double> tightest;
+    std::ifstream groups("/proc/self/cgroup");  // lines "0::/a/b" (v2) or "4:cpu,cpuacct:/a/b" (v1)
+    for (std::string line; std::getline(groups, line);) {
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (first == std::string::npos || second == std::string::npos) continue;
+        const std::string controllers = concat(",", line.substr(first + 1, second - first - 1), ",");
+        const bool v2 = controllers == ",,";
+        if (!v2 && controllers.find(",cpu,") == std::string::npos) continue;
+        const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+        std::string path = line.substr(second + 1);
+        for (;;) {
+            if (path == "/") path.clear();
+            if (const auto quota = read_quota(root + path, v2)) tightest = std::min(tightest.value_or(*quota), *quota);
+            if (path.empty()) break;
+            path.erase(path.find_last_of('/'));
+        }
+    }
+    return tightest;
+}
+
+CpuOptions checked(CpuOptions options) {
+    constexpr int most = 1024;
+    if (options.num_threads < 0 || options.num_threads > most)
+        throw ConfigError(concat("num_threads must be 0 (one per core) to ", most, ", got ", options.num_threads));
+    if (!is_floating(options.compute_dtype))
+        throw ConfigError(concat("compute_dtype must be float32, bfloat16 or float16, got ", name(options.compute_dtype)));
+    if (options.num_threads == 0) options.num_threads = default_num_threads();
+    return options;
+}
+
+// ---- Limits of the machine ----
+
+template <class F> double seconds(F f) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+template <class F> double median_of(int repeats, F f) {
+    std::vector<double> values(static_cast<size_t>(repeats));
+    for (double& value : values) value = f();
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+// MemAvailable of /proc/meminfo; 0 if there is no such line.
+int64_t available_memory_bytes() {
+    std::ifstream info("/proc/meminfo");
+    for (std::string line; std::getline(info, line);)
+        if (line.starts_with("MemAvailable:")) return std::atoll(line.c_str() + sizeof("MemAvailable:") - 1) * 1024;
+    return 0;
+}
+
+double measure_read(const Kernels& kernels, ThreadPool& pool) {
+    const int64_t bytes = std::clamp<int64_t>(available_memory_bytes() / 4, 64 << 20, 1 << 30);
+    const Tensor buffer = allocate_host(DType::uint8, {bytes});
+    std::atomic<uint64_t> checksum{0};  // so that reading cannot be left out
+    auto share = [&](int worker, int count, auto f) {
+        const int64_t begin = bytes * worker / count / 4096 * 4096, end = bytes * (worker + 1) / count / 4096 * 4096;
+        f(buffer.as<char>() + begin, static_cast<size_t>(end - begin));
+    };
+    // Written first, each part by who will read it: pages never written are all the same page of zeros.
+    pool.run([&](int worker, int count) {
+        share(worker, count, [](char* data, size_t n) { std::memset(data, 1, n); });
+    });
+    return median_of(5, [&] {
+        return static_cast<double>(bytes) / seconds([&] {
+            pool.run([&](int worker, int count) {
+                share(worker, count, [&](char* data, size_t n) { checksum += kernels.read_memory(data, n); });
+            });
+        });
+    });
+}
+
+double measure_dot(const Kernels& kernels, ThreadPool& pool, bool bf16_dot) {
+    int64_t iterations = 1 << 14;
+    auto round = [&] {
+        std::atomic<double> flops{0};
+        const double elapsed = seconds([&] {
+            pool.run([&](int, int) { flops.fetch_add(kernels.dot_flops(iterations, bf16_dot)); });
+        });
+        return std::pair(flops.load(), elapsed);
+    };
+    while (round().second < 0.02 && iterations < (int64_t{1} << 34)) iterations *= 2;
+    return median_of(7, [&] {
+        const auto [flops, elapsed] = round();
+        return flops / elapsed;
+    });
+}
+
+}  // namespace
+
+int default_num_threads() {
+    int cores = static_cast<int>(std::thread::hardware_concurrency());
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+    // Rounded down: a thread that is throttled while the others wait for it costs more than it adds.
+    if (const auto quota = cgroup_quota()) cores = static_cast<int>(std::min<double>(cores, *quota));
+    return std::max(cores, 1);
+}
+
+MachineLimits measure_limits(const CpuOptions& options) {
+    const CpuOptions used = checked(options);
+    const Kernels& kernels = select_kernels(used.isa);
+    ThreadPool pool(used.num_threads);
+    const bool bf16_dot = used.compute_dtype == DType::bfloat16 && kernels.has_bf16_dot;
+    return {.read_bytes_per_second = measure_read(kernels, pool),
+            .dot_flops_per_second = measure_dot(kernels, pool, bf16_dot)};
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
+    return std::make_unique<CpuBackend>(checked(options));
+}
+
+}  // namespace infinilm::cpu

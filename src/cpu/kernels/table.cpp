@@ -1,0 +1,33 @@
+// The table of this instruction-set build, the only thing of it that the rest of the program sees.
+#include "cpu/kernels/functions.h"
+
+#define INFINILM_JOIN_(a, b) a##b
+#define INFINILM_JOIN(a, b) INFINILM_JOIN_(a, b)
+#define INFINILM_TEXT_(a) #a
+#define INFINILM_TEXT(a) INFINILM_TEXT_(a)
+
+namespace infinilm::cpu {
+
+namespace isa = INFINILM_ISA;
+
+extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
+    .name = INFINILM_TEXT(INFINILM_ISA),
+    .has_bf16_dot = INFINILM_BF16_DOT != 0,
+    .vector_width = isa::width,
+    .linear_scratch_bytes = isa::linear_scratch_bytes,
+    .linear_shared_scratch_bytes = isa::linear_shared_scratch_bytes,
+    .linear_prepare = isa::linear_prepare,
+    .linear = isa::linear,
+    .norm = isa::norm,
+    .rope_store = isa::rope_store,
+    .attention_scratch_bytes = isa::attention_scratch_bytes,
+    .attention_shared_scratch_bytes = isa::attention_shared_scratch_bytes,
+    .attention = isa::attention,
+    .attention_merge = isa::attention_merge,
+    .embedding = isa::embedding,
+    .silu_mul = isa::silu_mul,
+    .read_memory = isa::read_memory,
+    .dot_flops = isa::dot_flops,
+};
+
+}  // namespace infinilm::cpu

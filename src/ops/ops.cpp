@@ -1,0 +1,242 @@
+// What every op checks before a backend sees it: presence, dtype, shape, strides and device of each tensor, and, where
+// the numbers are in host memory, that ids, slots, blocks and lengths stay inside what they index.
+#include "ops/ops.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/check.h"
+
+namespace infinilm::ops {
+
+namespace {
+
+// Check, and that every tensor is on the backend's device. Texts of shapes are made only where a check has failed: some
+// 150 ops are checked in every step.
+class OpCheck : public Check {
+public:
+    OpCheck(std::string_view op, const Backend& backend)
+        : Check(op), activation(backend.activation_dtype()), device_(backend.device()) {}
+
+    void tensor(std::string_view argument, const TensorView& view, std::initializer_list<Dim> dims,
+                std::optional<DType> dtype = std::nullopt) {
+        Check::tensor(argument, view, dims, dtype);
+        if (view.device() != device_)
+            fail(argument, ": expected on ", to_string(device_), ", got ", to_string(view.device()));
+    }
+    void contiguous(std::string_view argument, const TensorView& view) {
+        if (!view.is_contiguous())
+            fail(argument, ": must be contiguous, got strides ", shape_string(view.strides()), " for shape ",
+                 shape_string(view.shape()));
+    }
+    template <class... Parts> [[noreturn]] void fail(const Parts&... parts) const {
+        require(false, parts...);
+        __builtin_unreachable();
+    }
+    // k_cache and v_cache: [num_blocks, num_kv_heads, block_size, head_dim], of one dtype.
+    void caches(const TensorView& k_cache, const TensorView& v_cache, Dim num_kv_heads, Dim head_dim) {
+        tensor("k_cache", k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim});
+        tensor("v_cache", v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, k_cache.dtype());
+        contiguous("k_cache", k_cache);
+        contiguous("v_cache", v_cache);
+        require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
+    }
+    // Each of values[n] in [lowest, end); looked at only where the host can.
+    template <class T>
+    void values(std::string_view argument, const TensorView& view, int64_t lowest, int64_t end, std::string_view what) {
+        if (view.device().kind != DeviceKind::cpu) return;
+        const T* value = view.as<const T>();
+        for (int64_t i = 0; i < view.shape(0); ++i)
+            require(value[i] >= lowest && value[i] < end, argument, "[", i, "] is ", value[i], ", expected ", lowest, " to ",
+                    end - 1, " (", what, " is ", end, ")");
+    }
+
+    const DType activation;
+
+private:
+    Device device_;
+};
+
+// Queries, keys and blocks of every sequence.
+void check_sequences(OpCheck& check, const AttentionParams& p) {
+    const int64_t num_tokens = check["num_tokens"], num_seqs = check["num_seqs"], block_size = check["block_size"];
+    const int32_t* cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>();  // [num_seqs + 1]
+    const int64_t capacity = check["max_blocks_per_seq"] * block_size;
+    check.require(cu_seqlens_q[0] == 0, "cu_seqlens_q[0] is ", cu_seqlens_q[0], ", expected 0");
+    check.require(cu_seqlens_q[num_seqs] == num_tokens, "cu_seqlens_q[", num_seqs, "] is ", cu_seqlens_q[num_seqs],
+                  ", expected num_tokens, which is ", num_tokens);
+    for (int64_t s = 0; s < num_seqs; ++s) {
+        const int64_t num_queries = int64_t{cu_seqlens_q[s + 1]} - cu_seqlens_q[s];
+        check.require(num_queries >= 0, "cu_seqlens_q[", s + 1, "] is ", cu_seqlens_q[s + 1], ", less than ",
+                      cu_seqlens_q[s], " before it");
+        const int64_t context = p.context_lens.as<const int32_t>()[s];
+        check.require(context >= num_queries, "context_lens[", s, "] is ", context, ", less than the ", num_queries,
+                      " queries of the sequence");
+        check.require(context <= capacity, "context_lens[", s, "] is ", context, ", more than its block_table holds: ",
+                      check["max_blocks_per_seq"], " blocks of ", block_size);
+        if (num_queries == 0) continue;
+        // Blocks wholly before the sliding window may have been given to someone else.
+        const int64_t first_key = p.sliding_window ? std::max<int64_t>(0, context - num_queries + 1 - p.sliding_window) : 0;
+        const int32_t* row = p.block_table.as<const int32_t>() + s * p.block_table.stride(0);  // [max_blocks_per_seq]
+        for (int64_t b = first_key / block_size; b * block_size < context; ++b)
+            check.require(row[b] >= 0 && row[b] < check["num_blocks"], "block_table[", s, "][", b, "] is ", row[b],
+                          ", expected 0 to ", check["num_blocks"] - 1, " (num_blocks is ", check["num_blocks"], ")");
+    }
+}
+
+}  // namespace
+
+void embedding(Backend& backend, const EmbeddingParams& p) {
+    OpCheck check("embedding", backend);
+    check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
+    check.tensor("table", p.table, {"vocab_size", "hidden_size"});
+    check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+    check.contiguous("table", p.table);
+    if (p.ids.device().kind == DeviceKind::cpu) {
+        const int32_t* ids = p.ids.as<const int32_t>();
+        for (int64_t i = 0; i < p.ids.shape(0); ++i)
+            if (ids[i] < 0 || ids[i] >= p.table.shape(0))
+                throw RequestError(concat("embedding: ids[", i, "] is ", ids[i], ", expected 0 to ", p.table.shape(0) - 1,
+                                          " (vocab_size is ", p.table.shape(0), ")"));
+    }
+    backend.embedding(p);
+}
+
+void rms_norm(Backend& backend, const RmsNormParams& p) {
+    OpCheck check("rms_norm", backend);
+    check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
+    check.tensor("weight", p.weight, {"hidden_size"});
+    check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+    backend.rms_norm(p);
+}
+
+void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+    OpCheck check("add_rms_norm", backend);
+    check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
+    check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
+    check.tensor("weight", p.weight, {"hidden_size"});
+    check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+    backend.add_rms_norm(p);
+}
+
+void linear(Backend& backend, const LinearParams& p) {
+    OpCheck check("linear", backend);
+    check.tensor("x", p.x, {"num_tokens", p.weight.in_features}, check.activation);
+    if (p.residual) check.tensor("residual", p.residual, {"num_tokens", p.weight.out_features}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", p.weight.out_features}, check.activation);
+    backend.linear(p);
+}
+
+void rope_table(Backend& backend, const RopeTableParams& p) {
+    OpCheck check("rope_table", backend);
+    check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
+    check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
+    check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
+    backend.rope_table(p);
+}
+
+void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
+    OpCheck check("qk_norm_rope_store_kv", backend);
+    check.require(p.num_heads > 0 && p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads == 0,
+                  "expected num_heads to be a positive multiple of num_kv_heads, got ", p.num_heads, " and ", p.num_kv_heads);
+    check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
+    const int64_t qkv_size = (int64_t{p.num_heads} + 2 * int64_t{p.num_kv_heads}) * p.head_dim;
+    check.tensor("qkv", p.qkv, {"num_tokens", qkv_size}, check.activation);
+    check.tensor("cos_sin", p.cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
+    check.contiguous("cos_sin", p.cos_sin);
+    check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
+                  "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ", check["rotary_dim"]);
+    check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
+    if (p.q_norm) {
+        check.tensor("q_norm", p.q_norm, {p.head_dim});
+        check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
+    }
+    check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
+    check.caches(p.k_cache, p.v_cache, p.num_kv_heads, p.head_dim);
+    check.values<int64_t>("slot_mapping", p.slot_mapping, -1, check["num_blocks"] * check["block_size"],
+                          "num_blocks * block_size");
+    backend.qk_norm_rope_store_kv(p);
+}
+
+void paged_attention(Backend& backend, const AttentionParams& p) {
+    OpCheck check("paged_attention", backend);
+    check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
+    check.caches(p.k_cache, p.v_cache, "num_kv_heads", "head_dim");
+    check.tensor("block_table", p.block_table, {"num_seqs", "max_blocks_per_seq"}, DType::int32);
+    check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    check.tensor("context_lens", p.context_lens, {"num_seqs"}, DType::int32);
+    check.tensor("out", p.out, {"num_tokens", "num_heads", "head_dim"}, check.activation);
+    const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
+    check.require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
+                  "expected num_heads to be a positive multiple of num_kv_heads, got ", num_heads, " and ", num_kv_heads);
+    check.require(check["head_dim"] > 0, "q: head_dim must be positive");
+    for (const auto& [argument, view] : {std::pair("q", p.q), std::pair("out", p.out)})
+        if (num_heads > 1 && view.stride(1) != check["head_dim"])
+            check.fail(argument, ": the heads of a token must be contiguous, got strides ", shape_string(view.strides()));
+    check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
+    if (p.cu_seqlens_q.device().kind == DeviceKind::cpu) check_sequences(check, p);
+    backend.paged_attention(p);
+}
+
+void silu_mul(Backend& backend, const SiluMulParams& p) {
+    OpCheck check("silu_mul", backend);
+    check.tensor("gate_up", p.gate_up, {"num_tokens", "2 * intermediate_size"}, check.activation);
+    const int64_t gate_and_up = check["2 * intermediate_size"];
+    check.require(gate_and_up % 2 == 0, "gate_up: expected an even number of columns, gate then up, got ", gate_and_up);
+    check.tensor("out", p.out, {"num_tokens", gate_and_up / 2}, check.activation);
+    backend.silu_mul(p);
+}
+
+void gather_rows(Backend& backend, const GatherRowsParams& p) {
+    OpCheck check("gather_rows", backend);
+    check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
+    check.tensor("rows", p.rows, {"num_rows"}, DType::int32);
+    check.tensor("out", p.out, {"num_rows", "hidden_size"}, check.activation);
+    check.values<int32_t>("rows", p.rows, 0, check["num_tokens"], "num_tokens");
+    backend.gather_rows(p);
+}
+
+void sample(Backend& backend, const SampleParams& p) {
+    OpCheck check("sample", backend);
+    check.tensor("logits", p.logits, {"num_rows", "vocab_size"}, DType::float32);
+    check.tensor("temperature", p.temperature, {"num_rows"}, DType::float32);
+    check.tensor("top_k", p.top_k, {"num_rows"}, DType::int32);
+    check.tensor("top_p", p.top_p, {"num_rows"}, DType::float32);
+    check.tensor("min_p", p.min_p, {"num_rows"}, DType::float32);
+    check.tensor("random_val", p.random_val, {"num_rows"}, DType::float32);
+    check.tensor("ids", p.ids, {"num_rows"}, DType::int32);
+    check.require(check["vocab_size"] > 0, "logits: vocab_size must be positive");
+    if (p.temperature.device().kind == DeviceKind::cpu)
+        for (int64_t row = 0; row < check["num_rows"]; ++row) {
+            const float temperature = p.temperature.as<const float>()[row], random_val = p.random_val.as<const float>()[row];
+            check.require(temperature >= 0 && std::isfinite(temperature), "temperature[", row,
+                          "] must be 0 or positive and finite, got ", temperature);
+            check.require(random_val >= 0 && random_val < 1, "random_val[", row, "] must be in [0, 1), got ", random_val);
+            check.require(!std::isnan(p.top_p.as<const float>()[row]), "top_p[", row, "] is NaN");
+            check.require(!std::isnan(p.min_p.as<const float>()[row]), "min_p[", row, "] is NaN");
+        }
+    backend.sample(p);
+}
+
+std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind) {
+    OpCheck check("prepare_linear", backend);
+    check.require(kind != LinearKind::silu_mul || parts.size() == 2, "silu_mul takes two parts, gate and up, got ", parts.size());
+    check.require(!parts.empty(), "expected at least one part, got none");
+    // Names live as long as the check, which remembers them.
+    std::vector<std::string> names;
+    names.reserve(2 * parts.size());
+    for (const LinearPart& part : parts) {
+        const size_t index = names.size() / 2;
+        const std::string& weight = names.emplace_back(concat("weight of part ", index));
+        const std::string& bias = names.emplace_back(concat("bias of part ", index));
+        if (kind == LinearKind::silu_mul)
+            check.tensor(weight, part.weight, {"out_features", "in_features"});
+        else
+            check.tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
+        check.contiguous(weight, part.weight);
+        if (part.bias) check.tensor(bias, part.bias, {part.weight.shape(0)});
+    }
+    return backend.prepare_linear(std::move(parts), kind);
+}
+
+}  // namespace infinilm::ops
