@@ -53,10 +53,16 @@ void async_commit(Queue queue);
 void async_wait(Queue queue, unsigned keep);
 unsigned async_pending(Queue queue);
 
+// Accumulators of wgmma while it runs: a copy of d that the operations on d share; d itself becomes NaN. It is written
+// back when the last of them has finished.
+void wgmma_fence();
+float* wgmma_accumulators(float* d, unsigned count, bool accumulate);
+void wgmma_finished(float* accumulators);
+
 // mbarriers by address. An asynchronous copy runs when somebody needs the phase it completes.
 void mbarrier_init(void* barrier, unsigned count);
 void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes);
-void mbarrier_complete_async(void* barrier, unsigned bytes, unsigned arrivals, Action action);
+void mbarrier_complete_async(void* barrier, unsigned bytes, Action action);
 void mbarrier_arrive_after_copies(void* barrier);  // arrives once this thread's cp.async so far are done
 bool mbarrier_try_wait(void* barrier, unsigned parity);
 void mbarrier_wait(void* barrier, unsigned parity);

@@ -22,6 +22,12 @@ nb::dlpack::dtype to_dlpack(DType dtype) {
     }
 }
 
+std::string dlpack_name(nb::dlpack::dtype dtype) {  // "float64", "uint32"
+    const char* kinds[] = {"int", "uint", "float", "opaque handle ", "bfloat", "complex", "bool"};
+    const std::string kind = dtype.code < std::size(kinds) ? kinds[dtype.code] : concat("DLPack type ", int{dtype.code}, " of bits ");
+    return kind + std::to_string(dtype.bits) + (dtype.lanes == 1 ? "" : concat("x", int{dtype.lanes}));
+}
+
 // numpy has no bfloat16: uint16 arrays carry the bits, and `requested` says which 16-bit type they are.
 DType from_dlpack(nb::dlpack::dtype got, std::optional<DType> requested) {
     if (got.lanes == 1) {
@@ -33,7 +39,7 @@ DType from_dlpack(nb::dlpack::dtype got, std::optional<DType> requested) {
             throw Error("a uint16 array holds the bits of which type? pass dtype='bfloat16' or dtype='float16'");
     }
     throw Error(concat("expected an array of ", requested ? std::string(name(*requested)) : "float32, bfloat16, float16, int32, int64, uint8 or int8",
-                       ", got DLPack type code ", int{got.code}, " with ", int{got.bits}, " bits and ", int{got.lanes}, " lanes"));
+                       ", got ", dlpack_name(got)));
 }
 
 nb::object to_numpy(nb::handle self) {

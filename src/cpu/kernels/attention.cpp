@@ -14,10 +14,12 @@ namespace infinilm::cpu::INFINILM_ISA {
 constexpr int chunk_keys = 256;  // keys of one partial result; 256 x rows scores stay in L2
 constexpr int tile_keys = 32;    // keys staged at a time: 16 KB at head_dim 128, half of L1
 constexpr int block_rows = 48;   // (query, head) rows per item: enough to pay for staging, few enough for L2
-// Rows per register tile, with 4 keys or 4 vectors of values: 12 accumulators of 16 registers, or 16 of 32.
+// Rows per register tile, with 4 keys or 4 vectors of values: 12 accumulators of 16 registers, or 16 of 32. The last four
+// rows are one tile everywhere (of 2 keys or vectors where there are 16 registers): four query heads per kv head are
+// what most models have, and in decode that is the whole block.
 constexpr int row_group = width == 16 ? 4 : 3;
-// Four rows left are two tiles of two, not of three and one: one row is four accumulators, short of the latency of fma.
-static int64_t tile_rows(int64_t left) { return left >= row_group ? (row_group == 3 && left == 4 ? 2 : row_group) : left; }
+static int64_t tile_rows(int64_t left) { return left <= 4 ? left : row_group; }
+constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
 // Bounds shared scratch: 17 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not split.
@@ -168,32 +170,39 @@ INFINILM_INLINE vec4 lane_sums(vec a, vec b, vec c, vec d) {
 #endif
 }
 
-// scores[i * chunk_keys + j] = q[i] . keys[j] for ROWS rows and 4 keys.
-template <class E, int ROWS> INFINILM_INLINE void score_tile(const float* q, int64_t dim, const E* const* keys, float* scores) {
+// scores[i * chunk_keys + j] = q[i] . keys[j] for ROWS rows and KEYS keys, 4 or 2.
+template <class E, int ROWS, int KEYS>
+INFINILM_INLINE void score_tile(const float* q, int64_t dim, const E* const* keys, float* scores) {
     typedef float vec4_mem __attribute__((vector_size(16), aligned(4), may_alias));
-    vec sum[ROWS][4];
+    vec sum[ROWS][KEYS];
     for (int i = 0; i < ROWS; ++i)
-        for (int j = 0; j < 4; ++j) sum[i][j] = zero();
-    const E *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+        for (int j = 0; j < KEYS; ++j) sum[i][j] = zero();
+    const E* key[KEYS];
+    for (int j = 0; j < KEYS; ++j) key[j] = keys[j];
     for (int64_t d = 0; d < dim; d += width) {
         vec x[ROWS];
         for (int i = 0; i < ROWS; ++i) x[i] = load(q + i * dim + d);
-        vec key = load(k0 + d);
-        for (int i = 0; i < ROWS; ++i) sum[i][0] = fma(x[i], key, sum[i][0]);
-        key = load(k1 + d);
-        for (int i = 0; i < ROWS; ++i) sum[i][1] = fma(x[i], key, sum[i][1]);
-        key = load(k2 + d);
-        for (int i = 0; i < ROWS; ++i) sum[i][2] = fma(x[i], key, sum[i][2]);
-        key = load(k3 + d);
-        for (int i = 0; i < ROWS; ++i) sum[i][3] = fma(x[i], key, sum[i][3]);
+        for (int j = 0; j < KEYS; ++j) {
+            const vec k = load(key[j] + d);
+            for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(x[i], k, sum[i][j]);
+        }
     }
-    for (int i = 0; i < ROWS; ++i)
-        *(vec4_mem*)(scores + i * chunk_keys) = lane_sums(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    if constexpr (KEYS == 4) {
+        for (int i = 0; i < ROWS; ++i)
+            *(vec4_mem*)(scores + i * chunk_keys) = lane_sums(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    } else {
+        for (int i = 0; i < ROWS; i += 2) {
+            const vec4 sums = lane_sums(sum[i][0], sum[i][1], sum[i + 1][0], sum[i + 1][1]);
+            memcpy(scores + i * chunk_keys, &sums, 8);
+            memcpy(scores + (i + 1) * chunk_keys, (const char*)&sums + 8, 8);
+        }
+    }
 }
 
 template <class E, int ROWS>
 static void score_rows(const float* q, int64_t dim, const E* const* keys, int64_t begin, int64_t end, float* scores) {
-    for (int64_t k = begin; k < end; k += 4) score_tile<E, ROWS>(q, dim, keys + k, scores + k);
+    constexpr int columns = tile_columns(ROWS);
+    for (int64_t k = begin; k < end; k += columns) score_tile<E, ROWS, columns>(q, dim, keys + k, scores + k);
 }
 
 // ---- Weighted values ----
@@ -222,7 +231,8 @@ template <class E, int ROWS>
 static void value_rows(const float* weights, const E* const* values, int64_t begin, int64_t end, float* sums, int64_t dim) {
     if (begin >= end) return;
     int64_t d = 0;
-    for (; d + 4 * width <= dim; d += 4 * width) value_tile<E, ROWS, 4>(weights, values, d, begin, end, sums, dim);
+    if constexpr (tile_columns(ROWS) == 4)
+        for (; d + 4 * width <= dim; d += 4 * width) value_tile<E, ROWS, 4>(weights, values, d, begin, end, sums, dim);
     for (; d + 2 * width <= dim; d += 2 * width) value_tile<E, ROWS, 2>(weights, values, d, begin, end, sums, dim);
     if (d < dim) value_tile<E, ROWS, 1>(weights, values, d, begin, end, sums, dim);
 }
@@ -255,7 +265,7 @@ template <class E> static void stage_row(const E* in, float* out, int64_t n, int
     if (d < dim) store(out + d, load_partial(in + d, (int)(n - d)));
 }
 
-// Calls f(rows) with a pointer per key of the tile. Staging pays when three rows or more read the widened copy, and
+// Calls f(rows) with a pointer per key of the tile. Staging pays when more than one tile of rows reads the widened copy, and
 // gives heads that are not whole vectors their zero padding. Entries outside `keys`, as far as the multiples of 4 around
 // them, point at a neighbour, so that four keys at a time may be read; what comes of those is discarded.
 template <class E, class F> static void with_tile(const Block& b, const void* cache, int64_t tile, Range keys, F f) {
@@ -266,7 +276,7 @@ template <class E, class F> static void with_tile(const Block& b, const void* ca
         for (int64_t k = keys.end; k & 3; ++k) all[k] = all[keys.end - 1];
     };
     const bool whole = b.dim == b.a.head_dim;
-    if (whole && (sizeof(E) == sizeof(float) || b.rows() <= 2)) {
+    if (whole && (sizeof(E) == sizeof(float) || b.rows() <= 4)) {
         pad(rows);
         f(rows);
     } else {
@@ -287,11 +297,11 @@ template <class E> static void score_group(const Block& b, const E* const* keys,
     const int64_t begin = max64(first.begin - tile, 0) & ~int64_t{3}, end = min64(last.end - tile, tile_keys);
     const float* q = b.w.q + row * b.dim;
     float* scores = b.w.scores + row * chunk_keys + tile;
-    if (count == 1) return score_rows<E, 1>(q, b.dim, keys, begin, end, scores);
-    if (count == 2) return score_rows<E, 2>(q, b.dim, keys, begin, end, scores);
-    if constexpr (sizeof(E) == sizeof(float)) {  // more rows are read from the staged copy only
-        if (count == 3) return score_rows<E, 3>(q, b.dim, keys, begin, end, scores);
-        score_rows<E, row_group>(q, b.dim, keys, begin, end, scores);
+    switch (count) {
+        case 1: return score_rows<E, 1>(q, b.dim, keys, begin, end, scores);
+        case 2: return score_rows<E, 2>(q, b.dim, keys, begin, end, scores);
+        case 3: return score_rows<E, 3>(q, b.dim, keys, begin, end, scores);
+        default: return score_rows<E, 4>(q, b.dim, keys, begin, end, scores);
     }
 }
 
@@ -338,11 +348,11 @@ static void value_group(const Block& b, const E* const* values, int64_t tile, in
 
 template <class E>
 static void value_group(const Block& b, const E* const* values, int64_t tile, int64_t row, int64_t count, int64_t tile_end) {
-    if (count == 1) return value_group<E, 1>(b, values, tile, row, tile_end);
-    if (count == 2) return value_group<E, 2>(b, values, tile, row, tile_end);
-    if constexpr (sizeof(E) == sizeof(float)) {
-        if (count == 3) return value_group<E, 3>(b, values, tile, row, tile_end);
-        value_group<E, row_group>(b, values, tile, row, tile_end);
+    switch (count) {
+        case 1: return value_group<E, 1>(b, values, tile, row, tile_end);
+        case 2: return value_group<E, 2>(b, values, tile, row, tile_end);
+        case 3: return value_group<E, 3>(b, values, tile, row, tile_end);
+        default: return value_group<E, 4>(b, values, tile, row, tile_end);
     }
 }
 

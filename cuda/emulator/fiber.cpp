@@ -1,0 +1,170 @@
+// Fibers, see fiber.h.
+#include "fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#ifdef INFINILM_EMULATOR_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef INFINILM_EMULATOR_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
+
+#ifndef INFINILM_EMULATOR_UCONTEXT
+// Saves the callee-saved registers of the System V ABI and changes stacks. A fresh stack is laid out as if it had been
+// left by this function. The control words of x87 and SSE are left alone: kernels do not change them.
+asm(R"(
+.globl infinilm_emulator_switch
+.hidden infinilm_emulator_switch
+.type infinilm_emulator_switch, @function
+infinilm_emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size infinilm_emulator_switch, . - infinilm_emulator_switch
+)");
+extern "C" void infinilm_emulator_switch(void** save_stack_pointer, void* new_stack_pointer);
+#endif
+
+namespace infinilm::emulator {
+namespace {
+
+constexpr size_t kGuard = 4096;
+Fiber scheduler;
+const void* scheduler_stack;
+size_t scheduler_stack_bytes;
+char* slab;
+size_t slab_bytes, slab_stride;
+
+void exchange_contexts(Fiber& from, Fiber& to) {
+#ifdef INFINILM_EMULATOR_UCONTEXT
+    swapcontext(&from.context, &to.context);
+#else
+    infinilm_emulator_switch(&from.stack_pointer, to.stack_pointer);
+#endif
+}
+
+}  // namespace
+
+void prepare(Fiber& fiber, char* stack, size_t stack_bytes, void (*entry)()) {
+    fiber.stack = stack;
+    fiber.stack_bytes = stack_bytes;
+#ifdef INFINILM_EMULATOR_UCONTEXT
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = stack;
+    fiber.context.uc_stack.ss_size = stack_bytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, entry, 0);
+#else
+    void** top = reinterpret_cast<void**>(stack + stack_bytes);
+    *--top = nullptr;  // keeps the stack 16-byte aligned at entry, as after a call
+    *--top = reinterpret_cast<void*>(entry);
+    for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
+    fiber.stack_pointer = top;
+#endif
+#ifdef INFINILM_EMULATOR_ASAN
+    __asan_unpoison_memory_region(stack, stack_bytes);
+#endif
+#ifdef INFINILM_EMULATOR_TSAN
+    fiber.tsan = __tsan_create_fiber(0);
+#endif
+}
+
+void destroy([[maybe_unused]] Fiber& fiber) {
+#ifdef INFINILM_EMULATOR_TSAN
+    __tsan_destroy_fiber(fiber.tsan);
+#endif
+}
+
+void enter_scheduler() {
+#ifdef INFINILM_EMULATOR_TSAN
+    scheduler.tsan = __tsan_get_current_fiber();
+#endif
+}
+
+void resume(Fiber& fiber) {
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_start_switch_fiber(&scheduler.fake_stack, fiber.stack, fiber.stack_bytes);
+#endif
+#ifdef INFINILM_EMULATOR_TSAN
+    __tsan_switch_to_fiber(fiber.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+    exchange_contexts(scheduler, fiber);
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
+#endif
+}
+
+void suspend(Fiber& fiber, [[maybe_unused]] bool for_ever) {
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_start_switch_fiber(for_ever ? nullptr : &fiber.fake_stack, scheduler_stack, scheduler_stack_bytes);
+#endif
+#ifdef INFINILM_EMULATOR_TSAN
+    __tsan_switch_to_fiber(scheduler.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+    exchange_contexts(fiber, scheduler);
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_finish_switch_fiber(fiber.fake_stack, nullptr, nullptr);
+#endif
+}
+
+void started() {
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+#endif
+}
+
+char* stacks(unsigned count, size_t stack_bytes) {
+    const size_t stride = stack_bytes + kGuard, bytes = stride * count;
+    const bool grow = slab_bytes < bytes || slab_stride != stride;
+    if (grow && slab) munmap(slab, slab_bytes);
+    if (grow) {
+        slab = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        if (slab == MAP_FAILED) {
+            fprintf(stderr, "emulator: no memory for %u fiber stacks\n", count);
+            abort();
+        }
+        slab_bytes = bytes;
+        slab_stride = stride;
+    } else {
+        remap_for_tsan(slab, slab_bytes);
+    }
+#ifdef INFINILM_EMULATOR_TSAN
+    const bool guards = true;
+#else
+    const bool guards = grow;
+#endif
+    if (guards)
+        for (size_t offset = 0; offset < slab_bytes; offset += stride) mprotect(slab + offset, kGuard, PROT_NONE);
+    return slab + kGuard;
+}
+
+bool is_stack_guard(const void* address) {
+    const auto offset = static_cast<size_t>(static_cast<const char*>(address) - slab);
+    return slab && offset < slab_bytes && offset % slab_stride < kGuard;
+}
+
+void remap_for_tsan([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef INFINILM_EMULATOR_TSAN
+    mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+#endif
+}
+
+}  // namespace infinilm::emulator

@@ -1,0 +1,126 @@
+// ptx.cuh for the host compiler: same names, same meaning, checked. Compiled with the kernel, so that the sanitizers
+// see the accesses. Included by ptx.cuh only. Copies of 16 bytes are two 64-bit moves, as ThreadSanitizer does not
+// look into inlined memcpy.
+#pragma once
+
+#include "../device.cuh"
+
+namespace infinilm::cuda {
+
+inline void emulated_alignment(const void* address, unsigned alignment, const char* instruction) {
+    if (reinterpret_cast<uintptr_t>(address) % alignment)
+        emulator::fail("misaligned-address", "%s: address %p is not a multiple of %u", instruction, address, alignment);
+}
+inline void emulated_copy_16(void* dst, const void* src) {
+    const uint64_t low = static_cast<const uint64_t*>(src)[0], high = static_cast<const uint64_t*>(src)[1];
+    static_cast<uint64_t*>(dst)[0] = low;
+    static_cast<uint64_t*>(dst)[1] = high;
+}
+inline void emulated_fill_16(void* dst, uint64_t word) {
+    static_cast<uint64_t*>(dst)[0] = word;
+    static_cast<uint64_t*>(dst)[1] = word;
+}
+
+// What a copy will read and write, touched at issue: the destination is poisoned, so that whoever reads too early reads
+// NaN, and ThreadSanitizer sees both accesses where the program ordered them.
+inline void emulated_issue_16(void* dst, const void* src) {
+    [[maybe_unused]] const uint64_t low = static_cast<const volatile uint64_t*>(src)[0];
+    [[maybe_unused]] const uint64_t high = static_cast<const volatile uint64_t*>(src)[1];
+    emulated_fill_16(dst, ~uint64_t{0});
+}
+
+inline uint32_t shared_u32(const void* pointer) { return emulator::shared_address(pointer, "shared_u32"); }
+
+inline uint4 load_streamed_16(const void* address) {
+    emulated_alignment(address, 16, "ld.global.nc.v4");
+    uint4 v;
+    emulated_copy_16(&v, address);
+    return v;
+}
+inline uint4 load_readonly_16(const void* address) { return load_streamed_16(address); }
+inline void store_streamed_16(void* address, uint4 v) {
+    emulated_alignment(address, 16, "st.global.v4");
+    emulated_copy_16(address, &v);
+}
+inline void prefetch_l2(const void*) {}
+
+inline unsigned load_acquire(const unsigned* address) {
+    emulator::spin_yield();
+    emulated_alignment(address, 4, "ld.acquire");
+    const unsigned value = __atomic_load_n(address, __ATOMIC_RELAXED);
+    emulator::atomic_after(address, true);
+    return value;
+}
+inline void store_release(unsigned* address, unsigned value) {
+    emulated_alignment(address, 4, "st.release");
+    emulator::atomic_before(address, true);
+    __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
+    return emulator::read_modify_write(address, [=](unsigned old) { return old + value; }, true, true);
+}
+
+inline void named_barrier_sync(int id, int threads) { emulator::barrier_sync(id, static_cast<unsigned>(threads)); }
+inline void named_barrier_arrive(int id, int threads) { emulator::barrier_arrive(id, static_cast<unsigned>(threads)); }
+
+// The copy itself happens when the group is waited for.
+inline void cp_async_16(void* dst, const void* src, bool valid = true) {
+    emulated_alignment(dst, 16, "cp.async");
+    if (valid) emulated_alignment(src, 16, "cp.async");
+    emulator::shared_address(dst, "cp.async");
+    if (!emulator::eager()) emulated_issue_16(dst, valid ? src : dst);
+    emulator::async_push(emulator::Queue::copy, [=] {
+        if (valid)
+            emulated_copy_16(dst, src);
+        else
+            emulated_fill_16(dst, 0);
+    });
+}
+inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }
+template <int kPending> void cp_async_wait() { emulator::async_wait(emulator::Queue::copy, kPending); }
+
+inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed) {
+    emulated_alignment(row, 16, "ldmatrix");
+    emulator::shared_address(row, "ldmatrix");
+    const auto* rows = emulator::exchange(~0u, {{reinterpret_cast<uint64_t>(row), 0, 0, 0}},
+                                          transposed ? "ldmatrix.trans" : "ldmatrix");
+    const unsigned i = emulator::lane() / 4, k = 2 * (emulator::lane() % 4);
+    for (unsigned j = 0; j < 4; ++j) {
+        auto at = [&](unsigned y, unsigned x) -> uint32_t {
+            return reinterpret_cast<const uint16_t*>(rows[8 * j + y].word[0])[x];
+        };
+        r[j] = transposed ? at(k, i) | at(k + 1, i) << 16 : at(i, k) | at(i, k + 1) << 16;
+    }
+}
+inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, false); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, true); }
+
+template <class T> void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    emulator::LaneData mine{{a[0] | uint64_t{a[1]} << 32, a[2] | uint64_t{a[3]} << 32, b[0] | uint64_t{b[1]} << 32, 0}};
+    const emulator::LaneData* all = emulator::exchange(~0u, mine, "mma.m16n8k16");
+    const unsigned g = emulator::lane() / 4, t = emulator::lane() % 4;
+    // Two rows of A lie in the lanes of this group of four, a column of B in those of the group of its number.
+    float rows[2][16], columns[2][16];
+    for (unsigned s = 0; s < 4; ++s)
+        for (unsigned half = 0; half < 2; ++half) {
+            const uint64_t pair = all[4 * g + s].word[half];  // (g, ..) in the low word, (g + 8, ..) in the high one
+            for (unsigned row = 0; row < 2; ++row) {
+                const uint32_t packed = static_cast<uint32_t>(pair >> 32 * row);
+                rows[row][8 * half + 2 * s] = unpack_low<T>(packed);
+                rows[row][8 * half + 2 * s + 1] = unpack_high<T>(packed);
+            }
+            for (unsigned column = 0; column < 2; ++column) {
+                const uint32_t packed = static_cast<uint32_t>(all[4 * (2 * t + column) + s].word[2] >> 32 * half);
+                columns[column][8 * half + 2 * s] = unpack_low<T>(packed);
+                columns[column][8 * half + 2 * s + 1] = unpack_high<T>(packed);
+            }
+        }
+    for (unsigned i = 0; i < 4; ++i)
+        for (unsigned k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
+}
+
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline void grid_dependency_wait() { emulator::grid_dependency_wait(); }
+inline void grid_launch_dependents() { emulator::grid_launch_dependents(); }
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,132 @@
+// ptx_sm90.cuh for the host compiler: same names, same meaning, checked. Compiled with the kernel, so that the
+// sanitizers see what a copy reads and writes; the state of barriers is sync.cpp's. Included by ptx_sm90.cuh only.
+#pragma once
+
+#include "../tensor_map.cuh"
+#include "ptx_emulated.h"
+
+namespace infinilm::cuda {
+
+// Every use reads the word that init writes: using a barrier before a __syncthreads() after its init is a race.
+inline void emulated_touch(uint64_t* barrier, const char* instruction) {
+    emulator::require_compute_capability(90, instruction);
+    emulated_alignment(barrier, 8, instruction);
+    emulator::shared_address(barrier, instruction);
+    [[maybe_unused]] const uint64_t word = *static_cast<volatile uint64_t*>(barrier);
+}
+
+inline void mbarrier_init(uint64_t* barrier, uint32_t count) {
+    emulator::require_compute_capability(90, "mbarrier.init");
+    emulated_alignment(barrier, 8, "mbarrier.init");
+    emulator::shared_address(barrier, "mbarrier.init");
+    *static_cast<volatile uint64_t*>(barrier) = 0;
+    emulator::mbarrier_init(barrier, count);
+}
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(uint64_t* barrier) {
+    emulated_touch(barrier, "mbarrier.arrive");
+    emulator::mbarrier_arrive(barrier, 1, 0);
+}
+inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+    emulated_alignment(barrier, 8, "mbarrier.arrive.cluster");
+    emulator::mbarrier_arrive(emulator::shared_of_rank(barrier, rank), 1, 0);
+}
+inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+    emulated_touch(barrier, "mbarrier.arrive.expect_tx");
+    emulator::mbarrier_arrive(barrier, 1, bytes);
+}
+inline void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
+    emulated_touch(barrier, "mbarrier.expect_tx");
+    emulator::mbarrier_arrive(barrier, 0, bytes);
+}
+inline void mbarrier_arrive_after_cp_async(uint64_t* barrier) {
+    emulated_touch(barrier, "cp.async.mbarrier.arrive");
+    emulator::mbarrier_arrive_after_copies(barrier);
+}
+inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+    emulated_touch(barrier, "mbarrier.try_wait");
+    return emulator::mbarrier_try_wait(barrier, parity);
+}
+inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+    emulated_touch(barrier, "mbarrier.try_wait");
+    emulator::mbarrier_wait(barrier, parity);
+}
+
+inline void fence_proxy_async() {}
+
+inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* barrier) {
+    emulated_touch(barrier, "cp.async.bulk");
+    emulated_alignment(dst, 16, "cp.async.bulk");
+    emulated_alignment(src, 16, "cp.async.bulk");
+    if (bytes % 16) emulator::fail("misaligned-address", "cp.async.bulk: %u bytes is not a multiple of 16", bytes);
+    emulator::shared_address(dst, "cp.async.bulk");
+    auto* to = static_cast<uint8_t*>(dst);
+    auto* from = static_cast<const uint8_t*>(src);
+    if (!emulator::eager())
+        for (uint32_t i = 0; i < bytes; i += 16) emulated_issue_16(to + i, from + i);
+    emulator::mbarrier_complete_async(barrier, bytes, [=] {
+        for (uint32_t i = 0; i < bytes; i += 16) emulated_copy_16(to + i, from + i);
+    });
+}
+inline void bulk_store(void* dst, const void* src, uint32_t bytes) {
+    emulator::require_compute_capability(90, "cp.async.bulk.global");
+    emulated_alignment(dst, 16, "cp.async.bulk.global");
+    emulated_alignment(src, 16, "cp.async.bulk.global");
+    if (bytes % 16) emulator::fail("misaligned-address", "cp.async.bulk.global: %u bytes is not a multiple of 16", bytes);
+    emulator::shared_address(src, "cp.async.bulk.global");
+    emulator::async_push(emulator::Queue::bulk_store, [=] {
+        for (uint32_t i = 0; i < bytes; i += 16)
+            emulated_copy_16(static_cast<uint8_t*>(dst) + i, static_cast<const uint8_t*>(src) + i);
+    });
+}
+inline void bulk_commit() { emulator::async_commit(emulator::Queue::bulk_store); }
+template <int kPending> void bulk_wait() { emulator::async_wait(emulator::Queue::bulk_store, kPending); }
+template <int kPending> void bulk_wait_read() { emulator::async_wait(emulator::Queue::bulk_store, kPending); }
+
+// The 128-byte swizzle is a function of the shared address, not of the tile.
+inline uint32_t emulated_swizzle_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline void tensor_load_2d(void* dst, const TensorMap& map, int column, int row, uint64_t* barrier) {
+    const bool swizzled = map.swizzle == Swizzle::swizzle_128;
+    emulated_touch(barrier, "cp.async.bulk.tensor");
+    emulated_alignment(dst, swizzled ? 1024 : 128, "cp.async.bulk.tensor");
+    const uint32_t start = emulator::shared_address(dst, "cp.async.bulk.tensor");
+    const uint32_t row_bytes = map.box_columns * 2, bytes = row_bytes * map.box_rows;
+    uint8_t* to = emulator::shared_pointer(start, bytes, "cp.async.bulk.tensor");
+    uint8_t* window = to - start;
+    if (!emulator::eager())
+        for (uint32_t i = 0; i < bytes; i += 16) emulated_fill_16(to + i, ~uint64_t{0});
+    emulator::mbarrier_complete_async(barrier, bytes, [=, m = map] {
+        for (uint32_t y = 0; y < m.box_rows; ++y)
+            for (uint32_t x = 0; x < m.box_columns; ++x) {
+                const int64_t from_x = column + int64_t{x}, from_y = row + int64_t{y};
+                const bool inside = from_x >= 0 && from_y >= 0 && from_x < static_cast<int64_t>(m.columns) &&
+                                    from_y < static_cast<int64_t>(m.rows);
+                uint32_t address = start + y * row_bytes + x * 2;
+                if (swizzled) address = emulated_swizzle_128(address);
+                const uint8_t* from = m.base + from_y * static_cast<int64_t>(m.row_stride_bytes) + from_x * 2;
+                *reinterpret_cast<uint16_t*>(window + address) = inside ? *reinterpret_cast<const uint16_t*>(from) : uint16_t{0};
+            }
+    });
+}
+inline void tensor_prefetch(const TensorMap&) {}
+
+inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
+inline void cluster_arrive() { emulator::cluster_arrive(); }
+inline void cluster_wait() { emulator::cluster_wait(); }
+inline void cluster_sync() {
+    cluster_arrive();
+    cluster_wait();
+}
+template <class T> T* cluster_shared(T* pointer, uint32_t rank) {
+    return reinterpret_cast<T*>(emulator::shared_of_rank(pointer, rank));
+}
+
+template <int kCount> void registers_increase() {
+    static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256, "setmaxnreg takes a multiple of 8 in 24..256");
+}
+template <int kCount> void registers_decrease() {
+    static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256, "setmaxnreg takes a multiple of 8 in 24..256");
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,50 @@
+// What the parts of the simulated runtime share: device memory, streams, the device. One lock for all of it: host
+// threads take turns, which is enough, as a kernel's threads are fibers of the host thread that runs its stream.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "cuda_runtime.h"
+
+namespace infinilm::emulator {
+
+std::recursive_mutex& runtime_lock();
+// Remembers an error for cudaGetLastError and returns it; a sticky one takes precedence.
+cudaError_t report(cudaError_t error);
+// The sticky error, or success. First thing in every call of the API.
+cudaError_t sticky_error();
+
+// device_memory.cpp. Device memory is inaccessible (PROT_NONE) while no DeviceAccess exists.
+class DeviceAccess {
+public:
+    DeviceAccess();
+    ~DeviceAccess();
+    DeviceAccess(const DeviceAccess&) = delete;
+};
+enum class MemoryKind { pageable, pinned, device };
+MemoryKind memory_kind(const void* pointer);
+bool is_device_address(const void* pointer);  // of the reserved range, allocated or not
+// Fails when the range is device or pinned memory and not inside one allocation.
+void check_range(const void* pointer, size_t bytes, const char* what);
+void check_canaries(const char* after);
+bool describe_device_address(const void* address, std::string* description);
+size_t device_memory_bytes();
+
+// streams.cpp
+using Work = std::function<void()>;
+cudaError_t submit(cudaStream_t stream, Work work);
+bool capturing(cudaStream_t stream);
+cudaError_t forbid_while_capturing();  // for calls that are not allowed during a capture: an error if one is active
+void drain(cudaStream_t stream);
+void drain_all();
+
+// scheduler.cpp
+void acquire_grids();
+
+// device.cpp
+int setting(const char* name, int otherwise);
+
+}  // namespace infinilm::emulator

@@ -1,0 +1,236 @@
+// Runs a grid: blocks in the order of the schedule, their threads as fibers. INFINILM_EMULATOR_SCHEDULE:
+//   fifo           fair rounds, near lockstep (the default)
+//   lifo           a stack: one warp runs ahead until it blocks; blocks in reverse
+//   random:<seed>  a stack with random choices; blocks shuffled
+// Deterministic for a given schedule. Called by the runtime's launch (device.cpp).
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "state.h"
+
+namespace infinilm::emulator {
+
+Grid* running = nullptr;
+
+namespace {
+
+// Everything a grid did: released by its threads at their end, acquired by whoever waits for grids to end. Not by the
+// scheduler between blocks, so that ThreadSanitizer sees blocks as concurrent.
+char grids_done;
+constexpr uint64_t kLivelock = 20'000'000;
+
+void read_settings(Grid& grid) {
+    const char* schedule = getenv("INFINILM_EMULATOR_SCHEDULE");
+    const std::string text = schedule ? schedule : "fifo";
+    if (text == "fifo" || text.empty())
+        grid.order = Order::fifo;
+    else if (text == "lifo")
+        grid.order = Order::lifo;
+    else if (text.rfind("random", 0) == 0) {
+        grid.order = Order::random;
+        grid.random.seed(text.size() > 7 ? static_cast<unsigned>(atoi(text.c_str() + 7)) : 0u);
+    } else
+        fail("setting", "INFINILM_EMULATOR_SCHEDULE=%s is none of fifo, lifo, random:<seed>", text.c_str());
+    const char* async = getenv("INFINILM_EMULATOR_ASYNC");
+    if (async && strcmp(async, "eager") && strcmp(async, "late"))
+        fail("setting", "INFINILM_EMULATOR_ASYNC=%s is neither late nor eager", async);
+    grid.eager = async && !strcmp(async, "eager");
+}
+
+size_t stack_bytes() {
+    const char* text = getenv("INFINILM_EMULATOR_STACK_KB");
+    return (text ? static_cast<size_t>(atol(text)) : 256) * 1024;
+}
+
+void thread_main() {
+    started();
+    Thread& thread = current();
+    (*running->body)();
+    thread_exits(thread);
+    release(&grids_done);
+    thread.done = true;
+    suspend(thread.fiber, true);
+    abort();
+}
+
+std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) {
+    auto block = std::make_unique<Block>();
+    const unsigned count = grid.block.x * grid.block.y * grid.block.z;
+    block->threads = std::vector<Thread>(count);
+    block->warps.resize((count + 31) / 32);
+    block->warpgroups.resize((count + 127) / 128);
+    block->dynamic_bytes = grid.smem_bytes;
+    block->alive = count;
+    for (unsigned i = 0; i < count; ++i) {
+        Thread& thread = block->threads[i];
+        thread.block = block.get();
+        Where& w = thread.where;
+        w.thread = {i % grid.block.x, i / grid.block.x % grid.block.y, i / (grid.block.x * grid.block.y)};
+        w.block = index;
+        w.block_dim = grid.block;
+        w.grid_dim = grid.grid;
+        w.cluster_dim = grid.cluster;
+        w.linear = i;
+        w.cluster_rank = rank;
+    }
+    return block;
+}
+
+void make_cluster(Grid& grid, unsigned index) {
+    const dim3 c = grid.cluster;
+    const unsigned clusters_x = grid.grid.x / c.x, clusters_y = grid.grid.y / c.y;
+    const uint3 first = {index % clusters_x * c.x, index / clusters_x % clusters_y * c.y, index / (clusters_x * clusters_y) * c.z};
+    grid.blocks.clear();
+    for (unsigned rank = 0; rank < c.x * c.y * c.z; ++rank)
+        grid.blocks.push_back(make_block(grid, {first.x + rank % c.x, first.y + rank / c.x % c.y, first.z + rank / (c.x * c.y)}, rank));
+    grid.cluster_barrier = {};
+    grid.alive = static_cast<unsigned>(grid.blocks.size() * grid.blocks[0]->threads.size());
+    create_windows(grid);
+}
+
+void make_fibers(Grid& grid) {
+    const size_t bytes = stack_bytes();
+    char* stack = stacks(grid.alive, bytes);
+    const size_t stride = bytes + 4096;
+    std::vector<std::vector<Thread*>> warps;
+    for (auto& block : grid.blocks)
+        for (Thread& thread : block->threads) {
+            prepare(thread.fiber, stack, bytes, thread_main);
+            stack += stride;
+            if (thread.where.linear % 32 == 0) warps.emplace_back();
+            warps.back().push_back(&thread);
+        }
+    if (grid.order == Order::random) std::shuffle(warps.begin(), warps.end(), grid.random);
+    grid.ready.clear();
+    for (auto& warp : warps) grid.ready.insert(grid.ready.end(), warp.begin(), warp.end());
+}
+
+// The threads that run next: a whole round in order, or the top of the stack.
+void choose(Grid& grid, std::vector<Thread*>& next) {
+    next.clear();
+    if (grid.order == Order::fifo) {
+        next.swap(grid.ready);
+        return;
+    }
+    size_t index = grid.ready.size() - 1;
+    if (grid.order == Order::random && grid.random() % 16 == 0) index = grid.random() % grid.ready.size();
+    next.push_back(grid.ready[index]);
+    grid.ready.erase(grid.ready.begin() + static_cast<ptrdiff_t>(index));
+}
+
+void run_cluster(Grid& grid) {
+    make_fibers(grid);
+    enter_scheduler();
+    std::vector<Thread*> next;
+    while (grid.alive > 0) {
+        if (grid.ready.empty()) {
+            grid.current = nullptr;
+            fail("deadlock", "%u threads of the block or cluster wait and none can run:%s", grid.alive, waiting_threads().c_str());
+        }
+        choose(grid, next);
+        for (Thread* thread : next) {
+            grid.current = thread;
+            resume(thread->fiber);
+            if (!thread->done) continue;
+            grid.idle_yields = 0;
+            --grid.alive;
+            --thread->block->alive;
+            release_barriers(*thread->block);
+        }
+    }
+    for (auto& block : grid.blocks) {
+        grid.current = &block->threads[0];
+        block_exits(*block);
+        if (grid.dependent && !block->waited_for_dependency)
+            fail("grid-dependency", "launched as dependent, and no thread of this block called grid_dependency_wait()");
+    }
+    check_windows(grid);
+    for (auto& block : grid.blocks)
+        for (Thread& thread : block->threads) destroy(thread.fiber);
+    grid.current = nullptr;
+}
+
+}  // namespace
+
+void run_grid(Grid& grid) {
+    Quiet quiet;
+    install_signal_handlers();
+    running = &grid;
+    read_settings(grid);
+    if (!grid.dependent) acquire(&grids_done);
+    std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z / (grid.cluster.x * grid.cluster.y * grid.cluster.z));
+    std::iota(clusters.begin(), clusters.end(), 0u);
+    if (grid.order == Order::lifo) std::reverse(clusters.begin(), clusters.end());
+    if (grid.order == Order::random) std::shuffle(clusters.begin(), clusters.end(), grid.random);
+    for (unsigned index : clusters) {
+        make_cluster(grid, index);
+        run_cluster(grid);
+    }
+    running = nullptr;
+}
+
+void acquire_grids() { acquire(&grids_done); }
+
+const Where& where() { return current().where; }
+bool eager() { return running->eager; }
+
+void block_on(Waiters& waiters, const void* object, std::string (*describe)(const Thread&)) {
+    Thread& thread = current();
+    waiters.push_back(&thread);
+    thread.waits_for = object;
+    thread.describe = describe;
+    suspend(thread.fiber);
+    thread.describe = nullptr;
+}
+
+void wake(Waiters& waiters) {
+    if (!waiters.empty()) running->idle_yields = 0;
+    running->ready.insert(running->ready.end(), waiters.begin(), waiters.end());
+    waiters.clear();
+}
+
+void spin_yield() {
+    Quiet quiet;
+    if (++running->idle_yields > kLivelock)
+        fail("livelock", "threads poll for ever; blocks of a grid run one after the other here, so a block cannot wait for a later one:%s",
+             waiting_threads().c_str());
+    running->ready.insert(running->ready.begin(), &current());  // at the bottom: the others first
+    suspend(current().fiber);
+}
+
+std::string waiting_threads() {
+    std::string text, last;
+    unsigned from = 0, to = 0;
+    auto flush = [&] {
+        if (last.empty() || text.size() > 4000) return;
+        text += "\n  threads " + std::to_string(from) + (to > from ? "-" + std::to_string(to) : "") + ": " + last;
+    };
+    for (auto& block : running->blocks) {
+        for (Thread& thread : block->threads) {
+            std::string now = thread.done ? "exited" : thread.describe ? thread.describe(thread) : "can run";
+            if (running->blocks.size() > 1) now = "block of rank " + std::to_string(thread.where.cluster_rank) + " " + now;
+            if (now == last && thread.where.linear == to + 1) {
+                to = thread.where.linear;
+                continue;
+            }
+            flush();
+            last = now;
+            from = to = thread.where.linear;
+        }
+    }
+    flush();
+    return text;
+}
+
+// What earlier kernels of the stream wrote: known from the start, or after this call in a dependent launch.
+void grid_dependency_wait() {
+    Quiet quiet;
+    current_block().waited_for_dependency = true;
+    acquire(&grids_done);
+}
+void grid_launch_dependents() {}
+
+}  // namespace infinilm::emulator

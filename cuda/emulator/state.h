@@ -1,0 +1,144 @@
+// The state of a running grid, shared by scheduler.cpp, sync.cpp, shared_memory.cpp and report.cpp. Blocks run one
+// after the other, the blocks of a cluster together. Only one grid runs at a time (a lock of the runtime sees to it).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+#include "fiber.h"
+
+namespace infinilm::emulator {
+
+struct Block;
+struct Thread;
+using Waiters = std::vector<Thread*>;
+
+struct AsyncQueue {
+    std::vector<Action> open;
+    std::deque<std::vector<Action>> groups;
+};
+
+struct Accumulators {
+    float* place;
+    std::unique_ptr<float[]> sums;
+    unsigned count, outstanding;
+};
+
+struct Thread {
+    Where where{};
+    Fiber fiber;
+    Block* block = nullptr;
+    bool done = false;
+    std::string (*describe)(const Thread&) = nullptr;  // what it waits for; null while it can run
+    const void* waits_for = nullptr;
+    std::array<AsyncQueue, 3> queues;
+    std::vector<Accumulators> accumulators;
+    bool wgmma_fenced = false;
+    unsigned cluster_round = ~0u;        // the round of the cluster barrier it arrived in
+    bool fenced = false;                 // has executed __threadfence()
+    std::vector<const void*> observed;   // atomics read since the last one
+};
+
+struct Barrier {
+    unsigned arrived = 0, count = 0;  // count: what the first arriver of this round said
+    Waiters waiters;
+};
+
+struct Collective {
+    uint32_t mask = 0, arrived = 0;
+    unsigned generation = 0;
+    const char* what = nullptr;
+    LaneData in[32], out[2][32];  // two: a lane may still read one round while others fill the next
+    Waiters waiters;
+};
+
+struct AsyncCopy {
+    unsigned bytes, arrivals;
+    Action action;
+};
+
+struct MBarrier {
+    unsigned expected, pending, phase;
+    int64_t bytes;  // announced and not yet come; negative while copies are ahead of their announcement
+    std::vector<AsyncCopy> copies;
+    Waiters waiters;
+};
+
+struct SharedVariable {
+    const void* key;
+    uint8_t* place;
+    size_t bytes;
+};
+
+struct Block {
+    std::vector<Thread> threads;
+    std::vector<std::deque<Collective>> warps;
+    std::array<Barrier, 16> barriers;
+    std::vector<Barrier> warpgroups;
+    std::map<const void*, MBarrier> mbarriers;
+    std::vector<SharedVariable> shared;
+    size_t dynamic_bytes = 0, static_bytes = 0, window_end = 0;
+    unsigned alive = 0;
+    bool waited_for_dependency = false;
+};
+
+struct ClusterBarrier {
+    unsigned arrived = 0, generation = 0;
+    Waiters waiters;
+};
+
+enum class Order { fifo, lifo, random };
+
+struct Grid {
+    const void* kernel = nullptr;
+    dim3 grid, block, cluster;
+    size_t smem_bytes = 0;
+    bool dependent = false;
+    const std::function<void()>* body = nullptr;
+
+    Order order = Order::fifo;
+    bool eager = false;
+    std::mt19937 random;
+    std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+    ClusterBarrier cluster_barrier;
+    std::vector<Thread*> ready;
+    Thread* current = nullptr;
+    unsigned alive = 0;
+    uint64_t idle_yields = 0;
+};
+
+// The grid that runs, or null.
+extern Grid* running;
+inline Thread& current() { return *running->current; }
+inline Block& current_block() { return *running->current->block; }
+
+// scheduler.cpp
+void run_grid(Grid& grid);
+void block_on(Waiters& waiters, const void* object, std::string (*describe)(const Thread&));
+void wake(Waiters& waiters);
+std::string waiting_threads();
+
+// sync.cpp
+void thread_exits(Thread& thread);  // finishes its asynchronous work
+void block_exits(Block& block);     // reports what it left in flight
+void release_barriers(Block& block);
+
+// shared_memory.cpp
+void create_windows(Grid& grid);
+void check_windows(Grid& grid);
+
+// report.cpp
+std::string kernel_name(const void* kernel);
+void install_signal_handlers();
+
+// device.cpp
+int compute_capability();
+
+}  // namespace infinilm::emulator

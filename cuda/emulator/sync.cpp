@@ -1,0 +1,384 @@
+// Rendezvous of threads: warp collectives, barriers, asynchronous queues, mbarriers, and the order they give to memory
+// (for ThreadSanitizer). Called by kernels through emulator.h.
+#include <algorithm>
+#include <cstring>
+
+#include "state.h"
+
+namespace infinilm::emulator {
+namespace {
+
+std::string hex(uint32_t value) {
+    char text[16];
+    snprintf(text, sizeof text, "%08x", value);
+    return text;
+}
+
+std::string describe_collective(const Thread& thread) {
+    const auto& c = *static_cast<const Collective*>(thread.waits_for);
+    return std::string(c.what) + " with mask " + hex(c.mask) + ", lanes " + hex(c.mask & ~c.arrived) + " missing";
+}
+std::string describe_barrier(const Thread& thread) {
+    const auto& barriers = thread.block->barriers;
+    const auto* b = static_cast<const Barrier*>(thread.waits_for);
+    const auto id = b - barriers.data();
+    const unsigned count = b->count ? b->count : thread.block->alive;
+    return (id == 0 && !b->count ? "__syncthreads" : "named barrier " + std::to_string(id)) + ", " + std::to_string(b->arrived) +
+           " of " + std::to_string(count) + " arrived";
+}
+std::string describe_warpgroup(const Thread& thread) {
+    return "wgmma.wait_group, " + std::to_string(static_cast<const Barrier*>(thread.waits_for)->arrived) + " of the warpgroup arrived";
+}
+std::string describe_cluster(const Thread&) { return "barrier.cluster"; }
+std::string describe_mbarrier(const Thread& thread) {
+    for (const auto& block : running->blocks)
+        for (const auto& [key, m] : block->mbarriers)
+            if (&m == thread.waits_for)
+                return "mbarrier at shared " +
+                       std::to_string(static_cast<const uint8_t*>(key) - block->threads[0].where.window) + ", phase " +
+                       std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " + std::to_string(m.expected) +
+                       " arrivals and " + std::to_string(m.bytes) + " bytes missing";
+    return "mbarrier";
+}
+
+void run(Action& action) { action(); }
+
+}  // namespace
+
+// ---- warps ----------------------------------------------------------------------------------------------------------
+
+// Lane masks are checked as far as certain: a lane not in its own mask, a mask with exited lanes, two lanes that wait
+// for each other with different masks, and one mask with two different operations.
+static Collective& find_collective(uint32_t mask, const char* what) {
+    const unsigned warp = current().where.linear / 32, lane = current().where.linear % 32;
+    Block& block = current_block();
+    Collective* found = nullptr;
+    for (Collective& c : block.warps[warp]) {
+        if (c.mask == mask) found = &c;
+        if (c.mask != mask && (c.arrived & mask) && (c.mask >> lane & 1))
+            fail("warp-mask", "%s with mask %08x, while lanes %08x of the warp wait for this lane at %s with mask %08x", what,
+                 mask, c.arrived & mask, c.what, c.mask);
+    }
+    if (!found) {
+        found = &block.warps[warp].emplace_back();
+        found->mask = mask;
+    }
+    if (found->arrived && strcmp(found->what, what))
+        fail("warp-divergence", "%s with mask %08x, while lanes %08x of the warp are at %s", what, mask, found->arrived, found->what);
+    return *found;
+}
+
+const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory) {
+    Quiet quiet;
+    Thread& thread = current();
+    Block& block = *thread.block;
+    const unsigned first = thread.where.linear / 32 * 32, lane = thread.where.linear % 32;
+    const unsigned size = static_cast<unsigned>(block.threads.size());
+    if (size - first < 32) mask &= (1u << (size - first)) - 1;  // lanes the block does not have
+    if (!(mask >> lane & 1)) fail("warp-mask", "%s: lane %u is not in its own mask %08x", what, lane, mask);
+    for (unsigned i = 0; i < 32; ++i)
+        if (mask >> i & 1 && block.threads[first + i].done)
+            fail("warp-mask", "%s: mask %08x names lane %u, which has exited", what, mask, i);
+    Collective& c = find_collective(mask, what);
+    c.what = what;
+    c.in[lane] = mine;
+    c.arrived |= 1u << lane;
+    if (memory) release(&c);
+    const unsigned generation = c.generation;
+    if (c.arrived == mask) {
+        std::copy(c.in, c.in + 32, c.out[generation & 1]);
+        c.arrived = 0;
+        ++c.generation;
+        wake(c.waiters);
+    } else {
+        block_on(c.waiters, &c, describe_collective);
+    }
+    if (memory) acquire(&c);
+    return c.out[generation & 1];
+}
+
+// ---- barriers -------------------------------------------------------------------------------------------------------
+
+static Barrier& arrive_at(int id, unsigned count, const char* what) {
+    Block& block = current_block();
+    if (id < 0 || id > 15) fail("barrier", "%s: there is no barrier %d", what, id);
+    if (id > 0 || count) {
+        if (count == 0 || count % 32) fail("barrier", "%s %d: %u threads is not a multiple of 32", what, id, count);
+        if (count > block.threads.size())
+            fail("barrier", "%s %d waits for %u threads, the block has %zu", what, id, count, block.threads.size());
+    }
+    Barrier& b = block.barriers[static_cast<size_t>(id)];
+    if (b.arrived && b.count != count)
+        fail("barrier", "%s %d for %u threads, while others are at it for %u", what, id, count, b.count);
+    b.count = count;
+    release(&b);
+    ++b.arrived;
+    return b;
+}
+static bool complete(Block& block, Barrier& b) {
+    if (b.arrived == 0 || b.arrived < (b.count ? b.count : block.alive)) return false;
+    b.arrived = 0;
+    wake(b.waiters);
+    return true;
+}
+
+void barrier_sync(int id, unsigned count) {
+    Quiet quiet;
+    Barrier& b = arrive_at(id, count, "bar.sync");
+    if (!complete(current_block(), b)) block_on(b.waiters, &b, describe_barrier);
+    acquire(&b);
+}
+void barrier_arrive(int id, unsigned count) {
+    Quiet quiet;
+    complete(current_block(), arrive_at(id, count, "bar.arrive"));
+}
+// Threads that have exited count as arrived at __syncthreads.
+void release_barriers(Block& block) {
+    if (block.barriers[0].count == 0) complete(block, block.barriers[0]);
+}
+
+void warpgroup_sync(const char*) {
+    Quiet quiet;
+    Barrier& b = current_block().warpgroups[current().where.linear / 128];
+    release(&b);
+    if (++b.arrived == 128) {
+        b.arrived = 0;
+        wake(b.waiters);
+    } else {
+        block_on(b.waiters, &b, describe_warpgroup);
+    }
+    acquire(&b);
+}
+
+void cluster_arrive() {
+    Quiet quiet;
+    require_compute_capability(90, "barrier.cluster");
+    ClusterBarrier& b = running->cluster_barrier;
+    release(&b);
+    current().cluster_round = b.generation;
+    if (++b.arrived < running->blocks.size() * running->blocks[0]->threads.size()) return;
+    b.arrived = 0;
+    ++b.generation;
+    wake(b.waiters);
+}
+void cluster_wait() {
+    Quiet quiet;
+    ClusterBarrier& b = running->cluster_barrier;
+    if (b.generation == current().cluster_round) block_on(b.waiters, nullptr, describe_cluster);
+    acquire(&b);
+}
+
+// ---- asynchronous work of a thread ----------------------------------------------------------------------------------
+
+void async_push(Queue queue, Action action) {
+    if (eager()) {
+        run(action);
+        return;
+    }
+    Quiet quiet;
+    current().queues[static_cast<size_t>(queue)].open.push_back(std::move(action));
+}
+void async_commit(Queue queue) {
+    Quiet quiet;
+    AsyncQueue& q = current().queues[static_cast<size_t>(queue)];
+    q.groups.push_back(std::move(q.open));
+    q.open.clear();
+}
+void async_wait(Queue queue, unsigned keep) {
+    auto& groups = current().queues[static_cast<size_t>(queue)].groups;
+    while (groups.size() > keep) {
+        for (Action& action : groups.front()) run(action);
+        Quiet quiet;
+        groups.pop_front();
+    }
+}
+unsigned async_pending(Queue queue) { return static_cast<unsigned>(current().queues[static_cast<size_t>(queue)].groups.size()); }
+
+void thread_exits(Thread& thread) {
+    const AsyncQueue& stores = thread.queues[static_cast<size_t>(Queue::bulk_store)];
+    bool unfinished = !stores.open.empty();
+    for (const auto& group : stores.groups) unfinished |= !group.empty();
+    if (unfinished) fail("async-in-flight", "the thread exits with bulk stores it has not waited for");
+    if (!thread.accumulators.empty()) fail("async-in-flight", "the thread exits with wgmma it has not waited for");
+    AsyncQueue& copies = thread.queues[static_cast<size_t>(Queue::copy)];
+    async_commit(Queue::copy);
+    async_wait(Queue::copy, 0);
+    Quiet quiet;
+    copies = {};
+}
+
+// ---- wgmma ----------------------------------------------------------------------------------------------------------
+
+void wgmma_fence() {
+    require_compute_capability(90, "wgmma.fence");
+    current().wgmma_fenced = true;
+}
+
+float* wgmma_accumulators(float* d, unsigned count, bool accumulate) {
+    Quiet quiet;
+    Thread& thread = current();
+    if (!thread.wgmma_fenced) fail("wgmma-fence", "wgmma.mma_async before any wgmma.fence");
+    for (Accumulators& a : thread.accumulators)
+        if (a.place == d) {
+            ++a.outstanding;
+            return a.sums.get();
+        }
+    Accumulators& a = thread.accumulators.emplace_back(Accumulators{d, std::make_unique<float[]>(count), count, 1});
+    if (accumulate) memcpy(a.sums.get(), d, count * sizeof(float));
+    memset(static_cast<void*>(d), 0xff, count * sizeof(float));
+    return a.sums.get();
+}
+
+void wgmma_finished(float* sums) {
+    Quiet quiet;
+    auto& list = current().accumulators;
+    auto a = std::find_if(list.begin(), list.end(), [=](const Accumulators& x) { return x.sums.get() == sums; });
+    if (--a->outstanding > 0) return;
+    memcpy(a->place, sums, a->count * sizeof(float));
+    list.erase(a);
+}
+
+// ---- mbarriers ------------------------------------------------------------------------------------------------------
+
+static MBarrier& find_mbarrier(const void* key) {
+    for (auto& block : running->blocks)
+        if (auto found = block->mbarriers.find(key); found != block->mbarriers.end()) return found->second;
+    fail("mbarrier", "the mbarrier at %p is used before mbarrier_init", key);
+}
+
+static void check_phase(MBarrier& m) {
+    if (m.pending != 0 || m.bytes != 0) return;
+    m.phase ^= 1;
+    m.pending = m.expected;
+    wake(m.waiters);
+}
+
+// Carries out the copies that are due. ThreadSanitizer is not told: it has seen the issuer touch source and destination
+// at issue, and to it whoever waits would seem to have done the copy, which would hide races of that thread.
+static void deliver(MBarrier& m) {
+    auto copies = std::move(m.copies);
+    m.copies.clear();
+    for (AsyncCopy& copy : copies) {
+        run(copy.action);
+        if (m.pending < copy.arrivals) fail("mbarrier", "more arrivals than the %u the barrier was made for", m.expected);
+        m.bytes -= copy.bytes;
+        m.pending -= copy.arrivals;
+    }
+    check_phase(m);
+}
+
+// Copies come as late as they may: when all ordinary arrivals are there and somebody waits.
+static bool due(const MBarrier& m) {
+    unsigned arrivals = 0;
+    for (const AsyncCopy& copy : m.copies) arrivals += copy.arrivals;
+    return !m.copies.empty() && m.pending == arrivals;
+}
+
+void mbarrier_init(void* barrier, unsigned count) {
+    Quiet quiet;
+    if (count == 0 || count >= 1u << 20) fail("mbarrier", "mbarrier_init with count %u", count);
+    MBarrier& m = current_block().mbarriers[barrier];
+    if (!m.waiters.empty()) fail("mbarrier", "mbarrier_init while threads wait for it");
+    m.expected = m.pending = count;
+    m.phase = 0;
+    m.bytes = 0;
+    release(&m);
+}
+
+void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes) {
+    Quiet quiet;
+    MBarrier& m = find_mbarrier(barrier);
+    release(&m);
+    if (m.pending < count) fail("mbarrier", "more arrivals than the %u the barrier was made for", m.expected);
+    m.bytes += expect_bytes;
+    m.pending -= count;
+    if (m.bytes >= 1 << 20) fail("mbarrier", "%lld bytes announced, the limit of a phase is 2^20 - 1", static_cast<long long>(m.bytes));
+    if (due(m) && !m.waiters.empty())
+        deliver(m);
+    else
+        check_phase(m);
+}
+
+static void complete_async(void* barrier, unsigned bytes, unsigned arrivals, Action action) {
+    MBarrier& m = find_mbarrier(barrier);
+    release(&m);
+    if (running->eager) {
+        Loud loud;
+        run(action);
+        action = [] {};
+    }
+    m.copies.push_back({bytes, arrivals, std::move(action)});
+    if (running->eager || (due(m) && !m.waiters.empty())) deliver(m);
+}
+void mbarrier_complete_async(void* barrier, unsigned bytes, Action action) {
+    Quiet quiet;
+    complete_async(barrier, bytes, 0, std::move(action));
+}
+void mbarrier_arrive_after_copies(void* barrier) {
+    Quiet quiet;
+    AsyncQueue& q = current().queues[static_cast<size_t>(Queue::copy)];
+    std::vector<Action> actions;
+    for (auto& group : q.groups) {
+        std::move(group.begin(), group.end(), std::back_inserter(actions));
+        group.clear();  // the group stays, empty: wait_group still counts it
+    }
+    std::move(q.open.begin(), q.open.end(), std::back_inserter(actions));
+    q.open.clear();
+    complete_async(barrier, 0, 1, [all = std::move(actions)] { for (const Action& action : all) action(); });
+}
+
+bool mbarrier_try_wait(void* barrier, unsigned parity) {
+    {
+        Quiet quiet;
+        MBarrier& m = find_mbarrier(barrier);
+        if (m.phase == (parity & 1) && due(m)) deliver(m);
+        if (m.phase != (parity & 1)) {
+            acquire(&m);
+            return true;
+        }
+    }
+    spin_yield();
+    return false;
+}
+
+void mbarrier_wait(void* barrier, unsigned parity) {
+    Quiet quiet;
+    MBarrier& m = find_mbarrier(barrier);
+    if (m.phase == (parity & 1) && due(m)) deliver(m);
+    while (m.phase == (parity & 1)) block_on(m.waiters, &m, describe_mbarrier);
+    acquire(&m);
+}
+
+void block_exits(Block& block) {
+    for (const auto& [key, m] : block.mbarriers)
+        if (!m.copies.empty())
+            fail("async-in-flight", "the block exits with %zu asynchronous copies nobody has waited for", m.copies.size());
+}
+
+// ---- memory order between blocks, for ThreadSanitizer ----------------------------------------------------------------
+// A __threadfence() before an atomic makes it a release, one after makes what it read an acquire (C++ fences).
+
+void thread_fence() {
+    Quiet quiet;
+    Thread& thread = current();
+    thread.fenced = true;
+    for (const void* address : thread.observed) acquire(address);
+    thread.observed.clear();
+}
+void atomic_before([[maybe_unused]] const void* address, [[maybe_unused]] bool ordered) {
+#ifdef INFINILM_EMULATOR_TSAN
+    if (ordered || current().fenced) release(address);
+#endif
+}
+void atomic_after([[maybe_unused]] const void* address, [[maybe_unused]] bool ordered) {
+#ifdef INFINILM_EMULATOR_TSAN
+    if (ordered)
+        acquire(address);
+    else {
+        Quiet quiet;
+        current().observed.push_back(address);
+    }
+#endif
+}
+
+}  // namespace infinilm::emulator
