@@ -54,24 +54,21 @@ cudaError_t launch(void (*kernel)(P...), const LaunchConfig& config, A&&... args
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
     if (cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), config.smem_bytes)) return error;
     cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t c{};
-    c.gridDim = config.grid;
-    c.blockDim = config.block;
-    c.dynamicSmemBytes = config.smem_bytes;
-    c.stream = config.stream;
-    c.attrs = attributes;
+    unsigned count = 0;
     if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
-        cudaLaunchAttribute& cluster = attributes[c.numAttrs++];
+        cudaLaunchAttribute& cluster = attributes[count++];
         cluster.id = cudaLaunchAttributeClusterDimension;
         cluster.val.clusterDim.x = config.cluster.x;
         cluster.val.clusterDim.y = config.cluster.y;
         cluster.val.clusterDim.z = config.cluster.z;
     }
     if (config.dependent) {
-        cudaLaunchAttribute& dependent = attributes[c.numAttrs++];
+        cudaLaunchAttribute& dependent = attributes[count++];
         dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         dependent.val.programmaticStreamSerializationAllowed = 1;
     }
+    // gridDim, blockDim, ..: not by name, as blockDim is a macro in the emulator.
+    const cudaLaunchConfig_t c{config.grid, config.block, config.smem_bytes, config.stream, attributes, count};
     return cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...);
 }
 

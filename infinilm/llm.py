@@ -7,11 +7,13 @@ for everybody, hands out the tokens, and looks whether its own have come. Severa
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +35,16 @@ from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.tokenizer import OutputText, Tokenizer
 
 logger = logging.getLogger("infinilm")
+
+_open_llms: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close before the interpreter goes: a daemon thread that comes back from the core later aborts the process."""
+    for llm in list(_open_llms):
+        llm.close()
+
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
@@ -206,6 +218,7 @@ class LLM:
         self._lock = threading.Lock()  # guards the scheduler and the engine
         self._cancelled: deque[sched.Sequence] = deque()  # to be removed from the scheduler by whoever has the lock
         self._closed = False
+        _open_llms.add(self)
         self._num_requests = 0
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, plan.memory)

@@ -16,7 +16,7 @@
 
 #ifdef INFINILM_EMULATOR_ASAN
 #include <sanitizer/asan_interface.h>
-#else
+#elif !defined(ASAN_POISON_MEMORY_REGION)
 #define ASAN_POISON_MEMORY_REGION(address, bytes)
 #define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
 #endif
@@ -25,9 +25,6 @@ namespace infinilm::emulator {
 namespace {
 
 constexpr size_t kPage = 4096, kReserved = size_t{1} << 35;
-constexpr uint8_t kCanary = 0xa5;
-
-size_t align_up(size_t value, size_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 struct Allocation {
     uint8_t* start;

@@ -10,7 +10,7 @@
 
 #ifdef INFINILM_EMULATOR_ASAN
 #include <sanitizer/asan_interface.h>
-#else
+#elif !defined(ASAN_POISON_MEMORY_REGION)
 #define ASAN_POISON_MEMORY_REGION(address, bytes)
 #define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
 #endif
@@ -20,10 +20,7 @@ namespace {
 
 constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64, kMaxBlocks = 16;
 constexpr size_t kStaticLimit = 48 * 1024, kFilled = kStaticLimit + 8 * 1024;  // room for variables and their gaps
-constexpr uint8_t kCanary = 0xa5;
 uint8_t* windows;
-
-size_t align_up(size_t value, size_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 // The part of the window that is not given out, ends at `end`.
 void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t end, const char* after) {

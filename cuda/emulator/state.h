@@ -119,6 +119,9 @@ extern Grid* running;
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 
+inline constexpr uint8_t kCanary = 0xa5;  // around allocations and shared variables
+inline size_t align_up(size_t value, size_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+
 // scheduler.cpp
 void run_grid(Grid& grid);
 void block_on(Waiters& waiters, const void* object, std::string (*describe)(const Thread&));

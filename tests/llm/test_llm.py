@@ -601,7 +601,30 @@ def test_a_context_beyond_the_model_warns(folder: Path, caplog: pytest.LogCaptur
     assert "max_model_len=200" in caplog.text
 
 
-# ---- import ----
+# ---- import and exit ----
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "del llm",
+        "llm.generate('the', max_tokens=2)",
+        "next(llm.stream('the'))",
+        "stream = llm.stream('the'); next(stream)",
+        "cycle = [llm]; cycle.append(cycle); del llm",
+        "llm.close()",
+        # A daemon thread in the middle of its work: it fails, the process does not.
+        "run = lambda: [llm.generate('the', ignore_eos=True) for _ in range(10**6)]\n"
+        "threading.excepthook = lambda _: None\n"
+        "threading.Thread(target=run, daemon=True).start(); time.sleep(0.3)",
+    ],
+)
+def test_the_process_ends_well(folder: Path, code: str) -> None:
+    setup = "import sys, threading, time; from infinilm import LLM; llm = LLM(sys.argv[1])\n"
+    command = [sys.executable, "-c", setup + code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_import_is_light() -> None:

@@ -107,8 +107,9 @@ def entity_weights(tokenizer_path: Path, vocab_size: int) -> torch.Tensor:
     tokenizer = load_tokenizer(tokenizer_path)
     names = words.GIRLS + words.BOYS + words.ANIMAL_GIRLS + words.ANIMAL_BOYS
     nouns = " ".join(words.ALL_OBJECTS + words.SPECIES + words.COLORS + tuple(p.noun for p in words.PLACES))
+    helpers = " ".join(helper.split()[-1] for place in words.PLACES for helper in place.helpers)
     pronouns = "he him his she her He His She Her girl boy princess prince"
-    text = "".join(f" {word}" for word in (*names, *nouns.split(), *pronouns.split()))
+    text = "".join(f" {word}" for word in (*names, *nouns.split(), *helpers.split(), *pronouns.split()))
     weights = torch.zeros(vocab_size)
     weights[tokenizer.encode(text, add_special_tokens=False).ids] = 1.0
     return weights

@@ -144,6 +144,19 @@ struct Block {
     }
 };
 
+// A tile of keys or values: one pointer per key, into the cache or into a copy of it.
+template <class E> struct Tile {
+    const E* const* rows;   // [tile_keys]
+    const E* const* ahead;  // [tile_keys] the tile that comes next, or null
+
+    // Asks for elements [begin, end) of the key after the next tile_keys. The pieces of a paged cache are too short for the
+    // hardware prefetcher, and asking for a whole tile at once would fill the queue of misses and stop everything behind it.
+    void prefetch(int64_t key, int64_t begin, int64_t end) const {
+        if (ahead)
+            for (int64_t d = begin; d < end; d += 64 / (int64_t)sizeof(E)) __builtin_prefetch(ahead[key] + d);
+    }
+};
+
 // ---- Scores ----
 
 // Lane sums of four vectors: ((0+1)+(2+3)) + ((4+5)+(6+7)) for 8 lanes; 16 lanes add their halves first.
@@ -200,22 +213,26 @@ INFINILM_INLINE void score_tile(const float* q, int64_t dim, const E* const* key
 }
 
 template <class E, int ROWS>
-static void score_rows(const float* q, int64_t dim, const E* const* keys, int64_t begin, int64_t end, float* scores) {
+static void score_rows(const float* q, int64_t dim, Tile<E> keys, int64_t begin, int64_t end, float* scores) {
     constexpr int columns = tile_columns(ROWS);
-    for (int64_t k = begin; k < end; k += columns) score_tile<E, ROWS, columns>(q, dim, keys + k, scores + k);
+    for (int64_t k = begin; k < end; k += columns) {
+        for (int j = 0; j < columns; ++j) keys.prefetch(k + j, 0, dim);
+        score_tile<E, ROWS, columns>(q, dim, keys.rows + k, scores + k);
+    }
 }
 
 // ---- Weighted values ----
 
 // sums[i][...] += weights[i * chunk_keys + k] * values[k][...] for k in [begin, end) in order; VECS vectors per row.
 template <class E, int ROWS, int VECS>
-INFINILM_INLINE void value_tile(const float* weights, const E* const* values, int64_t offset, int64_t begin, int64_t end,
+INFINILM_INLINE void value_tile(const float* weights, Tile<E> values, int64_t offset, int64_t begin, int64_t end,
                                 float* sums, int64_t dim) {
     vec sum[ROWS][VECS];
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) sum[i][j] = load(sums + i * dim + offset + j * width);
     for (int64_t k = begin; k < end; ++k) {
-        const E* value = values[k] + offset;
+        const E* value = values.rows[k] + offset;
+        values.prefetch(k, offset, offset + VECS * width);
         vec weight[ROWS];
         for (int i = 0; i < ROWS; ++i) weight[i] = set1(weights[i * chunk_keys + k]);
         for (int j = 0; j < VECS; ++j) {
@@ -228,7 +245,7 @@ INFINILM_INLINE void value_tile(const float* weights, const E* const* values, in
 }
 
 template <class E, int ROWS>
-static void value_rows(const float* weights, const E* const* values, int64_t begin, int64_t end, float* sums, int64_t dim) {
+static void value_rows(const float* weights, Tile<E> values, int64_t begin, int64_t end, float* sums, int64_t dim) {
     if (begin >= end) return;
     int64_t d = 0;
     if constexpr (tile_columns(ROWS) == 4)
@@ -237,27 +254,7 @@ static void value_rows(const float* weights, const E* const* values, int64_t beg
     if (d < dim) value_tile<E, ROWS, 1>(weights, values, d, begin, end, sums, dim);
 }
 
-// ---- A tile of keys or values: one pointer per key, into the cache or into the staged copy ----
-
-template <class E> static void locate_tile(const Block& b, const void* cache, int64_t tile, Range keys, const E** rows) {
-    const AttentionArgs& a = b.a;
-    const int32_t* table = a.block_table + b.seq.seq * a.block_table_stride;
-    const int64_t first = b.chunk * chunk_keys + tile;
-    for (int64_t k = keys.begin; k < keys.end;) {
-        const int64_t block = (first + k) / a.block_size, offset = (first + k) % a.block_size;
-        const E* row = (const E*)cache + ((table[block] * (int64_t)a.num_kv_heads + b.kv_head) * a.block_size + offset) * a.head_dim;
-        for (int64_t end = min64(keys.end, k + a.block_size - offset); k < end; ++k, row += a.head_dim) rows[k] = row;
-    }
-}
-
-// The pieces of a paged cache are too short for the hardware prefetcher, so the next tile is asked for while this one is
-// computed (1.4 times the speed of decode at 2048 keys).
-template <class E> static void prefetch_tile(const Block& b, const void* cache, int64_t tile, Range keys) {
-    const E* rows[tile_keys];
-    locate_tile(b, cache, tile, keys, rows);
-    for (int64_t k = keys.begin; k < keys.end; ++k)
-        for (int64_t d = 0; d < b.a.head_dim; d += 64 / (int64_t)sizeof(E)) __builtin_prefetch(rows[k] + d);
-}
+// ---- Finding and staging tiles ----
 
 template <class E> static void stage_row(const E* in, float* out, int64_t n, int64_t dim) {
     int64_t d = 0;
@@ -265,34 +262,38 @@ template <class E> static void stage_row(const E* in, float* out, int64_t n, int
     if (d < dim) store(out + d, load_partial(in + d, (int)(n - d)));
 }
 
-// Calls f(rows) with a pointer per key of the tile. Staging pays when more than one tile of rows reads the widened copy, and
-// gives heads that are not whole vectors their zero padding. Entries outside `keys`, as far as the multiples of 4 around
-// them, point at a neighbour, so that four keys at a time may be read; what comes of those is discarded.
-template <class E, class F> static void with_tile(const Block& b, const void* cache, int64_t tile, Range keys, F f) {
-    const E* rows[tile_keys];
-    locate_tile(b, cache, tile, keys, rows);
-    auto pad = [&](auto** all) {
-        for (int64_t k = keys.begin & ~int64_t{3}; k < keys.begin; ++k) all[k] = all[keys.begin];
-        for (int64_t k = keys.end; k & 3; ++k) all[k] = all[keys.end - 1];
-    };
-    const bool whole = b.dim == b.a.head_dim;
-    if (whole && (sizeof(E) == sizeof(float) || b.rows() <= 4)) {
-        pad(rows);
-        f(rows);
-    } else {
-        const float* staged[tile_keys];
-        for (int64_t k = keys.begin; k < keys.end; ++k) {
-            staged[k] = b.w.staged + k * b.dim;
-            stage_row(rows[k], b.w.staged + k * b.dim, b.a.head_dim, b.dim);
-        }
-        pad(staged);
-        f(staged);
+// Fills rows[tile_keys]. Entries outside `keys` point at a neighbour, so that four keys at a time may be read; what comes
+// of those is discarded.
+template <class E> static void locate_tile(const Block& b, const void* cache, int64_t tile, Range keys, const E** rows) {
+    const AttentionArgs& a = b.a;
+    const int32_t* table = a.block_table + b.seq.seq * a.block_table_stride;
+    const int64_t first = b.chunk * chunk_keys + tile;
+    for (int64_t k = keys.begin; k < keys.end;) {
+        const int64_t block = (first + k) / a.block_size, offset = (first + k) % a.block_size;
+        const int64_t at = (table[block] * (int64_t)a.num_kv_heads + b.kv_head) * a.block_size + offset;
+        const E* row = (const E*)cache + at * a.head_dim;
+        for (int64_t end = min64(keys.end, k + a.block_size - offset); k < end; ++k, row += a.head_dim) rows[k] = row;
     }
+    for (int64_t k = 0; k < keys.begin; ++k) rows[k] = rows[keys.begin];
+    for (int64_t k = keys.end; k < tile_keys; ++k) rows[k] = rows[keys.end - 1];
+}
+
+// Calls f(Tile). Where more than one register tile of rows will read it, the tile is widened once into scratch, which
+// also gives heads that are not whole vectors their zero padding.
+template <class E, class F> static void with_tile(const Block& b, Tile<E> tile, Range keys, F f) {
+    if (b.dim == b.a.head_dim && (sizeof(E) == sizeof(float) || b.rows() <= 4)) return f(tile);
+    const float* staged[tile_keys];
+    for (int64_t k = keys.begin & ~int64_t{3}; k < keys.end || (k & 3); ++k) {
+        staged[k] = b.w.staged + k * b.dim;
+        tile.prefetch(k, 0, b.a.head_dim);
+        stage_row(tile.rows[k], b.w.staged + k * b.dim, b.a.head_dim, b.dim);
+    }
+    f(Tile<float>{staged, nullptr});
 }
 
 // ---- One chunk of keys for one block of rows ----
 
-template <class E> static void score_group(const Block& b, const E* const* keys, int64_t tile, int64_t row, int64_t count) {
+template <class E> static void score_group(const Block& b, Tile<E> keys, int64_t tile, int64_t row, int64_t count) {
     const Range first = b.keys(row), last = b.keys(row + count - 1);
     const int64_t begin = max64(first.begin - tile, 0) & ~int64_t{3}, end = min64(last.end - tile, tile_keys);
     const float* q = b.w.q + row * b.dim;
@@ -327,7 +328,7 @@ static void softmax_row(const Block& b, int64_t row) {
 }
 
 template <class E, int ROWS>
-static void value_group(const Block& b, const E* const* values, int64_t tile, int64_t row, int64_t tile_end) {
+static void value_group(const Block& b, Tile<E> values, int64_t tile, int64_t row, int64_t tile_end) {
     auto clip = [&](Range r) { return Range{max64(r.begin - tile, 0), min64(r.end - tile, tile_end)}; };
     const float* weights = b.w.scores + row * chunk_keys + tile;
     float* sums = b.w.sums + row * b.dim;
@@ -347,7 +348,7 @@ static void value_group(const Block& b, const E* const* values, int64_t tile, in
 }
 
 template <class E>
-static void value_group(const Block& b, const E* const* values, int64_t tile, int64_t row, int64_t count, int64_t tile_end) {
+static void value_group(const Block& b, Tile<E> values, int64_t tile, int64_t row, int64_t count, int64_t tile_end) {
     switch (count) {
         case 1: return value_group<E, 1>(b, values, tile, row, tile_end);
         case 2: return value_group<E, 2>(b, values, tile, row, tile_end);
@@ -362,20 +363,23 @@ template <class E> static void attend_chunk(const Block& b) {
     const Range all = {b.keys(0).begin, b.keys(b.rows() - 1).end};
     const int64_t first = all.begin / tile_keys * tile_keys;
     auto tile_range = [&](int64_t tile) { return Range{max64(all.begin - tile, 0), min64(all.end - tile, tile_keys)}; };
+    // Calls f over all tiles and their register tiles of rows; at the end the first tile of next_cache is asked for.
     auto for_tiles = [&](const void* cache, const void* next_cache, auto f) {
+        const E *rows[tile_keys], *ahead[tile_keys];
+        locate_tile(b, cache, first, tile_range(first), rows);
         for (int64_t tile = first; tile < all.end; tile += tile_keys) {
-            const int64_t next = tile + tile_keys;
-            if (next < all.end)
-                prefetch_tile<E>(b, cache, next, tile_range(next));
-            else if (next_cache)
-                prefetch_tile<E>(b, next_cache, first, tile_range(first));
+            const bool last = tile + tile_keys >= all.end;
+            const int64_t next = last ? first : tile + tile_keys;
+            const void* from = last ? next_cache : cache;
             const Range keys = tile_range(tile);
-            with_tile<E>(b, cache, tile, keys, [&](auto rows) {
+            if (from) locate_tile(b, from, next, tile_range(next), ahead);
+            with_tile(b, Tile<E>{rows, from ? ahead : nullptr}, keys, [&](auto located) {
                 for (int64_t row = 0, count; row < b.rows(); row += count) {
                     count = tile_rows(b.rows() - row);
-                    f(rows, tile, row, count, keys.end);
+                    f(located, tile, row, count, keys.end);
                 }
             });
+            if (!last) memcpy(rows, ahead, sizeof rows);
         }
     };
     for_tiles(a.k_cache, a.v_cache, [&](auto rows, int64_t tile, int64_t row, int64_t count, int64_t) {

@@ -65,13 +65,13 @@ template <class F> INFINILM_INLINE auto visit_format(const LinearArgs& args, F f
 // tile_rows is even: gate and up of an output lie side by side in a tile.
 constexpr int tile_tokens = width == 4 ? 2 : width == 8 ? 3 : 6;
 constexpr int tile_rows = 4;
+constexpr int stream_rows = 4;  // even, too
 // A panel is a cache line of outputs, so that a token's line of the result is written at once, while it is in L1.
 constexpr int panel_rows = 16;
 constexpr int panel_row_bytes = 2048;
 constexpr int block_tokens = 504;  // a multiple of every tile_tokens; bounds the lanes kept between blocks
 constexpr int split_outputs = 16;  // workers write different cache lines
-constexpr int stream_tokens = 6;  // at most, of a tile of the streamed product
-constexpr int stream_max_tokens = 24;
+constexpr int stream_max_tokens = 24;  // measured: the packed path is faster from 28 on
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -182,35 +182,44 @@ INFINILM_INLINE void finish(const LinearArgs& args, const Range& range, int64_t 
 
 // ---- Few tokens: weights straight from where they are ----
 
-// The worker's rows are cut into Rows runs that are read side by side, each from its beginning to its end: four
+// The worker's rows are cut into stream_rows runs that are read side by side, each from its beginning to its end: four
 // long streams, which the hardware follows better than many short ones (measured with one token: 28 GB/s where a plain
 // read does 31, and 18 to 20 with four or eight adjacent rows).
-template <class Weight, int Rows> struct Streams {
-    const Weight* row[Rows];
+template <class Weight> struct Streams {
+    const Weight* row[stream_rows];
     int64_t prefetch;                      // so many bytes ahead of what is read,
     int64_t prefetch_begin, prefetch_end;  // while that is within these elements
 };
 
-template <class Format, int Tokens, int Rows>
-INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][Rows], const Streams<typename Format::Weight, Rows>& streams,
+template <class Format, int Tokens>
+INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][stream_rows], const Streams<typename Format::Weight>& streams,
                                  const typename Format::X* x, int64_t x_stride, int64_t k_end) {
     constexpr int line = 64 / (int)sizeof(typename Format::Weight);  // weights of a cache line
+    // What stays in registers through a step: all weights where there is room, else the tokens (with one token or two
+    // the first was up to 1.4 times as fast, with three on AVX2 it spills).
+    constexpr bool hold_weights = Tokens * stream_rows + stream_rows + 2 <= (width == 16 ? 32 : 16);
     const auto one_step = [&](int64_t k) __attribute__((always_inline)) {
-        decltype(Format::load_x(x)) w[Rows];
+        constexpr int held = hold_weights ? stream_rows : Tokens, passing = hold_weights ? Tokens : stream_rows;
+        const auto load_x = [&](int i) __attribute__((always_inline)) { return Format::load_x(x + i * x_stride + k); };
+        const auto load_w = [&](int j) __attribute__((always_inline)) { return Format::load_weight(streams.row[j] + k); };
+        decltype(load_x(0)) a[held];
 #pragma GCC unroll 8
-        for (int j = 0; j < Rows; ++j) w[j] = Format::load_weight(streams.row[j] + k);
+        for (int h = 0; h < held; ++h) a[h] = hold_weights ? load_w(h) : load_x(h);
 #pragma GCC unroll 8
-        for (int i = 0; i < Tokens; ++i) {
-            const auto a = Format::load_x(x + i * x_stride + k);
+        for (int p = 0; p < passing; ++p) {
+            const auto b = hold_weights ? load_x(p) : load_w(p);
 #pragma GCC unroll 8
-            for (int j = 0; j < Rows; ++j) acc[i][j] = Format::accumulate(acc[i][j], a, w[j]);
+            for (int h = 0; h < held; ++h) {
+                vec& sum = hold_weights ? acc[p][h] : acc[h][p];
+                sum = hold_weights ? Format::accumulate(sum, b, a[h]) : Format::accumulate(sum, a[h], b);
+            }
         }
     };
     int64_t k = 0;
     for (; k + line <= k_end; k += line) {
         if (k >= streams.prefetch_begin && k < streams.prefetch_end) {
 #pragma GCC unroll 8
-            for (int j = 0; j < Rows; ++j)
+            for (int j = 0; j < stream_rows; ++j)
                 __builtin_prefetch((const char*)(streams.row[j] + k) + streams.prefetch);
         }
 #pragma GCC unroll 8
@@ -219,7 +228,7 @@ INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][Rows], const Streams<typenam
     for (; k + Format::step <= k_end; k += Format::step) one_step(k);
     if (k == k_end) return;
     const int n = (int)(k_end - k);
-    for (int j = 0; j < Rows; ++j) {
+    for (int j = 0; j < stream_rows; ++j) {
         const auto b = Format::load_weight_partial(streams.row[j] + k, n);
         for (int i = 0; i < Tokens; ++i)
             acc[i][j] = Format::accumulate(acc[i][j], Format::load_x_partial(x + i * x_stride + k, n), b);
@@ -236,14 +245,14 @@ template <class Format> struct StreamedX {
           stride(converted ? round_up(args.in_features, Format::step) : args.x_stride) {}
 };
 
-template <class Format, int Rows> void stream_range(const LinearArgs& args, const Range& range) {
+template <class Format> void stream_range(const LinearArgs& args, const Range& range) {
     using Weight = typename Format::Weight;
     const StreamedX<Format> x(args);
-    const int64_t runs = Rows / range.rows_per_output, run = (range.count + runs - 1) / runs;
-    const int64_t k_end = args.in_features, groups = (args.num_tokens + stream_tokens - 1) / stream_tokens;
-    Streams<Weight, Rows> streams;
+    const int64_t runs = stream_rows / range.rows_per_output, run = (range.count + runs - 1) / runs;
+    const int64_t k_end = args.in_features, groups = num_groups_of(args);
+    Streams<Weight> streams;
     for (int64_t output = 0; output < run; ++output) {
-        for (int j = 0; j < Rows; ++j)
+        for (int j = 0; j < stream_rows; ++j)
             streams.row[j] = row_of<Weight>(args, range, j / range.rows_per_output * run + output, j % range.rows_per_output);
         for (int64_t group = 0; group < groups; ++group) {
             const int64_t token = args.num_tokens * group / groups, end = args.num_tokens * (group + 1) / groups;
@@ -253,28 +262,24 @@ template <class Format, int Rows> void stream_range(const LinearArgs& args, cons
             streams.prefetch_begin = k_end * group / groups;
             streams.prefetch_end = k_end * (group + 1) / groups;
             const auto tile = [&]<int count>() __attribute__((always_inline)) {
-                vec acc[count][Rows] = {};
+                vec acc[count][stream_rows] = {};
                 stream_tile<Format, count>(acc, streams, x.data + token * x.stride, x.stride, k_end);
-                finish<count, Rows>(args, range, output, run, token, end, acc);
+                finish<count, stream_rows>(args, range, output, run, token, end, acc);
             };
-            switch (end - token) {
+            switch (end - token) {  // 1 to tile_tokens
                 case 1: tile.template operator()<1>(); break;
                 case 2: tile.template operator()<2>(); break;
-                case 3: tile.template operator()<3>(); break;
-                case 4: tile.template operator()<4>(); break;
-                case 5: tile.template operator()<5>(); break;
-                default: tile.template operator()<stream_tokens>(); break;
+                case 3: tile.template operator()<smaller(3, tile_tokens)>(); break;
+                case 4: tile.template operator()<smaller(4, tile_tokens)>(); break;
+                case 5: tile.template operator()<smaller(5, tile_tokens)>(); break;
+                default: tile.template operator()<tile_tokens>(); break;
             }
         }
     }
 }
 
 template <class Format> void stream(const LinearArgs& args, Worker worker) {
-    // As many accumulators as there are registers: four rows keep the memory busy, two cost fewer conversions per token.
-    const bool two_rows = width < 16 && args.num_tokens > 3;
-    for_each_range(args, share_of(args, worker), [&](const Range& range) {
-        two_rows ? stream_range<Format, 2>(args, range) : stream_range<Format, 4>(args, range);
-    });
+    for_each_range(args, share_of(args, worker), [&](const Range& range) { stream_range<Format>(args, range); });
 }
 
 // ---- Many tokens: packed x, panels of weights ----

@@ -1,0 +1,233 @@
+// The simulated device: properties from the environment, errors, and the launch of kernels.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "runtime.h"
+#include "state.h"
+
+namespace infinilm::emulator {
+namespace {
+
+thread_local cudaError_t last_error = cudaSuccess;
+cudaError_t sticky = cudaSuccess;
+thread_local int current_device = 0;
+
+std::map<const void*, int>& dynamic_shared_limits() {
+    static std::map<const void*, int> limits;
+    return limits;
+}
+
+int shared_memory_optin() {
+    switch (compute_capability()) {
+        case 90:
+        case 100: return 227 * 1024;
+        case 80: return 163 * 1024;
+        default: return 99 * 1024;
+    }
+}
+
+int device_count() { return setting("INFINILM_EMULATOR_DEVICES", 1); }
+
+cudaError_t check_configuration(const Grid& g, const void* kernel) {
+    const size_t threads = size_t{g.block.x} * g.block.y * g.block.z;
+    if (threads == 0 || threads > 1024 || g.block.z > 64) return cudaErrorInvalidConfiguration;
+    if (g.grid.x == 0 || g.grid.y == 0 || g.grid.z == 0 || g.grid.y > 65535 || g.grid.z > 65535 || g.grid.x > 0x7fffffff)
+        return cudaErrorInvalidConfiguration;
+    auto limit = dynamic_shared_limits().find(kernel);
+    if (g.smem_bytes > static_cast<size_t>(limit == dynamic_shared_limits().end() ? 48 * 1024 : limit->second))
+        return cudaErrorInvalidValue;
+    const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
+    if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (cluster == 0 || cluster > 8 || g.grid.x % g.cluster.x || g.grid.y % g.cluster.y || g.grid.z % g.cluster.z)
+        return cudaErrorInvalidConfiguration;
+    return cudaSuccess;
+}
+
+}  // namespace
+
+int setting(const char* name, int otherwise) {
+    const char* text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char* end = nullptr;
+    const long value = strtol(text, &end, 10);
+    if (*end) fail("setting", "%s=%s is not a number", name, text);
+    return static_cast<int>(value);
+}
+
+int compute_capability() { return setting("INFINILM_EMULATOR_CC", 90); }
+
+std::recursive_mutex& runtime_lock() {
+    static auto* lock = new std::recursive_mutex;
+    return *lock;
+}
+
+cudaError_t report(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+cudaError_t sticky_error() {
+    if (sticky != cudaSuccess) return sticky;
+    if (device_count() < 0) return report(cudaErrorInsufficientDriver);
+    return device_count() == 0 ? report(cudaErrorNoDevice) : cudaSuccess;
+}
+
+void check_kernel_pointer(const void* kernel, int argument, const void* pointer) {
+    if (!pointer) return;
+    std::lock_guard lock(runtime_lock());
+    if (memory_kind(pointer) == MemoryKind::pageable)
+        fail("host-pointer", "argument %d of kernel %s points to ordinary host memory", argument, kernel_name(kernel).c_str());
+}
+
+cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+    std::lock_guard lock(runtime_lock());
+    if (cudaError_t error = sticky_error()) return error;
+    if (compute_capability() < 80) return report(cudaErrorNoKernelImageForDevice);
+    Grid g;
+    g.kernel = kernel;
+    g.grid = config.gridDim;
+    g.block = config.blockDim;
+    g.smem_bytes = config.dynamicSmemBytes;
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+        const cudaLaunchAttribute& a = config.attrs[i];
+        if (a.id == cudaLaunchAttributeClusterDimension) g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
+        if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization) g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
+        if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
+    }
+    if (cudaError_t error = check_configuration(g, kernel)) return report(error);
+    auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent, kernel,
+                 body = std::move(body)] {
+        Grid run;
+        run.kernel = kernel;
+        run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
+        run.body = &body;
+        DeviceAccess access;
+        run_grid(run);
+        check_canaries(("kernel " + kernel_name(kernel)).c_str());
+    };
+    return report(submit(config.stream, std::move(work)));
+}
+
+cudaError_t occupancy(int* blocks, const void*, int block_size, size_t smem_bytes) {
+    if (cudaError_t error = sticky_error()) return error;
+    const int by_threads = 2048 / ((block_size + 31) / 32 * 32);
+    const int by_memory = static_cast<int>(static_cast<size_t>(shared_memory_optin()) / (smem_bytes + 1024));
+    *blocks = by_threads < by_memory ? by_threads : by_memory;
+    return cudaSuccess;
+}
+
+}  // namespace infinilm::emulator
+
+using namespace infinilm::emulator;
+
+extern "C" {
+
+void infinilm_emulator_inject_error(cudaError_t error) { sticky = error; }
+
+cudaError_t cudaGetLastError() {
+    if (sticky != cudaSuccess) return sticky;
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+cudaError_t cudaPeekAtLastError() { return sticky != cudaSuccess ? sticky : last_error; }
+
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = device_count() < 0 ? 0 : 13000;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = 0;
+    if (cudaError_t error = sticky_error()) return error;
+    *count = device_count();
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+    if (cudaError_t error = sticky_error()) return error;
+    if (device < 0 || device >= device_count()) return report(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+    if (cudaError_t error = sticky_error()) return error;
+    *device = current_device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+    if (cudaError_t error = sticky_error()) return error;
+    if (device < 0 || device >= device_count()) return report(cudaErrorInvalidDevice);
+    *p = {};
+    snprintf(p->name, sizeof p->name, "infinilm emulator sm_%d", compute_capability());
+    p->totalGlobalMem = device_memory_bytes();
+    p->sharedMemPerBlock = 48 * 1024;
+    p->sharedMemPerBlockOptin = static_cast<size_t>(shared_memory_optin());
+    p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
+    p->major = compute_capability() / 10;
+    p->minor = compute_capability() % 10;
+    p->multiProcessorCount = setting("INFINILM_EMULATOR_SMS", 4);
+    p->l2CacheSize = 50 << 20;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = 1024;
+    p->regsPerBlock = 65536;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp p;
+    if (cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; return cudaSuccess;
+        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return cudaSuccess;
+    }
+    return report(cudaErrorInvalidValue);
+}
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+    std::lock_guard lock(runtime_lock());
+    if (cudaError_t error = sticky_error()) return error;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || value > shared_memory_optin()) return report(cudaErrorInvalidValue);
+    dynamic_shared_limits()[function] = value;
+    return cudaSuccess;
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidDevicePointer: return "cudaErrorInvalidDevicePointer";
+        case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
+        case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
+        case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
+        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+        case cudaErrorNotReady: return "cudaErrorNotReady";
+        case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+        case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorNotSupported: return "cudaErrorNotSupported";
+        case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+        case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
+        case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+        case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+        case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    }
+    return "unrecognized error code";
+}
+const char* cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "out of memory" : cudaGetErrorName(error);
+}
+
+}  // extern "C"
