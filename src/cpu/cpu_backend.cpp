@@ -23,6 +23,7 @@ namespace {
 // Multiply-adds, or as long-lasting steps, below which the caller works alone: about 2 us, when a region of awake
 // workers costs 0.2 us and waking one costs 5 to 50.
 constexpr int64_t region_work = 32768;
+constexpr int shares_per_thread = 4;
 
 Element element(DType dtype) {
     switch (dtype) {
@@ -80,15 +81,21 @@ public:
     void sample(const SampleParams& p) override { sampler_.sample(p); }
 
 private:
+    // One where a region would cost more than the work; else several per thread, so that a thread that is late, or that the
+    // system does not let run, leaves its shares to the others.
+    int num_shares(int64_t work) const {
+        if (work < region_work) return 1;
+        return static_cast<int>(std::min<int64_t>(work / region_work + 1, pool_.size() == 1 ? 1 : shares_per_thread * pool_.size()));
+    }
     // kernel(args, worker) over the pool, or here.
     template <class Args> void run(void (*kernel)(const Args&, Worker), const Args& args, int64_t work) {
-        if (work < region_work) return kernel(args, Worker{0, 1});
-        pool_.run([&](int worker, int count) { kernel(args, Worker{worker, count}); });
+        const int shares = num_shares(work);
+        pool_.run(shares, [&](int share, int thread) { kernel(args, Worker{share, shares, thread}); });
     }
     // f(begin, end) over [0, n), which costs `work` in all.
     template <class F> void split(int64_t n, int64_t work, F f) {
-        if (work < region_work) return f(int64_t{0}, n);
-        pool_.run([&](int worker, int count) { f(n * worker / count, n * (worker + 1) / count); });
+        const int shares = num_shares(work);
+        pool_.run(shares, [&](int share, int) { f(n * share / shares, n * (share + 1) / shares); });
     }
     static void* grow(Tensor& buffer, size_t bytes) {
         if (!buffer || static_cast<size_t>(buffer.bytes()) < bytes) {
@@ -379,12 +386,11 @@ double measure_read(const Kernels& kernels, ThreadPool& pool) {
         f(buffer.as<char>() + begin, static_cast<size_t>(end - begin));
     };
     // Written first, each part by who will read it: pages never written are all the same page of zeros.
-    pool.run([&](int worker, int count) {
-        share(worker, count, [](char* data, size_t n) { std::memset(data, 1, n); });
-    });
+    const int count = pool.size();
+    pool.run(count, [&](int worker, int) { share(worker, count, [](char* data, size_t n) { std::memset(data, 1, n); }); });
     return median_of(5, [&] {
         return static_cast<double>(bytes) / seconds([&] {
-            pool.run([&](int worker, int count) {
+            pool.run(count, [&](int worker, int) {
                 share(worker, count, [&](char* data, size_t n) { checksum += kernels.read_memory(data, n); });
             });
         });
@@ -396,7 +402,7 @@ double measure_dot(const Kernels& kernels, ThreadPool& pool, bool bf16_dot) {
     auto round = [&] {
         std::atomic<double> flops{0};
         const double elapsed = seconds([&] {
-            pool.run([&](int, int) { flops.fetch_add(kernels.dot_flops(iterations, bf16_dot)); });
+            pool.run(pool.size(), [&](int, int) { flops.fetch_add(kernels.dot_flops(iterations, bf16_dot)); });
         });
         return std::pair(flops.load(), elapsed);
     };

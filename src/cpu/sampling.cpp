@@ -279,9 +279,9 @@ Sampler::~Sampler() = default;
 void Sampler::sample(const SampleParams& p) {
     const int64_t num_rows = p.logits.shape(0);
     std::atomic<int64_t> next{0}, first_bad{num_rows};
-    auto work = [&](int worker, int) {
+    auto work = [&](int, int thread) {
         for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;) {
-            const Fault fault = rows_[static_cast<size_t>(worker)]->sample(
+            const Fault fault = rows_[static_cast<size_t>(thread)]->sample(
                 p.logits.as<const float>() + row * p.logits.stride(0), p.logits.shape(1),
                 p.temperature.as<const float>()[row], p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
                 p.min_p.as<const float>()[row], p.random_val.as<const float>()[row], p.ids.as<int32_t>()[row]);
@@ -290,10 +290,7 @@ void Sampler::sample(const SampleParams& p) {
             while (row < bad && !first_bad.compare_exchange_weak(bad, row)) {}
         }
     };
-    if (num_rows > 1)
-        pool_.run(work);
-    else
-        work(0, 1);
+    pool_.run(static_cast<int>(std::min<int64_t>(num_rows, pool_.size())), work);
     if (const int64_t row = first_bad.load(); row < num_rows) {
         const float* logits = p.logits.as<const float>() + row * p.logits.stride(0);
         const bool nan = std::any_of(logits, logits + p.logits.shape(1), [](float v) { return std::isnan(v); });

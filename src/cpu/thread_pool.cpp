@@ -1,7 +1,10 @@
-// Waiting is a bounded spin and then a futex, on both sides: a worker waits for the next region on epoch_, the caller
-// for the last worker on pending_. Each side announces that it goes to sleep (parked_, caller_parked_) before it looks
+// Waiting is a bounded spin and then a futex, on both sides: a thread waits for the next region on epoch_, the caller for
+// the last thread inside on gate_. Each side announces that it goes to sleep (parked_, caller_parked_) before it looks
 // at the awaited word once more, and the other side changes the word before it reads the announcement; with
 // sequentially consistent operations one of the two sees the other, so no wake-up is lost.
+//
+// A region is open from run_erased's start until the caller has drawn the last share. A thread that joins while it is open
+// keeps the caller from returning, and so the task alive, until it leaves; a thread that comes later finds the gate shut.
 #include "cpu/thread_pool.h"
 
 #include <chrono>
@@ -25,6 +28,8 @@ namespace {
 // two steps some hundred; waking a sleeper costs 5 to 50. When threads outnumber cores whoever spins keeps the core
 // from whoever works (measured: 40 times slower), hence nearly no spin there.
 constexpr int spin_ns = 300'000, crowded_spin_ns = 2'000;
+
+constexpr uint32_t open_gate = 1u << 31;  // of gate_, beside the count
 
 // Threads of all pools of the process: several ranks, each with its pool, share the cores.
 std::atomic<int> live_threads{0};
@@ -83,14 +88,14 @@ ThreadPool::ThreadPool(int num_threads)
         threads_.reserve(static_cast<size_t>(num_threads_) - 1);
         for (int i = 1; i < num_threads_; ++i) threads_.emplace_back([this, i] { work(i); });
     } catch (...) {  // no more threads to be had: end those that started
-        stop_workers();
+        stop_threads();
         throw;
     }
 }
 
-ThreadPool::~ThreadPool() { stop_workers(); }
+ThreadPool::~ThreadPool() { stop_threads(); }
 
-void ThreadPool::stop_workers() {
+void ThreadPool::stop_threads() {
     stop_.store(true, std::memory_order_relaxed);  // published by the new epoch
     epoch_.fetch_add(1);
     wake(epoch_);
@@ -102,32 +107,53 @@ int ThreadPool::spin_limit_ns() const {
     return live_threads.load(std::memory_order_relaxed) <= num_cores_ ? spin_ns : crowded_spin_ns;
 }
 
-void ThreadPool::work(int worker) {
-    for (uint32_t seen = 0;; ++seen) {  // a region starts only after all workers finished the last: none is missed
-        const auto started = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-        if (!spin(started, spin_limit_ns())) {
+bool ThreadPool::join() {
+    uint32_t gate = gate_.load(std::memory_order_relaxed);
+    while (gate & open_gate)
+        if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire, std::memory_order_relaxed)) return true;
+    return false;
+}
+
+void ThreadPool::leave() {
+    if (gate_.fetch_sub(1) == 1 && caller_parked_.load() != 0) wake(gate_);
+}
+
+void ThreadPool::draw_shares(int thread) {
+    for (int share; (share = next_share_.fetch_add(1, std::memory_order_relaxed)) < num_shares_;)
+        task_(argument_, share, thread);
+}
+
+void ThreadPool::work(int thread) {
+    for (uint32_t seen = 0;;) {
+        const auto announced = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+        if (!spin(announced, spin_limit_ns())) {
             parked_.fetch_add(1);
             while (epoch_.load() == seen) sleep_while(epoch_, seen);
             parked_.fetch_sub(1, std::memory_order_relaxed);
         }
         if (stop_.load(std::memory_order_relaxed)) return;
-        task_(argument_, worker, num_threads_);
-        if (pending_.fetch_sub(1) == 1 && caller_parked_.load() != 0) wake(pending_);
+        seen = epoch_.load(std::memory_order_acquire);  // regions that came and went meanwhile are done without us
+        if (!join()) continue;
+        draw_shares(thread);
+        leave();
     }
 }
 
-void ThreadPool::run_erased(Task task, void* argument) {
+void ThreadPool::run_erased(Task task, void* argument, int num_shares) {
     task_ = task;
     argument_ = argument;
-    pending_.store(static_cast<uint32_t>(num_threads_ - 1), std::memory_order_relaxed);
-    epoch_.fetch_add(1);  // publishes the three above
+    num_shares_ = num_shares;
+    next_share_.store(0, std::memory_order_relaxed);
+    gate_.store(open_gate, std::memory_order_release);  // publishes the four above to those who join
+    epoch_.fetch_add(1);
     if (parked_.load() != 0) wake(epoch_);
-    task(argument, 0, num_threads_);
+    draw_shares(0);
 
-    const auto finished = [&] { return pending_.load(std::memory_order_acquire) == 0; };
-    if (spin(finished, spin_limit_ns())) return;
+    gate_.fetch_and(~open_gate, std::memory_order_acquire);
+    const auto empty = [&] { return gate_.load(std::memory_order_acquire) == 0; };
+    if (spin(empty, spin_limit_ns())) return;
     caller_parked_.store(1);
-    for (uint32_t left; (left = pending_.load()) != 0;) sleep_while(pending_, left);
+    for (uint32_t inside; (inside = gate_.load()) != 0;) sleep_while(gate_, inside);
     caller_parked_.store(0, std::memory_order_relaxed);
 }
 

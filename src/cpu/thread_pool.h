@@ -1,11 +1,12 @@
-// A spin-then-park pool: one per rank, the caller is worker 0. run(f) calls f(worker, num_workers) on every worker and
-// returns when all are done. Between regions workers spin briefly, since the next region of a forward pass is
-// microseconds away, then sleep in the kernel: an idle engine costs no CPU. Not reentrant; one caller at a time.
+// A spin-then-park pool: one per rank, the caller is thread 0. run(n, f) cuts a region into n shares, calls
+// f(share, thread) once for each, and returns when all are done. Threads draw shares from a counter, and the caller waits
+// only for threads that have begun: one that the system does not let run costs its part of the machine, not the
+// whole step. Between regions threads spin briefly, since the next region of a forward pass is microseconds away, then
+// sleep in the kernel: an idle engine costs no CPU. Not reentrant; one caller at a time.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -21,27 +22,36 @@ public:
 
     int size() const { return num_threads_; }
 
-    template <class F> void run(F&& f) {
-        if (num_threads_ == 1) return f(0, 1);
+    template <class F> void run(int num_shares, F&& f) {
+        if (num_threads_ == 1 || num_shares == 1) {
+            for (int share = 0; share < num_shares; ++share) f(share, 0);
+            return;
+        }
         using Fn = std::remove_reference_t<F>;
-        run_erased([](void* fn, int worker, int count) { (*static_cast<Fn*>(fn))(worker, count); },
-                   const_cast<void*>(static_cast<const void*>(&f)));
+        run_erased([](void* fn, int share, int thread) { (*static_cast<Fn*>(fn))(share, thread); },
+                   const_cast<void*>(static_cast<const void*>(&f)), num_shares);
     }
 
 private:
-    using Task = void (*)(void* argument, int worker, int count);
-    void run_erased(Task task, void* argument);
-    void work(int worker);
-    void stop_workers();
+    using Task = void (*)(void* argument, int share, int thread);
+    void run_erased(Task task, void* argument, int num_shares);
+    bool join();   // a thread enters the open region, if there is one
+    void leave();  // and leaves it; the last one wakes a caller that sleeps
+    void draw_shares(int thread);
+    void work(int thread);
+    void stop_threads();
     int spin_limit_ns() const;
 
-    // Each on its own cache line: workers poll one while the others change.
-    alignas(64) std::atomic<uint32_t> epoch_{0};    // a new value starts a region
-    alignas(64) std::atomic<uint32_t> pending_{0};  // workers that have not finished it
-    alignas(64) std::atomic<uint32_t> parked_{0};   // workers asleep on epoch_
-    std::atomic<uint32_t> caller_parked_{0};        // the caller asleep on pending_
+    // Each on its own cache line: threads poll one while the others change.
+    alignas(64) std::atomic<uint32_t> epoch_{0};  // a new value announces a region
+    alignas(64) std::atomic<uint32_t> gate_{0};   // `open`, and how many threads besides the caller are inside
+    alignas(64) std::atomic<int> next_share_{0};
+    alignas(64) std::atomic<uint32_t> parked_{0};  // threads asleep on epoch_
+    std::atomic<uint32_t> caller_parked_{0};       // the caller asleep on gate_
+    // Of the open region; whoever is inside may read them.
     Task task_ = nullptr;
     void* argument_ = nullptr;
+    int num_shares_ = 0;
     std::atomic<bool> stop_{false};
     int num_threads_;
     int num_cores_;

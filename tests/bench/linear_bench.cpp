@@ -130,8 +130,8 @@ std::vector<float> run_serially(const Kernels& kernels, const Layer& layer, int6
     if (args.residual) args.residual += first_token * args.residual_stride;
     Scratch scratch;
     scratch.attach(kernels, args, workers);
-    for (int i = 0; i < workers; ++i) kernels.linear_prepare(args, {i, workers});
-    for (int i = 0; i < workers; ++i) kernels.linear(args, {i, workers});
+    for (int i = 0; i < workers; ++i) kernels.linear_prepare(args, {i, workers, i});
+    for (int i = 0; i < workers; ++i) kernels.linear(args, {i, workers, i});
     return out;
 }
 
@@ -237,10 +237,11 @@ public:
     Timer(ThreadPool& pool, bool wall) : pool_(pool), wall_(wall), cpu_(static_cast<size_t>(pool.size()) * 16) {}
     template <class F> double time(F work) {  // work(Worker)
         const double start = seconds(CLOCK_MONOTONIC);
-        pool_.run([&](int worker, int count) {
+        const int count = pool_.size();
+        pool_.run(count, [&](int share, int thread) {
             const double begin = seconds(CLOCK_THREAD_CPUTIME_ID);
-            work(Worker{worker, count});
-            cpu_[static_cast<size_t>(worker) * 16] = seconds(CLOCK_THREAD_CPUTIME_ID) - begin;
+            work(Worker{share, count, thread});
+            cpu_[static_cast<size_t>(share) * 16] = seconds(CLOCK_THREAD_CPUTIME_ID) - begin;
         });
         const double elapsed = seconds(CLOCK_MONOTONIC) - start;
         return wall_ ? elapsed : *std::max_element(cpu_.begin(), cpu_.end());

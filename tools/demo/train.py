@@ -93,8 +93,7 @@ def learning_rate(step: int, progress: float, peak: float) -> float:
 def document_mask(tokens: torch.Tensor) -> torch.Tensor:
     """Which positions see which: earlier ones of the same document.
 
-    Without it a story sees the names of the stories packed before it, and the model takes several times
-    longer to learn whose name to use.
+    Otherwise a story also sees the names in the stories packed before it, and none of those is the right one.
     """
     document = (tokens == BOS).cumsum(1)
     same = document[:, :, None] == document[:, None, :]
@@ -120,7 +119,8 @@ def start_copying(model: Any) -> None:
     """Let one key-value group of two middle layers begin as a head that repeats what it looks at.
 
     Output times value projection is then a projection of the embedding space onto itself, so attending to
-    a name makes that name likelier.  Left to chance, the model spends most of a short run finding this.
+    a name makes that name likelier.  A first run of three million tokens without this had not learned to
+    repeat a name.
     """
     config = model.config
     dim, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads

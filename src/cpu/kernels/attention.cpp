@@ -506,7 +506,7 @@ size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
 }
 
 void attention(const AttentionArgs& args, Worker worker) {
-    const Workspace workspace(args, args.scratch[worker.index]);
+    const Workspace workspace(args, args.scratch[worker.thread]);
     Cursor seq;
     seq.start(args);
     visit_element(args.cache_element, [&](auto element) {

@@ -1,8 +1,8 @@
 // What one instruction-set build of the CPU kernels offers: a table of plain functions. Every source in this folder is
 // compiled once per instruction set (see src/cpu/meson.build); the CPU backend picks one table at run time.
 //
-// Each function does one worker's share: it is called by `num_workers` threads at once with its `worker` index, splits
-// the work itself, and needs no synchronisation inside. No C++ standard library here or in the sources: an inline copy
+// Each function does one share of its work, number `index` of `count`, and splits the work itself; shares run at once on
+// several threads, and one thread may run several. No synchronisation inside. No C++ standard library here or in the sources: an inline copy
 // compiled for AVX-512 could be picked by the linker for everyone.
 #pragma once
 
@@ -14,7 +14,8 @@ namespace infinilm::cpu {
 enum class Element : uint8_t { f32, bf16, f16 };  // how a weight or a cache entry is stored
 
 struct Worker {
-    int index, count;  // this worker, and how many there are
+    int index, count;  // this share of the work, and how many there are
+    int thread;        // who does it: owns scratch[thread]
 };
 
 // One joined part of a linear layer: rows [out_begin, out_begin + out_features) of the result.
@@ -37,7 +38,7 @@ struct LinearArgs {
     int64_t residual_stride;
     float* out;  // [num_tokens, out_features]
     int64_t out_stride;
-    void* const* scratch;   // [num_workers] one per worker, 64-byte aligned, linear_scratch_bytes each
+    void* const* scratch;   // [num_threads] one per thread, 64-byte aligned, linear_scratch_bytes each
     void* shared_scratch;   // linear_shared_scratch_bytes, for what all workers read (x rounded to bfloat16)
 };
 
@@ -85,7 +86,7 @@ struct AttentionArgs {
     float softmax_scale;
     int sliding_window;
     int64_t* next_item;    // 0 before attention; workers draw their work from it
-    void* const* scratch;  // [num_workers], attention_scratch_bytes each
+    void* const* scratch;  // [num_threads], attention_scratch_bytes each
     void* shared_scratch;  // partial results between attention and attention_merge, attention_shared_scratch_bytes
 };
 

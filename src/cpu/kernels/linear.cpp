@@ -362,8 +362,8 @@ template <class Format> int64_t panel_bytes(const Blocks& blocks) {
 
 template <class Format> void multiply_packed(const LinearArgs& args, Worker worker) {
     const Blocks blocks = blocks_of<Format>(args);
-    auto* panel = (typename Format::Staged*)args.scratch[worker.index];
-    vec* lanes = (vec*)((char*)args.scratch[worker.index] + panel_bytes<Format>(blocks));
+    auto* panel = (typename Format::Staged*)args.scratch[worker.thread];
+    vec* lanes = (vec*)((char*)args.scratch[worker.thread] + panel_bytes<Format>(blocks));
     const Share share = share_of(args, worker);
     for_each_range(args, share, [&](const Range& range) {
         const int64_t panel_outputs = panel_rows / range.rows_per_output;

@@ -1,0 +1,255 @@
+// Hopper's primitives in small kernels: wgmma in every operand layout, pipelines of bulk copies and tensor maps,
+// clusters, bulk stores, dependent launches. Called by emulator_cases.py; compiled by nvcc for sm_90a only. kBug plants
+// the mistakes that test_bugs.py expects to be found.
+#include "launch.cuh"
+#include "ptx_sm90.cuh"
+
+namespace infinilm::cuda {
+
+enum Bug { kNone, kNoEmptyWait, kEarlyRelease, kWrongCount, kMissingInitBarrier, kNoDependencyWait, kNoStoreWait, kReadTooEarly };
+
+// An operand in shared memory: the bytes as they shall lie there, and the descriptor that says how.
+struct Operand {
+    const uint8_t* image;
+    int bytes, leading, stride, layout, step_bytes;  // step_bytes: from one 16 of k to the next
+};
+
+// d[64][N] as fragments, d[thread][N / 2]: `steps` times 16 of k. kRegisterA: a.image is [steps][128 threads][4] words.
+template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB>
+__global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float* d, int steps) {
+    INFINILM_DYNAMIC_SHARED(smem);
+    uint8_t* tile_b = smem + (kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024);
+    if (!kRegisterA)
+        for (int i = threadIdx.x * 16; i < a.bytes; i += 128 * 16)
+            *reinterpret_cast<uint4*>(smem + i) = *reinterpret_cast<const uint4*>(a.image + i);
+    for (int i = threadIdx.x * 16; i < b.bytes; i += 128 * 16)
+        *reinterpret_cast<uint4*>(tile_b + i) = *reinterpret_cast<const uint4*>(b.image + i);
+    fence_proxy_async();
+    __syncthreads();
+    float sums[N / 2];
+    wgmma_fence();
+    for (int step = 0; step < steps; ++step) {
+        const uint64_t db = matrix_descriptor(tile_b + step * b.step_bytes, b.leading, b.stride, static_cast<Layout>(b.layout));
+        if constexpr (kRegisterA) {
+            uint32_t fragment[4];
+            for (int i = 0; i < 4; ++i)
+                fragment[i] = reinterpret_cast<const uint32_t*>(a.image)[(step * 128 + threadIdx.x) * 4 + i];
+            wgmma_fence();
+            Wgmma<N, T>::template multiply<kMnB>(sums, fragment, db, step > 0);
+        } else {
+            const uint64_t da = matrix_descriptor(smem + step * a.step_bytes, a.leading, a.stride, static_cast<Layout>(a.layout));
+            Wgmma<N, T>::template multiply<kMnA, kMnB>(sums, da, db, step > 0);
+        }
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int i = 0; i < N / 2; ++i) d[threadIdx.x * (N / 2) + i] = sums[i];
+}
+
+constexpr int kStages = 3;
+
+// C[M][N] = A[M][K] B[N][K]^T: tiles of 64x32x64 by tensor maps, a producer thread and one consumer warpgroup that keeps
+// one wgmma in flight.
+template <int kBug>
+__global__ void __launch_bounds__(160) gemm_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
+                                                   float* c, int m, int n, int k) {
+    INFINILM_DYNAMIC_SHARED(smem);
+    INFINILM_SHARED(uint64_t, full, [kStages]);
+    INFINILM_SHARED(uint64_t, empty, [kStages]);
+    constexpr int kBytesA = 64 * 64 * 2, kBytesB = 32 * 64 * 2, kStage = kBytesA + kBytesB;
+    const int row0 = blockIdx.y * 64, column0 = blockIdx.x * 32, steps = ceil_div(k, 64);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < kStages; ++s) mbarrier_init(full + s, 1), mbarrier_init(empty + s, kBug == kWrongCount ? 2 : 1);
+        mbarrier_init_fence();
+    }
+    if (kBug != kMissingInitBarrier) __syncthreads();
+    if (warp_id() == 4) {
+        if (lane_id() != 0) return;
+        tensor_prefetch(map_a);
+        tensor_prefetch(map_b);
+        for (int step = 0; step < steps; ++step) {
+            const int s = step % kStages;
+            if (kBug != kNoEmptyWait) mbarrier_wait(empty + s, step / kStages % 2 ^ 1);
+            mbarrier_arrive_expect_tx(full + s, kStage);
+            tensor_load_2d(smem + s * kStage, map_a, step * 64, row0, full + s);
+            tensor_load_2d(smem + s * kStage + kBytesA, map_b, step * 64, column0, full + s);
+        }
+        return;
+    }
+    float sums[16];
+    wgmma_fence();
+    for (int step = 0; step < steps; ++step) {
+        const int s = step % kStages;
+        mbarrier_wait(full + s, step / kStages % 2);
+        const uint64_t da = matrix_descriptor_128(smem + s * kStage), db = matrix_descriptor_128(smem + s * kStage + kBytesA);
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk)  // descriptors count in 16 bytes
+            Wgmma<32, bf16>::multiply(sums, da + kk * 2, db + kk * 2, step + kk > 0);
+        wgmma_commit();
+        if (kBug == kEarlyRelease) {
+            if (threadIdx.x == 0) mbarrier_arrive(empty + s);
+            wgmma_wait<0>();
+        } else {
+            wgmma_wait<1>();
+            if (step > 0 && threadIdx.x == 0) mbarrier_arrive(empty + (step - 1) % kStages);
+        }
+    }
+    const float early = kBug == kReadTooEarly ? sums[0] : 0.0f;
+    wgmma_wait<0>();
+    if (kBug == kReadTooEarly) sums[0] = early;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int row = row0 + warp_id() * 16 + lane_id() / 4 + i / 2 % 2 * 8, column = column0 + i / 4 * 8 + lane_id() % 4 * 2 + i % 2;
+        if (row < m && column < n) c[static_cast<int64_t>(row) * n + column] = sums[i];
+    }
+}
+
+// y = 2 x + 1 through shared memory: bulk loads (or cp.async that arrive on the mbarrier) in, bulk stores out, chunks of
+// 512 floats, two stages.
+template <int kBug> __global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks, int by_cp_async) {
+    constexpr int kChunk = 512;
+    INFINILM_SHARED(uint64_t, full, [2]);
+    INFINILM_DYNAMIC_SHARED(smem);
+    float *in = reinterpret_cast<float*>(smem), *out = in + 2 * kChunk;  // [2][kChunk] each
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < 2; ++s) mbarrier_init(full + s, by_cp_async ? 64 : 1);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    auto load = [&](int chunk) {
+        if (chunk >= chunks) return;
+        float* to = in + chunk % 2 * kChunk;
+        const float* from = x + chunk * kChunk;
+        if (by_cp_async) {
+            for (int i = threadIdx.x * 4; i < kChunk; i += 256) cp_async_16(to + i, from + i);
+            mbarrier_arrive_after_cp_async(full + chunk % 2);
+        } else if (threadIdx.x == 0) {
+            mbarrier_arrive_expect_tx(full + chunk % 2, kChunk * 4);
+            bulk_load(to, from, kChunk * 4, full + chunk % 2);
+        }
+    };
+    load(0);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        load(chunk + 1);
+        if (threadIdx.x == 0) bulk_wait_read<1>();  // the store of chunk - 2 has read its buffer
+        __syncthreads();
+        while (!mbarrier_try_wait(full + chunk % 2, chunk / 2 % 2)) {
+        }
+        for (int i = threadIdx.x; i < kChunk; i += 64)
+            out[chunk % 2 * kChunk + i] = 2.0f * in[chunk % 2 * kChunk + i] + 1.0f;
+        fence_proxy_async();
+        __syncthreads();
+        if (threadIdx.x != 0) continue;
+        bulk_store(y + chunk * kChunk, out + chunk % 2 * kChunk, kChunk * 4);
+        bulk_commit();
+    }
+    if (kBug != kNoStoreWait && threadIdx.x == 0) bulk_wait<0>();
+}
+
+// Each block of a cluster of two gives its sum to the other: out[block] = sum of the pair. By reading the neighbour's
+// shared memory, and once more by writing into it and arriving on its mbarrier.
+__global__ void __launch_bounds__(32) cluster_kernel(const float* x, float* out) {
+    INFINILM_SHARED(float, mine, [1]);
+    INFINILM_SHARED(float, received, [1]);
+    INFINILM_SHARED(uint64_t, arrived, [1]);
+    const uint32_t other = cluster_rank() ^ 1;
+    const float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
+    if (threadIdx.x == 0) {
+        mine[0] = sum;
+        mbarrier_init(arrived, 1);
+        mbarrier_init_fence();
+    }
+    cluster_sync();
+    if (threadIdx.x == 0) {
+        const float read = *cluster_shared(mine, other);
+        *cluster_shared(received, other) = sum;
+        mbarrier_arrive_cluster(arrived, other);
+        mbarrier_wait(arrived, 0);
+        out[blockIdx.x] = sum + read;
+        out[gridDim.x + blockIdx.x] = sum + received[0];
+    }
+    cluster_sync();  // nobody leaves while its shared memory is read
+}
+
+// y = x + y; launched after itself as a dependent kernel.
+template <int kBug> __global__ void add_kernel(const float* x, float* y, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const float mine = i < n ? x[i] : 0.0f;  // nobody writes x: may be read before the wait
+    if (kBug != kNoDependencyWait || (i == 0)) grid_dependency_wait();
+    grid_launch_dependents();
+    if (i < n) y[n - 1 - i] += mine;
+}
+
+template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB> int run_wgmma(const Operand& a, const Operand& b, float* d, int steps) {
+    LaunchConfig config{dim3(1), dim3(128)};
+    config.smem_bytes = static_cast<size_t>(kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024) + static_cast<size_t>(b.bytes);
+    return launch(wgmma_kernel<N, T, kRegisterA, kMnA, kMnB>, config, a, b, d, steps);
+}
+
+template <int kBug> int run_gemm(const void* a, const void* b, float* c, int m, int n, int k) {
+    TensorMap map_a, map_b;
+    const uint64_t columns = static_cast<uint64_t>(k);
+    if (int error = make_tensor_map(&map_a, {a, columns, static_cast<uint64_t>(m), columns * 2, 64, 64})) return error;
+    if (int error = make_tensor_map(&map_b, {b, columns, static_cast<uint64_t>(n), columns * 2, 64, 32})) return error;
+    const LaunchConfig config{dim3(ceil_div(n, 32), ceil_div(m, 64)), dim3(160), kStages * (64 + 32) * 64 * 2};
+    return launch(gemm_kernel<kBug>, config, map_a, map_b, c, m, n, k);
+}
+
+template <int kBug> int run_add(const float* x, float* y, int n, int times) {
+    cudaStream_t stream;
+    if (int error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return error;
+    LaunchConfig config{dim3(ceil_div(n, 32)), dim3(32), 0, stream};
+    for (int i = 0; i < times; ++i) {
+        if (int error = launch(add_kernel<kBug>, config, x, y, n)) return error;
+        config.dependent = true;
+    }
+    if (int error = cudaStreamSynchronize(stream)) return error;
+    return cudaStreamDestroy(stream);
+}
+
+}  // namespace infinilm::cuda
+
+using namespace infinilm::cuda;
+
+extern "C" {
+
+// variant: 0 both operands in shared memory, 1 A in registers, + 2: A MN-major, + 4: B MN-major
+int wgmma(int columns, int half, int variant, const Operand* a, const Operand* b, float* d, int steps) {
+    const bool in_registers = variant & 1;
+    if (columns == 64 && !half) {
+        switch (variant) {
+            case 0: return run_wgmma<64, bf16, false, false, false>(*a, *b, d, steps);
+            case 1: return run_wgmma<64, bf16, true, false, false>(*a, *b, d, steps);
+            case 2: return run_wgmma<64, bf16, false, true, false>(*a, *b, d, steps);
+            case 4: return run_wgmma<64, bf16, false, false, true>(*a, *b, d, steps);
+            case 5: return run_wgmma<64, bf16, true, false, true>(*a, *b, d, steps);
+            case 6: return run_wgmma<64, bf16, false, true, true>(*a, *b, d, steps);
+        }
+    }
+    if (columns == 8 && half && in_registers) return run_wgmma<8, f16, true, false, false>(*a, *b, d, steps);
+    if (columns == 24 && half && !in_registers) return run_wgmma<24, f16, false, false, false>(*a, *b, d, steps);
+    if (columns == 256 && !half && !in_registers) return run_wgmma<256, bf16, false, false, false>(*a, *b, d, steps);
+    return cudaErrorInvalidValue;
+}
+int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
+    switch (bug) {
+        case kNoEmptyWait: return run_gemm<kNoEmptyWait>(a, b, c, m, n, k);
+        case kEarlyRelease: return run_gemm<kEarlyRelease>(a, b, c, m, n, k);
+        case kWrongCount: return run_gemm<kWrongCount>(a, b, c, m, n, k);
+        case kMissingInitBarrier: return run_gemm<kMissingInitBarrier>(a, b, c, m, n, k);
+        case kReadTooEarly: return run_gemm<kReadTooEarly>(a, b, c, m, n, k);
+        default: return run_gemm<kNone>(a, b, c, m, n, k);
+    }
+}
+int stream_chunks(const float* x, float* y, int chunks, int by_cp_async, int bug) {
+    return bug == kNoStoreWait ? launch(stream_kernel<kNoStoreWait>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async)
+                               : launch(stream_kernel<kNone>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async);
+}
+int cluster(const float* x, float* out, int blocks) {
+    return launch(cluster_kernel, {dim3(blocks), dim3(32), 0, nullptr, dim3(2)}, x, out);
+}
+int add_dependent(const float* x, float* y, int n, int times, int bug) {
+    return bug == kNoDependencyWait ? run_add<kNoDependencyWait>(x, y, n, times) : run_add<kNone>(x, y, n, times);
+}
+}
