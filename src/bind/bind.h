@@ -18,6 +18,7 @@ DType dtype_from_string(const std::string& text);  // ConfigError that lists the
 Device device_from_string(const std::string& text);
 
 // A zero-copy view that keeps the array alive.
-Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype = std::nullopt, bool read_only = true);
+Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype = std::nullopt,
+                         bool read_only = true);
 
 }  // namespace infinilm

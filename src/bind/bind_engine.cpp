@@ -10,11 +10,19 @@ namespace infinilm {
 
 namespace {
 
-template <class T> using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T> using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-template <class Array> Tensor view(const Array& array) { return tensor_from_array(nb::ndarray<nb::ro>(array)); }
-template <class Array> Tensor view(const std::optional<Array>& array) { return array ? view(*array) : Tensor(); }
+template <class Array>
+Tensor view(const Array& array) {
+    return tensor_from_array(nb::ndarray<nb::ro>(array));
+}
+template <class Array>
+Tensor view(const std::optional<Array>& array) {
+    return array ? view(*array) : Tensor();
+}
 
 nb::dict param_shapes(const std::vector<ParamRow>& rows) {
     nb::dict out;
@@ -45,8 +53,9 @@ void bind_spec(nb::module_& m) {
         .def_rw("attention_factor", &RopeSpec::attention_factor);
     nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def(nb::init<>())
-        .def_prop_rw("dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
-                     [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
+        .def_prop_rw(
+            "dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
+            [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
         .def_rw("vocab_size", &ModelSpec::vocab_size)
         .def_rw("hidden_size", &ModelSpec::hidden_size)
         .def_rw("num_layers", &ModelSpec::num_layers)
@@ -56,31 +65,43 @@ void bind_spec(nb::module_& m) {
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
         .def_rw("rope", &ModelSpec::rope)
-        .def_prop_ro("kv_bytes_per_token", [](const ModelSpec& s) { return KvCache::bytes_per_token(s); }, "All layers, keys and values.");
-    m.def("param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
-          nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"), "What a checkpoint of this model holds, without an engine.");
+        .def_prop_ro(
+            "kv_bytes_per_token", [](const ModelSpec& s) { return KvCache::bytes_per_token(s); },
+            "All layers, keys and values.");
+    m.def(
+        "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
+        nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
+        "What a checkpoint of this model holds, without an engine.");
 }
 
 void bind_batch(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<Batch>(m, "Batch", "One step of work; the arrays are used in place and must not change until the step is done.")
-        .def("__init__", [](Batch* self, Vector<int32_t> input_ids, Vector<int32_t> positions, Vector<int64_t> slot_mapping,
-                            Matrix<int32_t> block_table, Vector<int32_t> cu_seqlens_q, Vector<int32_t> context_lens,
-                            Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature, std::optional<Vector<int32_t>> top_k,
-                            std::optional<Vector<float>> top_p, std::optional<Vector<float>> min_p,
-                            std::optional<Vector<float>> random_val, bool return_logits) {
-            new (self) Batch{view(input_ids), view(positions), view(slot_mapping), view(block_table), view(cu_seqlens_q),
-                             view(context_lens), view(logits_rows), view(temperature), view(top_k), view(top_p), view(min_p),
-                             view(random_val), return_logits};
-        }, nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(), "block_table"_a.noconvert(),
-             "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(), "logits_rows"_a.noconvert(),
-             "temperature"_a.noconvert().none() = nb::none(), "top_k"_a.noconvert().none() = nb::none(),
-             "top_p"_a.noconvert().none() = nb::none(), "min_p"_a.noconvert().none() = nb::none(),
-             "random_val"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
+    nb::class_<Batch>(m, "Batch",
+                      "One step of work; the arrays are used in place and must not change until the step is done.")
+        .def(
+            "__init__",
+            [](Batch* self, Vector<int32_t> input_ids, Vector<int32_t> positions, Vector<int64_t> slot_mapping,
+               Matrix<int32_t> block_table, Vector<int32_t> cu_seqlens_q, Vector<int32_t> context_lens,
+               Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature,
+               std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
+               std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val, bool return_logits) {
+                new (self) Batch{view(input_ids),    view(positions),    view(slot_mapping), view(block_table),
+                                 view(cu_seqlens_q), view(context_lens), view(logits_rows),  view(temperature),
+                                 view(top_k),        view(top_p),        view(min_p),        view(random_val),
+                                 return_logits};
+            },
+            nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
+            "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
+            "logits_rows"_a.noconvert(), "temperature"_a.noconvert().none() = nb::none(),
+            "top_k"_a.noconvert().none() = nb::none(), "top_p"_a.noconvert().none() = nb::none(),
+            "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
-        .def_prop_ro("ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; }, "[num_rows] int32")
-        .def_prop_ro("logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
-                     "[num_rows, vocab_size] float32");
+        .def_prop_ro(
+            "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; }, "[num_rows] int32")
+        .def_prop_ro(
+            "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
+            "[num_rows, vocab_size] float32");
 }
 
 }  // namespace
@@ -91,19 +112,34 @@ void bind_engine(nb::module_& m) {
     bind_spec(m);
     bind_batch(m);
     nb::class_<InferEngine>(m, "InferEngine", "Loads weights, keeps the KV cache, runs steps.")
-        .def("__init__", [](InferEngine* self, const ModelSpec& spec, const std::string& device, int num_threads, const std::string& isa) {
-            new (self) InferEngine(spec, {.device = device_from_string(device), .num_threads = num_threads, .isa = isa});
-        }, "spec"_a, "device"_a = "cpu", "num_threads"_a = 0, "isa"_a = "")
+        .def(
+            "__init__",
+            [](InferEngine* self, const ModelSpec& spec, const std::string& device, int num_threads,
+               const std::string& isa) {
+                new (self)
+                    InferEngine(spec, {.device = device_from_string(device), .num_threads = num_threads, .isa = isa});
+            },
+            "spec"_a, "device"_a = "cpu", "num_threads"_a = 0, "isa"_a = "")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
-        .def("param_shapes", [](const InferEngine& engine) { return param_shapes(engine.param_rows()); },
-             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"), "Checkpoint names and shapes of the parameters the model needs.")
-        .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(), "Takes one full parameter, in place.")
-        .def("load_dummy", [](InferEngine& engine, const std::string& dtype, uint64_t seed) { engine.load_dummy(dtype_from_string(dtype), seed); },
-             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
+        .def(
+            "param_shapes", [](const InferEngine& engine) { return param_shapes(engine.param_rows()); },
+            nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
+            "Checkpoint names and shapes of the parameters the model needs.")
+        .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
+             "Takes one full parameter, in place.")
+        .def(
+            "load_dummy",
+            [](InferEngine& engine, const std::string& dtype, uint64_t seed) {
+                engine.load_dummy(dtype_from_string(dtype), seed);
+            },
+            "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
-        .def("reset_cache", [](InferEngine& engine, int64_t num_blocks, int64_t block_size) {
-            engine.reset_cache({.num_blocks = num_blocks, .block_size = block_size});
-        }, "num_blocks"_a, "block_size"_a, Release(), "Allocates the KV cache anew, empty.")
+        .def(
+            "reset_cache",
+            [](InferEngine& engine, int64_t num_blocks, int64_t block_size) {
+                engine.reset_cache({.num_blocks = num_blocks, .block_size = block_size});
+            },
+            "num_blocks"_a, "block_size"_a, Release(), "Allocates the KV cache anew, empty.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def_prop_ro("weight_bytes", &InferEngine::weight_bytes)
         .def("close", &InferEngine::close, Release(), "Frees weights, cache and threads; idempotent.");

@@ -31,9 +31,12 @@ LinearKind linear_kind(const std::string& text) {
     throw ConfigError("unknown kind of linear '" + text + "'; expected plain or silu_mul");
 }
 
-std::unique_ptr<Backend> make_backend(const std::string& device, const std::string& isa, int num_threads, const std::string& compute_dtype) {
-    if (device_from_string(device).kind != DeviceKind::cpu) throw DeviceError("Backend: only 'cpu' is built, got '" + device + "'");
-    return cpu::make_cpu_backend({.num_threads = num_threads, .isa = isa, .compute_dtype = dtype_from_string(compute_dtype)});
+std::unique_ptr<Backend> make_backend(const std::string& device, const std::string& isa, int num_threads,
+                                      const std::string& compute_dtype) {
+    if (device_from_string(device).kind != DeviceKind::cpu)
+        throw DeviceError("Backend: only 'cpu' is built, got '" + device + "'");
+    return cpu::make_cpu_backend(
+        {.num_threads = num_threads, .isa = isa, .compute_dtype = dtype_from_string(compute_dtype)});
 }
 
 }  // namespace
@@ -42,26 +45,42 @@ void bind_ops(nb::module_& m) {
     using namespace nb::literals;
     using Release = nb::call_guard<nb::gil_scoped_release>;
 
-    m.def("cpu_isas", [] {
-        std::vector<std::string> names;
-        for (const cpu::Kernels* kernels : cpu::available_kernels()) names.emplace_back(kernels->name);
-        return names;
-    }, "Builds of the CPU kernels that this machine can run, slowest first.");
-    m.def("selected_cpu_isa", [] { return std::string(cpu::select_kernels().name); }, "The one used unless told otherwise.");
-    m.def("cpu_has_bf16_dot", [] { return cpu::select_kernels().has_bf16_dot; }, "Whether it multiplies bfloat16 pairs in one instruction.");
+    m.def(
+        "cpu_isas",
+        [] {
+            std::vector<std::string> names;
+            for (const cpu::Kernels* kernels : cpu::available_kernels()) names.emplace_back(kernels->name);
+            return names;
+        },
+        "Builds of the CPU kernels that this machine can run, slowest first.");
+    m.def(
+        "selected_cpu_isa", [] { return std::string(cpu::select_kernels().name); },
+        "The one used unless told otherwise.");
+    m.def(
+        "cpu_has_bf16_dot", [] { return cpu::select_kernels().has_bf16_dot; },
+        "Whether it multiplies bfloat16 pairs in one instruction.");
     m.def("default_num_threads", &cpu::default_num_threads, "Cores this process may use.");
     m.def("uniform", &uniform, "seed"_a, "position"_a, "The uniform draw in [0, 1) of a request's seed at a position.");
     using Seeds = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
     using Draws = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-    m.def("fill_uniform", [](Seeds seeds, Seeds positions, Draws out) {
-        if (seeds.size() != out.size() || positions.size() != out.size())
-            throw Error(concat("fill_uniform: expected as many seeds and positions as draws, got ", seeds.size(), ", ", positions.size(), " and ", out.size()));
-        for (size_t i = 0; i < out.size(); ++i) out.data()[i] = uniform(seeds.data()[i], positions.data()[i]);
-    }, "seeds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert(), "uniform() for many requests at once.");
-    m.def("measure_cpu_limits", [](int num_threads, const std::string& compute_dtype) {
-        const auto limits = cpu::measure_limits({.num_threads = num_threads, .isa = "", .compute_dtype = dtype_from_string(compute_dtype)});
-        return std::pair(limits.read_bytes_per_second, limits.dot_flops_per_second);
-    }, "num_threads"_a = 0, "compute_dtype"_a = "float32", Release(), "Measured read bandwidth in bytes/s and arithmetic peak in flop/s.");
+    m.def(
+        "fill_uniform",
+        [](Seeds seeds, Seeds positions, Draws out) {
+            if (seeds.size() != out.size() || positions.size() != out.size())
+                throw Error(concat("fill_uniform: expected as many seeds and positions as draws, got ", seeds.size(),
+                                   ", ", positions.size(), " and ", out.size()));
+            for (size_t i = 0; i < out.size(); ++i) out.data()[i] = uniform(seeds.data()[i], positions.data()[i]);
+        },
+        "seeds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert(), "uniform() for many requests at once.");
+    m.def(
+        "measure_cpu_limits",
+        [](int num_threads, const std::string& compute_dtype) {
+            const auto limits = cpu::measure_limits(
+                {.num_threads = num_threads, .isa = "", .compute_dtype = dtype_from_string(compute_dtype)});
+            return std::pair(limits.read_bytes_per_second, limits.dot_flops_per_second);
+        },
+        "num_threads"_a = 0, "compute_dtype"_a = "float32", Release(),
+        "Measured read bandwidth in bytes/s and arithmetic peak in flop/s.");
 
     nb::class_<PreparedLinear>(m, "PreparedLinear", "Weights of a linear in a backend's own form.")
         .def_ro("in_features", &PreparedLinear::in_features)
@@ -69,58 +88,119 @@ void bind_ops(nb::module_& m) {
 
     nb::class_<Backend>(m, "Backend", "The ops of one device, for tests and experiments.")
         .def(nb::new_(&make_backend), "device"_a, "isa"_a = "", "num_threads"_a = 0, "compute_dtype"_a = "float32")
-        .def("prepare_linear", [](Backend& b, const std::vector<std::pair<Tensor, OptionalTensor>>& parts, const std::string& kind) {
-            std::vector<LinearPart> joined;
-            for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
-            return std::shared_ptr<PreparedLinear>(ops::prepare_linear(b, std::move(joined), linear_kind(kind)));
-        }, "parts"_a, "kind"_a = "plain")
-        .def("embedding", [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out) {
-            ops::embedding(b, {.ids = ids, .table = table, .out = output("embedding", "out", out)});
-        }, "ids"_a, "table"_a, "out"_a, Release())
-        .def("rms_norm", [](Backend& b, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
-            ops::rms_norm(b, {.x = x, .weight = weight, .out = output("rms_norm", "out", out), .eps = eps});
-        }, "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
-        .def("add_rms_norm", [](Backend& b, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& out, float eps) {
-            ops::add_rms_norm(b, {.x = x, .residual = output("add_rms_norm", "residual", residual), .weight = weight,
-                                  .out = output("add_rms_norm", "out", out), .eps = eps});
-        }, "x"_a, "residual"_a, "weight"_a, "out"_a, "eps"_a, Release())
-        .def("linear", [](Backend& b, const Tensor& x, const PreparedLinear& weight, const Tensor& out, const OptionalTensor& residual) {
-            ops::linear(b, {.x = x, .weight = weight, .residual = optional_view(residual), .out = output("linear", "out", out)});
-        }, "x"_a, "weight"_a, "out"_a, "residual"_a = nb::none(), Release())
-        .def("rope_table", [](Backend& b, const Tensor& positions, const Tensor& inv_freq, float attention_factor, const Tensor& cos_sin) {
-            ops::rope_table(b, {.positions = positions, .inv_freq = inv_freq, .attention_factor = attention_factor,
-                                .cos_sin = output("rope_table", "cos_sin", cos_sin)});
-        }, "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
-        .def("qk_norm_rope_store_kv", [](Backend& b, const Tensor& qkv, const Tensor& cos_sin, const OptionalTensor& q_norm,
-                                         const OptionalTensor& k_norm, const Tensor& slot_mapping, const Tensor& k_cache,
-                                         const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps) {
-            const char* op = "qk_norm_rope_store_kv";
-            ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv), .cos_sin = cos_sin, .q_norm = optional_view(q_norm),
-                                           .k_norm = optional_view(k_norm), .slot_mapping = slot_mapping,
-                                           .k_cache = output(op, "k_cache", k_cache), .v_cache = output(op, "v_cache", v_cache),
-                                           .num_heads = num_heads, .num_kv_heads = num_kv_heads, .head_dim = head_dim, .eps = eps});
-        }, "qkv"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a, "k_cache"_a, "v_cache"_a, "num_heads"_a,
-             "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
-        .def("paged_attention", [](Backend& b, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
-                                   const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out, float softmax_scale,
-                                   int sliding_window) {
-            ops::paged_attention(b, {.q = q, .k_cache = k_cache, .v_cache = v_cache, .block_table = block_table,
-                                     .cu_seqlens_q = cu_seqlens_q, .context_lens = context_lens,
-                                     .out = output("paged_attention", "out", out), .softmax_scale = softmax_scale,
-                                     .sliding_window = sliding_window});
-        }, "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a, "softmax_scale"_a,
-             "sliding_window"_a = 0, Release())
-        .def("silu_mul", [](Backend& b, const Tensor& gate_up, const Tensor& out) {
-            ops::silu_mul(b, {.gate_up = gate_up, .out = output("silu_mul", "out", out)});
-        }, "gate_up"_a, "out"_a, Release())
-        .def("gather_rows", [](Backend& b, const Tensor& x, const Tensor& rows, const Tensor& out) {
-            ops::gather_rows(b, {.x = x, .rows = rows, .out = output("gather_rows", "out", out)});
-        }, "x"_a, "rows"_a, "out"_a, Release())
-        .def("sample", [](Backend& b, const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
-                          const Tensor& min_p, const Tensor& random_val, const Tensor& ids) {
-            ops::sample(b, {.logits = logits, .temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p,
-                            .random_val = random_val, .ids = output("sample", "ids", ids)});
-        }, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "random_val"_a, "ids"_a, Release());
+        .def(
+            "prepare_linear",
+            [](Backend& b, const std::vector<std::pair<Tensor, OptionalTensor>>& parts, const std::string& kind) {
+                std::vector<LinearPart> joined;
+                for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
+                return std::shared_ptr<PreparedLinear>(ops::prepare_linear(b, std::move(joined), linear_kind(kind)));
+            },
+            "parts"_a, "kind"_a = "plain")
+        .def(
+            "embedding",
+            [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out) {
+                ops::embedding(b, {.ids = ids, .table = table, .out = output("embedding", "out", out)});
+            },
+            "ids"_a, "table"_a, "out"_a, Release())
+        .def(
+            "rms_norm",
+            [](Backend& b, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
+                ops::rms_norm(b, {.x = x, .weight = weight, .out = output("rms_norm", "out", out), .eps = eps});
+            },
+            "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
+        .def(
+            "add_rms_norm",
+            [](Backend& b, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& out,
+               float eps) {
+                ops::add_rms_norm(b, {.x = x,
+                                      .residual = output("add_rms_norm", "residual", residual),
+                                      .weight = weight,
+                                      .out = output("add_rms_norm", "out", out),
+                                      .eps = eps});
+            },
+            "x"_a, "residual"_a, "weight"_a, "out"_a, "eps"_a, Release())
+        .def(
+            "linear",
+            [](Backend& b, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
+               const OptionalTensor& residual) {
+                ops::linear(b, {.x = x,
+                                .weight = weight,
+                                .residual = optional_view(residual),
+                                .out = output("linear", "out", out)});
+            },
+            "x"_a, "weight"_a, "out"_a, "residual"_a = nb::none(), Release())
+        .def(
+            "rope_table",
+            [](Backend& b, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
+               const Tensor& cos_sin) {
+                ops::rope_table(b, {.positions = positions,
+                                    .inv_freq = inv_freq,
+                                    .attention_factor = attention_factor,
+                                    .cos_sin = output("rope_table", "cos_sin", cos_sin)});
+            },
+            "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
+        .def(
+            "qk_norm_rope_store_kv",
+            [](Backend& b, const Tensor& qkv, const Tensor& cos_sin, const OptionalTensor& q_norm,
+               const OptionalTensor& k_norm, const Tensor& slot_mapping, const Tensor& k_cache, const Tensor& v_cache,
+               int num_heads, int num_kv_heads, int head_dim, float eps) {
+                const char* op = "qk_norm_rope_store_kv";
+                ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
+                                               .cos_sin = cos_sin,
+                                               .q_norm = optional_view(q_norm),
+                                               .k_norm = optional_view(k_norm),
+                                               .slot_mapping = slot_mapping,
+                                               .k_cache = output(op, "k_cache", k_cache),
+                                               .v_cache = output(op, "v_cache", v_cache),
+                                               .num_heads = num_heads,
+                                               .num_kv_heads = num_kv_heads,
+                                               .head_dim = head_dim,
+                                               .eps = eps});
+            },
+            "qkv"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a, "k_cache"_a, "v_cache"_a,
+            "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
+        .def(
+            "paged_attention",
+            [](Backend& b, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+               const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out, float softmax_scale,
+               int sliding_window) {
+                ops::paged_attention(b, {.q = q,
+                                         .k_cache = k_cache,
+                                         .v_cache = v_cache,
+                                         .block_table = block_table,
+                                         .cu_seqlens_q = cu_seqlens_q,
+                                         .context_lens = context_lens,
+                                         .out = output("paged_attention", "out", out),
+                                         .softmax_scale = softmax_scale,
+                                         .sliding_window = sliding_window});
+            },
+            "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
+            "softmax_scale"_a, "sliding_window"_a = 0, Release())
+        .def(
+            "silu_mul",
+            [](Backend& b, const Tensor& gate_up, const Tensor& out) {
+                ops::silu_mul(b, {.gate_up = gate_up, .out = output("silu_mul", "out", out)});
+            },
+            "gate_up"_a, "out"_a, Release())
+        .def(
+            "gather_rows",
+            [](Backend& b, const Tensor& x, const Tensor& rows, const Tensor& out) {
+                ops::gather_rows(b, {.x = x, .rows = rows, .out = output("gather_rows", "out", out)});
+            },
+            "x"_a, "rows"_a, "out"_a, Release())
+        .def(
+            "sample",
+            [](Backend& b, const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+               const Tensor& min_p, const Tensor& random_val, const Tensor& ids) {
+                ops::sample(b, {.logits = logits,
+                                .temperature = temperature,
+                                .top_k = top_k,
+                                .top_p = top_p,
+                                .min_p = min_p,
+                                .random_val = random_val,
+                                .ids = output("sample", "ids", ids)});
+            },
+            "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "random_val"_a, "ids"_a, Release());
 }
 
 }  // namespace infinilm

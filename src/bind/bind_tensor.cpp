@@ -24,22 +24,26 @@ nb::dlpack::dtype to_dlpack(DType dtype) {
 
 std::string dlpack_name(nb::dlpack::dtype dtype) {  // "float64", "uint32"
     const char* kinds[] = {"int", "uint", "float", "opaque handle ", "bfloat", "complex", "bool"};
-    const std::string kind = dtype.code < std::size(kinds) ? kinds[dtype.code] : concat("DLPack type ", int{dtype.code}, " of bits ");
+    const std::string kind =
+        dtype.code < std::size(kinds) ? kinds[dtype.code] : concat("DLPack type ", int{dtype.code}, " of bits ");
     return kind + std::to_string(dtype.bits) + (dtype.lanes == 1 ? "" : concat("x", int{dtype.lanes}));
 }
 
 // numpy has no bfloat16: uint16 arrays carry the bits, and `requested` says which 16-bit type they are.
 DType from_dlpack(nb::dlpack::dtype got, std::optional<DType> requested) {
     if (got.lanes == 1) {
-        for (DType d : {DType::float32, DType::bfloat16, DType::float16, DType::int32, DType::int64, DType::uint8, DType::int8})
+        for (DType d :
+             {DType::float32, DType::bfloat16, DType::float16, DType::int32, DType::int64, DType::uint8, DType::int8})
             if (to_dlpack(d) == got && (!requested || *requested == d)) return d;
         const bool is_bits = got.code == static_cast<uint8_t>(Code::UInt) && got.bits == 16;
         if (is_bits && requested && is_floating(*requested) && size_bytes(*requested) == 2) return *requested;
         if (is_bits)
             throw Error("a uint16 array holds the bits of which type? pass dtype='bfloat16' or dtype='float16'");
     }
-    throw Error(concat("expected an array of ", requested ? std::string(name(*requested)) : "float32, bfloat16, float16, int32, int64, uint8 or int8",
-                       ", got ", dlpack_name(got)));
+    throw Error(
+        concat("expected an array of ",
+               requested ? std::string(name(*requested)) : "float32, bfloat16, float16, int32, int64, uint8 or int8",
+               ", got ", dlpack_name(got)));
 }
 
 nb::object to_numpy(nb::handle self) {
@@ -48,11 +52,14 @@ nb::object to_numpy(nb::handle self) {
     std::vector<int64_t> strides(t.strides().begin(), t.strides().end());
     if (t.dtype() != DType::bfloat16) {
         if (t.read_only)
-            return nb::cast(nb::ndarray<nb::numpy, nb::ro>(t.data(), shape.size(), shape.data(), self, strides.data(), to_dlpack(t.dtype())));
-        return nb::cast(nb::ndarray<nb::numpy>(t.data(), shape.size(), shape.data(), self, strides.data(), to_dlpack(t.dtype())));
+            return nb::cast(nb::ndarray<nb::numpy, nb::ro>(t.data(), shape.size(), shape.data(), self, strides.data(),
+                                                           to_dlpack(t.dtype())));
+        return nb::cast(
+            nb::ndarray<nb::numpy>(t.data(), shape.size(), shape.data(), self, strides.data(), to_dlpack(t.dtype())));
     }
     // bfloat16 widens: view the bits as uint16, move them to the upper half of a uint32, read that as float32.
-    nb::object bits = nb::cast(nb::ndarray<nb::numpy, nb::ro>(t.data(), shape.size(), shape.data(), self, strides.data(), nb::dtype<uint16_t>()));
+    nb::object bits = nb::cast(nb::ndarray<nb::numpy, nb::ro>(t.data(), shape.size(), shape.data(), self,
+                                                              strides.data(), nb::dtype<uint16_t>()));
     nb::object numpy = nb::module_::import_("numpy");
     nb::object wide = bits.attr("astype")(numpy.attr("uint32"));
     return numpy.attr("left_shift")(wide, nb::int_(16), nb::arg("out") = wide).attr("view")(numpy.attr("float32"));
@@ -62,9 +69,11 @@ nb::object to_dlpack_capsule(nb::handle self, const nb::kwargs& kwargs) {
     const Tensor& t = nb::cast<const Tensor&>(self);
     std::vector<size_t> shape(t.shape().begin(), t.shape().end());
     std::vector<int64_t> strides(t.strides().begin(), t.strides().end());
-    nb::object array =
-        t.read_only ? nb::cast(nb::ndarray<nb::array_api, nb::ro>(t.data(), shape.size(), shape.data(), self, strides.data(), to_dlpack(t.dtype())))
-                    : nb::cast(nb::ndarray<nb::array_api>(t.data(), shape.size(), shape.data(), self, strides.data(), to_dlpack(t.dtype())));
+    nb::object array = t.read_only
+                           ? nb::cast(nb::ndarray<nb::array_api, nb::ro>(t.data(), shape.size(), shape.data(), self,
+                                                                         strides.data(), to_dlpack(t.dtype())))
+                           : nb::cast(nb::ndarray<nb::array_api>(t.data(), shape.size(), shape.data(), self,
+                                                                 strides.data(), to_dlpack(t.dtype())));
     return array.attr("__dlpack__")(**kwargs);
 }
 
@@ -80,7 +89,9 @@ Tensor tensor_from_object(nb::handle object, std::optional<DType> dtype) {
     if (nb::try_cast(object, writable, false)) return tensor_from_array(nb::ndarray<nb::ro>(writable), dtype, false);
     nb::ndarray<nb::ro> frozen;
     if (nb::try_cast(object, frozen, false)) return tensor_from_array(frozen, dtype, true);
-    throw nb::type_error("expected an object with __dlpack__ or the buffer protocol (numpy, torch, cupy, infinilm.Tensor) of at most 5 dimensions");
+    throw nb::type_error(
+        "expected an object with __dlpack__ or the buffer protocol (numpy, torch, cupy, infinilm.Tensor) of at most 5 "
+        "dimensions");
 }
 
 }  // namespace
@@ -93,7 +104,8 @@ DType dtype_from_string(const std::string& text) {
 Device device_from_string(const std::string& text) {
     if (text == "cpu") return {};
     if (text == "cuda") return {DeviceKind::cuda, 0};
-    if (text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 && text.find_first_not_of("0123456789", 5) == std::string::npos)
+    if (text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 &&
+        text.find_first_not_of("0123456789", 5) == std::string::npos)
         return {DeviceKind::cuda, std::stoi(text.substr(5))};
     throw ConfigError("unknown device '" + text + "'; expected cpu, cuda or cuda:<index>");
 }
@@ -101,14 +113,15 @@ Device device_from_string(const std::string& text) {
 Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype, bool read_only) {
     if (array.device_type() != nb::device::cpu::value)
         throw DeviceError(concat("expected a tensor in host memory, got DLPack device type ", array.device_type()));
-    if (array.ndim() > max_ndim) throw Error(concat("a tensor has at most ", max_ndim, " dimensions, got ", array.ndim()));
+    if (array.ndim() > max_ndim)
+        throw Error(concat("a tensor has at most ", max_ndim, " dimensions, got ", array.ndim()));
     std::array<int64_t, max_ndim> shape{}, strides{};
     for (size_t i = 0; i < array.ndim(); ++i) {
         shape[i] = static_cast<int64_t>(array.shape(i));
         strides[i] = array.stride(i);
     }
-    TensorView view(const_cast<void*>(array.data()), from_dlpack(array.dtype(), dtype), std::span(shape.data(), array.ndim()),
-                    std::span(strides.data(), array.ndim()), {});
+    TensorView view(const_cast<void*>(array.data()), from_dlpack(array.dtype(), dtype),
+                    std::span(shape.data(), array.ndim()), std::span(strides.data(), array.ndim()), {});
     // The last reference may go on any thread, which may not hold the GIL.
     auto* keep = new nb::ndarray<nb::ro>(array);
     std::shared_ptr<void> owner(keep, [](void* p) {
@@ -121,28 +134,42 @@ Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> 
 }
 
 void bind_tensor(nb::module_& m) {
-    nb::class_<Tensor>(m, "Tensor", "An n-dimensional array that shares memory with its owner; exchanges with other libraries through DLPack.")
-        .def_prop_ro("shape", [](const Tensor& t) { return to_tuple(t.shape()); }, nb::sig("def shape(self) -> tuple[int, ...]"))
-        .def_prop_ro("strides", [](const Tensor& t) { return to_tuple(t.strides()); }, nb::sig("def strides(self) -> tuple[int, ...]"),
-                     "In elements.")
-        .def_prop_ro("dtype", [](const Tensor& t) { return std::string(name(t.dtype())); }, "Such as 'bfloat16'.")
-        .def_prop_ro("device", [](const Tensor& t) { return to_string(t.device()); }, "Such as 'cpu'.")
-        .def("numpy", [](nb::handle_t<Tensor> self) { return to_numpy(self); }, nb::sig("def numpy(self) -> numpy.ndarray"),
-             "A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.")
-        .def("__dlpack__", [](nb::handle_t<Tensor> self, nb::kwargs kwargs) { return to_dlpack_capsule(self, kwargs); },
-             nb::sig("def __dlpack__(self, **kwargs: object) -> typing.Any"))
-        .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(int{nb::device::cpu::value}, 0); },
-             nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
+    nb::class_<Tensor>(
+        m, "Tensor",
+        "An n-dimensional array that shares memory with its owner; exchanges with other libraries through DLPack.")
+        .def_prop_ro(
+            "shape", [](const Tensor& t) { return to_tuple(t.shape()); }, nb::sig("def shape(self) -> tuple[int, ...]"))
+        .def_prop_ro(
+            "strides", [](const Tensor& t) { return to_tuple(t.strides()); },
+            nb::sig("def strides(self) -> tuple[int, ...]"), "In elements.")
+        .def_prop_ro(
+            "dtype", [](const Tensor& t) { return std::string(name(t.dtype())); }, "Such as 'bfloat16'.")
+        .def_prop_ro(
+            "device", [](const Tensor& t) { return to_string(t.device()); }, "Such as 'cpu'.")
+        .def(
+            "numpy", [](nb::handle_t<Tensor> self) { return to_numpy(self); },
+            nb::sig("def numpy(self) -> numpy.ndarray"),
+            "A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.")
+        .def(
+            "__dlpack__", [](nb::handle_t<Tensor> self, nb::kwargs kwargs) { return to_dlpack_capsule(self, kwargs); },
+            nb::sig("def __dlpack__(self, **kwargs: object) -> typing.Any"))
+        .def(
+            "__dlpack_device__", [](const Tensor&) { return nb::make_tuple(int{nb::device::cpu::value}, 0); },
+            nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
         .def("__repr__", [](const Tensor& t) {
-            return concat("<Tensor ", shape_string(t.shape()), " ", name(t.dtype()), " on ", to_string(t.device()), ">");
+            return concat("<Tensor ", shape_string(t.shape()), " ", name(t.dtype()), " on ", to_string(t.device()),
+                          ">");
         });
     auto from = [](nb::object array, std::optional<std::string> dtype) {
         return tensor_from_object(array, dtype ? std::optional(dtype_from_string(*dtype)) : std::nullopt);
     };
-    m.def("from_numpy", from, nb::arg("array"), nb::arg("dtype") = nb::none(), nb::sig("def from_numpy(array: object, dtype: str | None = None) -> Tensor"),
+    m.def("from_numpy", from, nb::arg("array"), nb::arg("dtype") = nb::none(),
+          nb::sig("def from_numpy(array: object, dtype: str | None = None) -> Tensor"),
           "A tensor that shares the array's memory; a uint16 array needs dtype='bfloat16' or 'float16'.");
-    m.def("from_dlpack", [](nb::object object) { return tensor_from_object(object, std::nullopt); }, nb::arg("object"),
-          nb::sig("def from_dlpack(object: object) -> Tensor"), "A tensor that shares the memory of any DLPack or buffer object.");
+    m.def(
+        "from_dlpack", [](nb::object object) { return tensor_from_object(object, std::nullopt); }, nb::arg("object"),
+        nb::sig("def from_dlpack(object: object) -> Tensor"),
+        "A tensor that shares the memory of any DLPack or buffer object.");
 }
 
 }  // namespace infinilm

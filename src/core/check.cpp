@@ -27,11 +27,13 @@ void Check::tensor(std::string_view argument, const TensorView& view, std::initi
         if (!bound)
             bindings_.push_back({expected.symbol, argument, got});
         else if (got != bound->size)
-            require(false, argument, ": ", expected.symbol, " is ", bound->size, " (from ", bound->argument, "), got ", got,
-                    " in shape ", shape_string(view.shape()));
+            require(false, argument, ": ", expected.symbol, " is ", bound->size, " (from ", bound->argument, "), got ",
+                    got, " in shape ", shape_string(view.shape()));
     }
-    require(view.ndim() == 0 || view.numel() == 0 || view.shape(view.ndim() - 1) <= 1 || view.stride(view.ndim() - 1) == 1, argument,
-            ": the last dimension must be contiguous, got stride ", view.ndim() ? view.stride(view.ndim() - 1) : 1);
+    require(
+        view.ndim() == 0 || view.numel() == 0 || view.shape(view.ndim() - 1) <= 1 || view.stride(view.ndim() - 1) == 1,
+        argument, ": the last dimension must be contiguous, got stride ",
+        view.ndim() ? view.stride(view.ndim() - 1) : 1);
 }
 
 int64_t Check::operator[](std::string_view symbol) const {

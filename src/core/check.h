@@ -33,7 +33,8 @@ public:
                 std::optional<DType> dtype = std::nullopt);
     int64_t operator[](std::string_view symbol) const;  // the size a symbol is bound to
     // Throws "op: message" unless `condition` holds.
-    template <class... Parts> void require(bool condition, const Parts&... parts) const {
+    template <class... Parts>
+    void require(bool condition, const Parts&... parts) const {
         if (!condition) throw Error(concat(op_, ": ", parts...));
     }
 

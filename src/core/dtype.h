@@ -48,7 +48,8 @@ constexpr std::string_view name(DType dtype) {
 }
 
 constexpr std::optional<DType> parse_dtype(std::string_view text) {
-    for (DType d : {DType::float32, DType::bfloat16, DType::float16, DType::int32, DType::int64, DType::uint8, DType::int8})
+    for (DType d :
+         {DType::float32, DType::bfloat16, DType::float16, DType::int32, DType::int64, DType::uint8, DType::int8})
         if (name(d) == text) return d;
     return std::nullopt;
 }
@@ -57,20 +58,29 @@ constexpr bool is_floating(DType dtype) {
     return dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16;
 }
 
-template <class T> inline constexpr DType dtype_of = [] {
+template <class T>
+inline constexpr DType dtype_of = [] {
     static_assert(sizeof(T) == 0, "not a tensor element type");
     return DType::float32;
 }();
-template <> inline constexpr DType dtype_of<float> = DType::float32;
-template <> inline constexpr DType dtype_of<bf16> = DType::bfloat16;
-template <> inline constexpr DType dtype_of<f16> = DType::float16;
-template <> inline constexpr DType dtype_of<int32_t> = DType::int32;
-template <> inline constexpr DType dtype_of<int64_t> = DType::int64;
-template <> inline constexpr DType dtype_of<uint8_t> = DType::uint8;
-template <> inline constexpr DType dtype_of<int8_t> = DType::int8;
+template <>
+inline constexpr DType dtype_of<float> = DType::float32;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bfloat16;
+template <>
+inline constexpr DType dtype_of<f16> = DType::float16;
+template <>
+inline constexpr DType dtype_of<int32_t> = DType::int32;
+template <>
+inline constexpr DType dtype_of<int64_t> = DType::int64;
+template <>
+inline constexpr DType dtype_of<uint8_t> = DType::uint8;
+template <>
+inline constexpr DType dtype_of<int8_t> = DType::int8;
 
 // Calls f(T{}) with the floating element type that `dtype` names.
-template <class F> decltype(auto) visit_floating(DType dtype, F&& f) {
+template <class F>
+decltype(auto) visit_floating(DType dtype, F&& f) {
     switch (dtype) {
         case DType::bfloat16: return f(bf16{});
         case DType::float16: return f(f16{});
@@ -90,14 +100,20 @@ inline float to_float(f16 v) {
     return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
 }
 
-template <class T> T from_float(float v);
-template <> inline float from_float<float>(float v) { return v; }
-template <> inline bf16 from_float<bf16>(float v) {
+template <class T>
+T from_float(float v);
+template <>
+inline float from_float<float>(float v) {
+    return v;
+}
+template <>
+inline bf16 from_float<bf16>(float v) {
     const uint32_t u = std::bit_cast<uint32_t>(v);
     if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(u >> 16 | 0x40u)};  // keep NaN a NaN
     return {static_cast<uint16_t>((u + 0x7fffu + (u >> 16 & 1u)) >> 16)};
 }
-template <> inline f16 from_float<f16>(float v) {
+template <>
+inline f16 from_float<f16>(float v) {
     const uint32_t u = std::bit_cast<uint32_t>(v), sign = u >> 16 & 0x8000u, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
     if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to infinity

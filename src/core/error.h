@@ -39,7 +39,8 @@ void append(std::string& out, T value) {
     out += std::to_string(value);
 }
 }  // namespace detail
-template <class... Parts> std::string concat(const Parts&... parts) {
+template <class... Parts>
+std::string concat(const Parts&... parts) {
     std::string out;
     (detail::append(out, parts), ...);
     return out;

@@ -4,9 +4,7 @@
 
 namespace infinilm {
 
-std::string to_string(Device device) {
-    return device.kind == DeviceKind::cpu ? "cpu" : concat("cuda:", device.index);
-}
+std::string to_string(Device device) { return device.kind == DeviceKind::cpu ? "cpu" : concat("cuda:", device.index); }
 
 std::string shape_string(std::span<const int64_t> shape) {
     std::string out = "[";
@@ -16,7 +14,8 @@ std::string shape_string(std::span<const int64_t> shape) {
 
 TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> shape, Device device)
     : data_(data), ndim_(static_cast<int>(shape.size())), dtype_(dtype), device_(device) {
-    if (shape.size() > max_ndim) throw Error(concat("a tensor has at most ", max_ndim, " dimensions, got ", shape.size()));
+    if (shape.size() > max_ndim)
+        throw Error(concat("a tensor has at most ", max_ndim, " dimensions, got ", shape.size()));
     int64_t stride = 1;
     for (int dim = ndim_ - 1; dim >= 0; --dim) {
         shape_[dim] = shape[dim];
@@ -25,7 +24,8 @@ TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> shape, 
     }
 }
 
-TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides, Device device)
+TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
+                       Device device)
     : TensorView(data, dtype, shape, device) {
     for (int dim = 0; dim < ndim_; ++dim) strides_[dim] = strides[dim];
 }
@@ -48,7 +48,8 @@ bool TensorView::is_contiguous() const {
 
 TensorView TensorView::slice(int dim, int64_t begin, int64_t end) const {
     if (dim < 0 || dim >= ndim_ || begin < 0 || begin > end || end > shape_[dim])
-        throw Error(concat("slice [", begin, ", ", end, ") of dimension ", dim, " of a tensor of shape ", shape_string(shape())));
+        throw Error(concat("slice [", begin, ", ", end, ") of dimension ", dim, " of a tensor of shape ",
+                           shape_string(shape())));
     TensorView out = *this;
     out.data_ = static_cast<std::byte*>(data_) + begin * strides_[dim] * size_bytes(dtype_);
     out.shape_[dim] = end - begin;
@@ -68,16 +69,19 @@ TensorView TensorView::select(int dim, int64_t index) const {
 TensorView TensorView::reshape(std::initializer_list<int64_t> shape) const {
     TensorView out(data_, dtype_, shape, device_);
     if (!is_contiguous() || out.numel() != numel())
-        throw Error(concat("cannot view a tensor of shape ", shape_string(this->shape()), " as ", shape_string(out.shape())));
+        throw Error(
+            concat("cannot view a tensor of shape ", shape_string(this->shape()), " as ", shape_string(out.shape())));
     return out;
 }
 
 Tensor allocate_host(DType dtype, std::span<const int64_t> shape) {
     TensorView view(nullptr, dtype, shape);
     const size_t bytes = static_cast<size_t>(std::max<int64_t>(view.bytes(), 1));
-    // mmap rather than malloc: zeroed lazily and given back whole. No huge pages: a static KV cache is touched sparsely.
+    // mmap rather than malloc: zeroed lazily and given back whole. No huge pages: a static KV cache is touched
+    // sparsely.
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) throw DeviceError(concat("out of host memory: ", bytes, " bytes for a tensor of shape ", shape_string(shape)));
+    if (data == MAP_FAILED)
+        throw DeviceError(concat("out of host memory: ", bytes, " bytes for a tensor of shape ", shape_string(shape)));
     return {TensorView(data, dtype, shape), std::shared_ptr<void>(data, [bytes](void* p) { munmap(p, bytes); })};
 }
 

@@ -32,11 +32,15 @@ public:
     TensorView(void* data, DType dtype, std::span<const int64_t> shape, Device device = {});  // row-major
     TensorView(void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {})
         : TensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}
-    TensorView(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides, Device device);
+    TensorView(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
+               Device device);
 
     explicit operator bool() const { return data_ != nullptr; }
     void* data() const { return data_; }
-    template <class T> T* as() const { return static_cast<T*>(data_); }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
     DType dtype() const { return dtype_; }
     Device device() const { return device_; }
     int ndim() const { return ndim_; }
@@ -48,8 +52,8 @@ public:
     int64_t bytes() const { return numel() * size_bytes(dtype_); }
     bool is_contiguous() const;
 
-    TensorView slice(int dim, int64_t begin, int64_t end) const;  // [begin, end) along dim
-    TensorView select(int dim, int64_t index) const;              // drops dim
+    TensorView slice(int dim, int64_t begin, int64_t end) const;     // [begin, end) along dim
+    TensorView select(int dim, int64_t index) const;                 // drops dim
     TensorView reshape(std::initializer_list<int64_t> shape) const;  // contiguous only
 
 private:

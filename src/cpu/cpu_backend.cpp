@@ -44,8 +44,8 @@ std::vector<float> widened(const TensorView& view) {
 }
 
 struct CpuLinear final : PreparedLinear {
-    std::vector<Tensor> weights;              // keep the memory of the segments alive
-    std::vector<std::vector<float>> biases;   // per segment [out_features], or empty
+    std::vector<Tensor> weights;             // keep the memory of the segments alive
+    std::vector<std::vector<float>> biases;  // per segment [out_features], or empty
     std::vector<LinearSegment> segments;
     Element element = Element::f32;
     bool bf16_dot = false;
@@ -56,8 +56,12 @@ struct CpuLinear final : PreparedLinear {
 class CpuBackend final : public Backend {
 public:
     explicit CpuBackend(const CpuOptions& options)
-        : kernels_(select_kernels(options.isa)), compute_dtype_(options.compute_dtype), pool_(options.num_threads),
-          sampler_(pool_), scratch_(static_cast<size_t>(pool_.size())), scratch_data_(scratch_.size(), nullptr) {}
+        : kernels_(select_kernels(options.isa)),
+          compute_dtype_(options.compute_dtype),
+          pool_(options.num_threads),
+          sampler_(pool_),
+          scratch_(static_cast<size_t>(pool_.size())),
+          scratch_data_(scratch_.size(), nullptr) {}
 
     Device device() const override { return {}; }
     DType activation_dtype() const override { return DType::float32; }
@@ -81,19 +85,22 @@ public:
     void sample(const SampleParams& p) override { sampler_.sample(p); }
 
 private:
-    // One where a region would cost more than the work; else several per thread, so that a thread that is late, or that the
-    // system does not let run, leaves its shares to the others.
+    // One where a region would cost more than the work; else several per thread, so that a thread that is late, or that
+    // the system does not let run, leaves its shares to the others.
     int num_shares(int64_t work) const {
         if (work < region_work) return 1;
-        return static_cast<int>(std::min<int64_t>(work / region_work + 1, pool_.size() == 1 ? 1 : shares_per_thread * pool_.size()));
+        return static_cast<int>(
+            std::min<int64_t>(work / region_work + 1, pool_.size() == 1 ? 1 : shares_per_thread * pool_.size()));
     }
     // kernel(args, worker) over the pool, or here.
-    template <class Args> void run(void (*kernel)(const Args&, Worker), const Args& args, int64_t work) {
+    template <class Args>
+    void run(void (*kernel)(const Args&, Worker), const Args& args, int64_t work) {
         const int shares = num_shares(work);
         pool_.run(shares, [&](int share, int thread) { kernel(args, Worker{share, shares, thread}); });
     }
     // f(begin, end) over [0, n), which costs `work` in all.
-    template <class F> void split(int64_t n, int64_t work, F f) {
+    template <class F>
+    void split(int64_t n, int64_t work, F f) {
         const int shares = num_shares(work);
         pool_.run(shares, [&](int share, int) { f(n * share / shares, n * (share + 1) / shares); });
     }
@@ -253,7 +260,8 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 
 void CpuBackend::paged_attention(const AttentionParams& p) {
     const int64_t num_seqs = p.context_lens.shape(0);
-    const int32_t *cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(), *context_lens = p.context_lens.as<const int32_t>();
+    const int32_t *cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(),
+                  *context_lens = p.context_lens.as<const int32_t>();
     int64_t next_item = 0, work = 0;
     for (int64_t s = 0; s < num_seqs; ++s)
         work += int64_t{cu_seqlens_q[s + 1] - cu_seqlens_q[s]} * context_lens[s] * p.q.shape(1) * p.q.shape(2);
@@ -349,20 +357,23 @@ CpuOptions checked(CpuOptions options) {
     if (options.num_threads < 0 || options.num_threads > most)
         throw ConfigError(concat("num_threads must be 0 (one per core) to ", most, ", got ", options.num_threads));
     if (!is_floating(options.compute_dtype))
-        throw ConfigError(concat("compute_dtype must be float32, bfloat16 or float16, got ", name(options.compute_dtype)));
+        throw ConfigError(
+            concat("compute_dtype must be float32, bfloat16 or float16, got ", name(options.compute_dtype)));
     if (options.num_threads == 0) options.num_threads = default_num_threads();
     return options;
 }
 
 // ---- Limits of the machine ----
 
-template <class F> double seconds(F f) {
+template <class F>
+double seconds(F f) {
     const auto start = std::chrono::steady_clock::now();
     f();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-template <class F> double median_of(int repeats, F f) {
+template <class F>
+double median_of(int repeats, F f) {
     std::vector<double> values(static_cast<size_t>(repeats));
     for (double& value : values) value = f();
     std::sort(values.begin(), values.end());
@@ -387,13 +398,14 @@ double measure_read(const Kernels& kernels, ThreadPool& pool) {
     };
     // Written first, each part by who will read it: pages never written are all the same page of zeros.
     const int count = pool.size();
-    pool.run(count, [&](int worker, int) { share(worker, count, [](char* data, size_t n) { std::memset(data, 1, n); }); });
+    pool.run(count,
+             [&](int worker, int) { share(worker, count, [](char* data, size_t n) { std::memset(data, 1, n); }); });
     return median_of(5, [&] {
         return static_cast<double>(bytes) / seconds([&] {
-            pool.run(count, [&](int worker, int) {
-                share(worker, count, [&](char* data, size_t n) { checksum += kernels.read_memory(data, n); });
-            });
-        });
+                   pool.run(count, [&](int worker, int) {
+                       share(worker, count, [&](char* data, size_t n) { checksum += kernels.read_memory(data, n); });
+                   });
+               });
     });
 }
 

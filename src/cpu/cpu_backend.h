@@ -9,8 +9,8 @@
 namespace infinilm::cpu {
 
 struct CpuOptions {
-    int num_threads = 0;   // 0: one per available core
-    std::string isa;       // "": INFINILM_CPU_ISA, else the fastest this machine runs
+    int num_threads = 0;  // 0: one per available core
+    std::string isa;      // "": INFINILM_CPU_ISA, else the fastest this machine runs
     // bfloat16: x is rounded to bfloat16 where the machine multiplies bfloat16 pairs (avx512_bf16); the other dtypes,
     // and the other machines, multiply the stored weights by x in float32.
     DType compute_dtype = DType::float32;

@@ -4,7 +4,8 @@
 //
 // That gives the same answer as adding weights in order, because the sums are exact: a weight is exp((logit - max) /
 // temperature) rounded to a multiple of 2^-45, kept as an integer. (What is rounded off is below the 2^-24 resolution
-// of random_val by far, even summed over the vocabulary.) Rows are dealt to the workers; a row never depends on another.
+// of random_val by far, even summed over the vocabulary.) Rows are dealt to the workers; a row never depends on
+// another.
 #include "cpu/sampling.h"
 
 #include <algorithm>
@@ -17,16 +18,14 @@ namespace infinilm::cpu {
 namespace {
 
 constexpr int num_buckets = 1024;
-constexpr float reach = 32;      // a candidate this many temperatures below the largest weighs less than 2^-46: nothing
+constexpr float reach = 32;  // a candidate this many temperatures below the largest weighs less than 2^-46: nothing
 constexpr int max_weight_bits = 45;
 constexpr int64_t stretch = 512;  // candidates handled at once: their weights stay in L1
 
 struct Candidate {
     float logit;
     int32_t id;
-    bool operator<(const Candidate& other) const {
-        return logit != other.logit ? logit > other.logit : id < other.id;
-    }
+    bool operator<(const Candidate& other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
 };
 
 enum class Fault { none, nan, infinite, empty };
@@ -37,8 +36,8 @@ inline double exp_vectorised(double x) {
     constexpr double magic = 0x1.8p52;  // adding it leaves the rounded integer in the low bits
     const double shifted = x * 0x1.71547652b82fep0 + magic, n = shifted - magic;
     const double r = (x - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;  // ln 2 in two parts
-    // Taylor: |r| <= 0.35, so the first term left out is below 4e-18. Written out: a loop here would not be unrolled early
-    // enough for the loop around it to be vectorised.
+    // Taylor: |r| <= 0.35, so the first term left out is below 4e-18. Written out: a loop here would not be unrolled
+    // early enough for the loop around it to be vectorised.
     double p = 1.0 / 6227020800.0;
     p = p * r + 1.0 / 479001600;
     p = p * r + 1.0 / 39916800;
@@ -115,7 +114,8 @@ private:
 
     void start(float temperature) {
         temperature_ = temperature;
-        one_ = std::ldexp(1.0, std::min(max_weight_bits, 63 - static_cast<int>(std::bit_width(static_cast<uint64_t>(size_)))));
+        one_ = std::ldexp(
+            1.0, std::min(max_weight_bits, 63 - static_cast<int>(std::bit_width(static_cast<uint64_t>(size_)))));
         reach_ = std::min(reach * temperature, std::numeric_limits<float>::max());
         lowest_ = std::max(largest_ - 2 * reach_, -std::numeric_limits<float>::max());
         per_bucket_ = std::min(num_buckets / reach_, 1e30f);  // finite, or 0 * infinity would be NaN
@@ -133,7 +133,8 @@ private:
     }
 
     // Calls f(logits, ids or null, n, id of the first) over the row, or over what keep_count left of it.
-    template <class F> void for_stretches(F f) const {
+    template <class F>
+    void for_stretches(F f) const {
         const int64_t n = compact_ ? static_cast<int64_t>(left_ids_.size()) : size_;
         for (int64_t i = 0; i < n; i += stretch) {
             const int64_t count = std::min(stretch, n - i);
@@ -213,7 +214,8 @@ private:
     }
 
     // The first candidate whose running sum passes: found(bucket, index in it). The sum of all that is kept passes.
-    template <class Passes, class Found> void find_in_order(Passes passes, Found found) {
+    template <class Passes, class Found>
+    void find_in_order(Passes passes, Found found) {
         uint64_t running = 0;
         int b = 0;
         while (b < last_bucket_ && !passes(static_cast<double>(running + sums_[b]))) running += sums_[b++];
@@ -287,7 +289,8 @@ void Sampler::sample(const SampleParams& p) {
                 p.min_p.as<const float>()[row], p.random_val.as<const float>()[row], p.ids.as<int32_t>()[row]);
             if (fault == Fault::none) continue;
             int64_t bad = first_bad.load();
-            while (row < bad && !first_bad.compare_exchange_weak(bad, row)) {}
+            while (row < bad && !first_bad.compare_exchange_weak(bad, row)) {
+            }
         }
     };
     pool_.run(static_cast<int>(std::min<int64_t>(num_rows, pool_.size())), work);
@@ -295,7 +298,10 @@ void Sampler::sample(const SampleParams& p) {
         const float* logits = p.logits.as<const float>() + row * p.logits.stride(0);
         const bool nan = std::any_of(logits, logits + p.logits.shape(1), [](float v) { return std::isnan(v); });
         const bool infinite = std::find(logits, logits + p.logits.shape(1), INFINITY) != logits + p.logits.shape(1);
-        throw Error(concat("sample: logits of row ", row, nan ? " hold NaN" : infinite ? " hold +inf" : " are all -inf"));
+        throw Error(concat("sample: logits of row ", row,
+                           nan        ? " hold NaN"
+                           : infinite ? " hold +inf"
+                                      : " are all -inf"));
     }
 }
 

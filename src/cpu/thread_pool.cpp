@@ -1,10 +1,11 @@
-// Waiting is a bounded spin and then a futex, on both sides: a thread waits for the next region on epoch_, the caller for
-// the last thread inside on gate_. Each side announces that it goes to sleep (parked_, caller_parked_) before it looks
-// at the awaited word once more, and the other side changes the word before it reads the announcement; with
+// Waiting is a bounded spin and then a futex, on both sides: a thread waits for the next region on epoch_, the caller
+// for the last thread inside on gate_. Each side announces that it goes to sleep (parked_, caller_parked_) before it
+// looks at the awaited word once more, and the other side changes the word before it reads the announcement; with
 // sequentially consistent operations one of the two sees the other, so no wake-up is lost.
 //
-// A region is open from run_erased's start until the caller has drawn the last share. A thread that joins while it is open
-// keeps the caller from returning, and so the task alive, until it leaves; a thread that comes later finds the gate shut.
+// A region is open from run_erased's start until the caller has drawn the last share. A thread that joins while it is
+// open keeps the caller from returning, and so the task alive, until it leaves; a thread that comes later finds the
+// gate shut.
 #include "cpu/thread_pool.h"
 
 #include <chrono>
@@ -67,7 +68,8 @@ void wake(std::atomic<uint32_t>& word) {
 }
 
 // True as soon as done(); false when the time is up.
-template <class Done> bool spin(Done done, int limit_ns) {
+template <class Done>
+bool spin(Done done, int limit_ns) {
     using Clock = std::chrono::steady_clock;
     const auto deadline = Clock::now() + std::chrono::nanoseconds(limit_ns);
     do {
@@ -110,7 +112,8 @@ int ThreadPool::spin_limit_ns() const {
 bool ThreadPool::join() {
     uint32_t gate = gate_.load(std::memory_order_relaxed);
     while (gate & open_gate)
-        if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire, std::memory_order_relaxed)) return true;
+        if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire, std::memory_order_relaxed))
+            return true;
     return false;
 }
 

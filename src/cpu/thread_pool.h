@@ -1,6 +1,6 @@
 // A spin-then-park pool: one per rank, the caller is thread 0. run(n, f) cuts a region into n shares, calls
-// f(share, thread) once for each, and returns when all are done. Threads draw shares from a counter, and the caller waits
-// only for threads that have begun: one that the system does not let run costs its part of the machine, not the
+// f(share, thread) once for each, and returns when all are done. Threads draw shares from a counter, and the caller
+// waits only for threads that have begun: one that the system does not let run costs its part of the machine, not the
 // whole step. Between regions threads spin briefly, since the next region of a forward pass is microseconds away, then
 // sleep in the kernel: an idle engine costs no CPU. Not reentrant; one caller at a time.
 #pragma once
@@ -22,7 +22,8 @@ public:
 
     int size() const { return num_threads_; }
 
-    template <class F> void run(int num_shares, F&& f) {
+    template <class F>
+    void run(int num_shares, F&& f) {
         if (num_threads_ == 1 || num_shares == 1) {
             for (int share = 0; share < num_shares; ++share) f(share, 0);
             return;

@@ -21,14 +21,16 @@ void validate(const ModelSpec& spec) {
         if (!ok) throw ConfigError(concat("model spec: ", parts...));
     };
     require(is_floating(spec.dtype), "dtype must be float32, bfloat16 or float16, got ", name(spec.dtype));
-    require(spec.vocab_size > 0 && spec.hidden_size > 0 && spec.num_layers > 0 && spec.mlp.intermediate_size > 0 && spec.max_model_len > 0,
-            "vocab_size, hidden_size, num_layers, intermediate_size and max_model_len must be positive, got ", spec.vocab_size, ", ",
-            spec.hidden_size, ", ", spec.num_layers, ", ", spec.mlp.intermediate_size, ", ", spec.max_model_len);
+    require(spec.vocab_size > 0 && spec.hidden_size > 0 && spec.num_layers > 0 && spec.mlp.intermediate_size > 0 &&
+                spec.max_model_len > 0,
+            "vocab_size, hidden_size, num_layers, intermediate_size and max_model_len must be positive, got ",
+            spec.vocab_size, ", ", spec.hidden_size, ", ", spec.num_layers, ", ", spec.mlp.intermediate_size, ", ",
+            spec.max_model_len);
     require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
             ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
     require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
-    require(static_cast<int>(a.sliding_window.size()) == spec.num_layers, "sliding_window has ", a.sliding_window.size(), " entries for ",
-            spec.num_layers, " layers");
+    require(static_cast<int>(a.sliding_window.size()) == spec.num_layers, "sliding_window has ",
+            a.sliding_window.size(), " entries for ", spec.num_layers, " layers");
     require(!spec.rope.inv_freq.empty() && static_cast<int>(2 * spec.rope.inv_freq.size()) <= a.head_dim, "rope has ",
             spec.rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
     require(spec.mlp.activation == "silu", "activation '", spec.mlp.activation, "' is not supported (supported: silu)");
@@ -36,7 +38,8 @@ void validate(const ModelSpec& spec) {
 
 // Uniform in [-0.02, 0.02] * sqrt(3), so the standard deviation is that of a freshly initialised model; cheap, since it
 // fills gigabytes. xorshift64*: Vigna 2016.
-template <class T> void fill_random(T* data, int64_t count, uint64_t state) {
+template <class T>
+void fill_random(T* data, int64_t count, uint64_t state) {
     for (int64_t i = 0; i < count; ++i) {
         state ^= state >> 12;
         state ^= state << 25;
@@ -49,9 +52,13 @@ template <class T> void fill_random(T* data, int64_t count, uint64_t state) {
 }  // namespace
 
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
-    : spec_((validate(spec), spec)), params_(spec), backend_(make_backend(spec, options)), worker_(std::make_unique<RankWorker>()) {}
+    : spec_((validate(spec), spec)),
+      params_(spec),
+      backend_(make_backend(spec, options)),
+      worker_(std::make_unique<RankWorker>()) {}
 
-template <class F> auto InferEngine::on_worker(F task) -> decltype(task()) {
+template <class F>
+auto InferEngine::on_worker(F task) -> decltype(task()) {
     std::future<decltype(task())> future;
     {
         std::lock_guard lock(mutex_);  // nothing is submitted after close() took the worker
@@ -74,7 +81,8 @@ void InferEngine::load_dummy(DType dtype, uint64_t seed) {
                 if (is_norm)
                     std::fill_n(tensor.as<T>(), tensor.numel(), from_float<T>(1.0f));
                 else
-                    fill_random(tensor.as<T>(), tensor.numel(), (seed + 1) * 0x9e3779b97f4a7c15ull + std::hash<std::string>{}(row.name));
+                    fill_random(tensor.as<T>(), tensor.numel(),
+                                (seed + 1) * 0x9e3779b97f4a7c15ull + std::hash<std::string>{}(row.name));
             });
             params_.load(row.name, std::move(tensor));
         }
@@ -98,7 +106,8 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
 StepOutput InferEngine::forward(const Batch& batch) {
     return on_worker([&] {
         if (!decoder_) params_.prepare(*backend_);  // throws: names what is missing
-        if (cache_.spec() == KvCacheSpec{}) throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
+        if (cache_.spec() == KvCacheSpec{})
+            throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
         return decoder_->forward(batch, cache_);
     });
 }

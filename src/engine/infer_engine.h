@@ -31,16 +31,18 @@ public:
     const ModelSpec& spec() const { return spec_; }
     const std::vector<ParamRow>& param_rows() const { return params_.rows(); }
 
-    void load_param(const std::string& name, Tensor tensor);  // the full tensor, [out_features, in_features] or [features]
-    void load_dummy(DType dtype, uint64_t seed);              // random weights, for benchmarks
-    void finish_loading();                                    // all parameters are there: the engine can run
-    void reset_cache(const KvCacheSpec& cache);               // allocates, dropping the old contents
+    void load_param(const std::string& name,
+                    Tensor tensor);               // the full tensor, [out_features, in_features] or [features]
+    void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
+    void finish_loading();                        // all parameters are there: the engine can run
+    void reset_cache(const KvCacheSpec& cache);   // allocates, dropping the old contents
     StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const { return params_.bytes(); }
     void close();  // frees weights, cache and threads; idempotent
 
 private:
-    template <class F> auto on_worker(F task) -> decltype(task());
+    template <class F>
+    auto on_worker(F task) -> decltype(task());
 
     ModelSpec spec_;
     Params params_;

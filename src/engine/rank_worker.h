@@ -21,7 +21,8 @@ public:
     RankWorker& operator=(const RankWorker&) = delete;
 
     // Runs task() on the worker's thread; the future carries its result or its exception.
-    template <class F> auto submit(F task) -> std::future<decltype(task())> {
+    template <class F>
+    auto submit(F task) -> std::future<decltype(task())> {
         auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
         auto future = packaged->get_future();
         push([packaged] { (*packaged)(); });

@@ -35,14 +35,17 @@ Params::Params(const ModelSpec& spec) : spec_(spec) {
         const std::string layer = concat("model.layers.", i, ".");
         row(layer + "input_layernorm.weight", {hidden}, w.input_layernorm);
         linear(w.qkv_proj, hidden, attention.qkv_bias,
-               {{layer + "self_attn.q_proj", q_dim}, {layer + "self_attn.k_proj", kv_dim}, {layer + "self_attn.v_proj", kv_dim}});
+               {{layer + "self_attn.q_proj", q_dim},
+                {layer + "self_attn.k_proj", kv_dim},
+                {layer + "self_attn.v_proj", kv_dim}});
         if (attention.qk_norm) {
             row(layer + "self_attn.q_norm.weight", {head_dim}, w.q_norm);
             row(layer + "self_attn.k_norm.weight", {head_dim}, w.k_norm);
         }
         linear(w.o_proj, q_dim, attention.out_bias, {{layer + "self_attn.o_proj", hidden}});
         row(layer + "post_attention_layernorm.weight", {hidden}, w.post_attention_layernorm);
-        linear(w.gate_up_proj, hidden, spec.mlp.bias, {{layer + "mlp.gate_proj", inner}, {layer + "mlp.up_proj", inner}});
+        linear(w.gate_up_proj, hidden, spec.mlp.bias,
+               {{layer + "mlp.gate_proj", inner}, {layer + "mlp.up_proj", inner}});
         linear(w.down_proj, inner, spec.mlp.bias, {{layer + "mlp.down_proj", hidden}});
     }
     row("model.norm.weight", {hidden}, weights_.norm);
@@ -55,14 +58,17 @@ Params::Params(const ModelSpec& spec) : spec_(spec) {
 void Params::load(const std::string& name, Tensor tensor) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end())
-        throw WeightError(concat("unknown parameter '", name, "': the model has ", rows_.size(), " parameters, such as '",
-                                 rows_[1 % rows_.size()].name, "'; param_shapes() lists them"));
+        throw WeightError(concat("unknown parameter '", name, "': the model has ", rows_.size(),
+                                 " parameters, such as '", rows_[1 % rows_.size()].name,
+                                 "'; param_shapes() lists them"));
     const ParamRow& row = rows_[found->second];
     if (*row.destination) throw WeightError(concat("parameter '", name, "' is already loaded"));
     if (!std::ranges::equal(tensor.shape(), row.shape))
-        throw WeightError(concat("parameter '", name, "': expected shape ", shape_string(row.shape), ", got ", shape_string(tensor.shape())));
+        throw WeightError(concat("parameter '", name, "': expected shape ", shape_string(row.shape), ", got ",
+                                 shape_string(tensor.shape())));
     if (!is_floating(tensor.dtype()))
-        throw WeightError(concat("parameter '", name, "': expected float32, bfloat16 or float16, got ", infinilm::name(tensor.dtype())));
+        throw WeightError(concat("parameter '", name, "': expected float32, bfloat16 or float16, got ",
+                                 infinilm::name(tensor.dtype())));
     if (!tensor.is_contiguous())
         throw WeightError(concat("parameter '", name, "': expected a contiguous tensor; pass a contiguous copy"));
     *row.destination = std::move(tensor);
@@ -79,7 +85,8 @@ void Params::prepare(Backend& backend) {
     if (const auto names = missing(); !names.empty()) {
         std::string list = names[0];
         for (size_t i = 1; i < std::min<size_t>(names.size(), 8); ++i) list += ", " + names[i];
-        throw WeightError(concat(names.size(), " of ", rows_.size(), " parameters are not loaded: ", list, names.size() > 8 ? ", ..." : ""));
+        throw WeightError(concat(names.size(), " of ", rows_.size(), " parameters are not loaded: ", list,
+                                 names.size() > 8 ? ", ..." : ""));
     }
     auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain) {
         w.prepared = ops::prepare_linear(backend, w.parts, kind);

@@ -48,8 +48,9 @@ public:
     Params& operator=(const Params&) = delete;
 
     const std::vector<ParamRow>& rows() const { return rows_; }
-    void load(const std::string& name, Tensor tensor);  // the tensor is used in place. WeightError: unknown, repeated, misshapen
-    std::vector<std::string> missing() const;           // names not loaded yet, in checkpoint order
+    void load(const std::string& name,
+              Tensor tensor);                  // the tensor is used in place. WeightError: unknown, repeated, misshapen
+    std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
     // Once nothing is missing: hands the linears to the backend. WeightError names what is missing.
     void prepare(Backend& backend);
     bool prepared() const { return prepared_; }

@@ -13,7 +13,8 @@
 
 namespace infinilm {
 
-// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v), without copying where possible.
+// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v), without copying where
+// possible.
 struct LinearPart {
     Tensor weight;  // [out_features, in_features], row-major, any floating dtype
     Tensor bias;    // [out_features] or absent
@@ -132,8 +133,9 @@ public:
 
     // Memory. Zeroed; freed with the last owner.
     virtual Tensor allocate(DType dtype, std::span<const int64_t> shape) = 0;
-    virtual void copy(const TensorView& src, const TensorView& dst) = 0;  // same shape and dtype, contiguous; any device
-    virtual void synchronize() = 0;                                      // waits until all work submitted is done
+    virtual void copy(const TensorView& src,
+                      const TensorView& dst) = 0;  // same shape and dtype, contiguous; any device
+    virtual void synchronize() = 0;                // waits until all work submitted is done
 
     // Load time.
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind) = 0;

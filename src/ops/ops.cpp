@@ -29,7 +29,8 @@ public:
             fail(argument, ": must be contiguous, got strides ", shape_string(view.strides()), " for shape ",
                  shape_string(view.shape()));
     }
-    template <class... Parts> [[noreturn]] void fail(const Parts&... parts) const {
+    template <class... Parts>
+    [[noreturn]] void fail(const Parts&... parts) const {
         require(false, parts...);
         __builtin_unreachable();
     }
@@ -47,8 +48,8 @@ public:
         if (view.device().kind != DeviceKind::cpu) return;
         const T* value = view.as<const T>();
         for (int64_t i = 0; i < view.shape(0); ++i)
-            require(value[i] >= lowest && value[i] < end, argument, "[", i, "] is ", value[i], ", expected ", lowest, " to ",
-                    end - 1, " (", what, " is ", end, ")");
+            require(value[i] >= lowest && value[i] < end, argument, "[", i, "] is ", value[i], ", expected ", lowest,
+                    " to ", end - 1, " (", what, " is ", end, ")");
     }
 
     const DType activation;
@@ -72,11 +73,12 @@ void check_sequences(OpCheck& check, const AttentionParams& p) {
         const int64_t context = p.context_lens.as<const int32_t>()[s];
         check.require(context >= num_queries, "context_lens[", s, "] is ", context, ", less than the ", num_queries,
                       " queries of the sequence");
-        check.require(context <= capacity, "context_lens[", s, "] is ", context, ", more than its block_table holds: ",
-                      check["max_blocks_per_seq"], " blocks of ", block_size);
+        check.require(context <= capacity, "context_lens[", s, "] is ", context,
+                      ", more than its block_table holds: ", check["max_blocks_per_seq"], " blocks of ", block_size);
         if (num_queries == 0) continue;
         // Blocks wholly before the sliding window may have been given to someone else.
-        const int64_t first_key = p.sliding_window ? std::max<int64_t>(0, context - num_queries + 1 - p.sliding_window) : 0;
+        const int64_t first_key =
+            p.sliding_window ? std::max<int64_t>(0, context - num_queries + 1 - p.sliding_window) : 0;
         const int32_t* row = p.block_table.as<const int32_t>() + s * p.block_table.stride(0);  // [max_blocks_per_seq]
         for (int64_t b = first_key / block_size; b * block_size < context; ++b)
             check.require(row[b] >= 0 && row[b] < check["num_blocks"], "block_table[", s, "][", b, "] is ", row[b],
@@ -96,8 +98,8 @@ void embedding(Backend& backend, const EmbeddingParams& p) {
         const int32_t* ids = p.ids.as<const int32_t>();
         for (int64_t i = 0; i < p.ids.shape(0); ++i)
             if (ids[i] < 0 || ids[i] >= p.table.shape(0))
-                throw RequestError(concat("embedding: ids[", i, "] is ", ids[i], ", expected 0 to ", p.table.shape(0) - 1,
-                                          " (vocab_size is ", p.table.shape(0), ")"));
+                throw RequestError(concat("embedding: ids[", i, "] is ", ids[i], ", expected 0 to ",
+                                          p.table.shape(0) - 1, " (vocab_size is ", p.table.shape(0), ")"));
     }
     backend.embedding(p);
 }
@@ -138,14 +140,16 @@ void rope_table(Backend& backend, const RopeTableParams& p) {
 void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
     OpCheck check("qk_norm_rope_store_kv", backend);
     check.require(p.num_heads > 0 && p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads == 0,
-                  "expected num_heads to be a positive multiple of num_kv_heads, got ", p.num_heads, " and ", p.num_kv_heads);
+                  "expected num_heads to be a positive multiple of num_kv_heads, got ", p.num_heads, " and ",
+                  p.num_kv_heads);
     check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
     const int64_t qkv_size = (int64_t{p.num_heads} + 2 * int64_t{p.num_kv_heads}) * p.head_dim;
     check.tensor("qkv", p.qkv, {"num_tokens", qkv_size}, check.activation);
     check.tensor("cos_sin", p.cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
     check.contiguous("cos_sin", p.cos_sin);
     check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
-                  "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ", check["rotary_dim"]);
+                  "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
+                  check["rotary_dim"]);
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     if (p.q_norm) {
         check.tensor("q_norm", p.q_norm, {p.head_dim});
@@ -168,11 +172,13 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     check.tensor("out", p.out, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
     check.require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
-                  "expected num_heads to be a positive multiple of num_kv_heads, got ", num_heads, " and ", num_kv_heads);
+                  "expected num_heads to be a positive multiple of num_kv_heads, got ", num_heads, " and ",
+                  num_kv_heads);
     check.require(check["head_dim"] > 0, "q: head_dim must be positive");
     for (const auto& [argument, view] : {std::pair("q", p.q), std::pair("out", p.out)})
         if (num_heads > 1 && view.stride(1) != check["head_dim"])
-            check.fail(argument, ": the heads of a token must be contiguous, got strides ", shape_string(view.strides()));
+            check.fail(argument, ": the heads of a token must be contiguous, got strides ",
+                       shape_string(view.strides()));
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
     if (p.cu_seqlens_q.device().kind == DeviceKind::cpu) check_sequences(check, p);
     backend.paged_attention(p);
@@ -208,10 +214,12 @@ void sample(Backend& backend, const SampleParams& p) {
     check.require(check["vocab_size"] > 0, "logits: vocab_size must be positive");
     if (p.temperature.device().kind == DeviceKind::cpu)
         for (int64_t row = 0; row < check["num_rows"]; ++row) {
-            const float temperature = p.temperature.as<const float>()[row], random_val = p.random_val.as<const float>()[row];
+            const float temperature = p.temperature.as<const float>()[row],
+                        random_val = p.random_val.as<const float>()[row];
             check.require(temperature >= 0 && std::isfinite(temperature), "temperature[", row,
                           "] must be 0 or positive and finite, got ", temperature);
-            check.require(random_val >= 0 && random_val < 1, "random_val[", row, "] must be in [0, 1), got ", random_val);
+            check.require(random_val >= 0 && random_val < 1, "random_val[", row, "] must be in [0, 1), got ",
+                          random_val);
             check.require(!std::isnan(p.top_p.as<const float>()[row]), "top_p[", row, "] is NaN");
             check.require(!std::isnan(p.min_p.as<const float>()[row]), "min_p[", row, "] is NaN");
         }
@@ -220,7 +228,8 @@ void sample(Backend& backend, const SampleParams& p) {
 
 std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind) {
     OpCheck check("prepare_linear", backend);
-    check.require(kind != LinearKind::silu_mul || parts.size() == 2, "silu_mul takes two parts, gate and up, got ", parts.size());
+    check.require(kind != LinearKind::silu_mul || parts.size() == 2, "silu_mul takes two parts, gate and up, got ",
+                  parts.size());
     check.require(!parts.empty(), "expected at least one part, got none");
     // Names live as long as the check, which remembers them.
     std::vector<std::string> names;

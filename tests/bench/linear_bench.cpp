@@ -1,7 +1,7 @@
 // Correctness and speed of the CPU linear kernels without the rest of the engine.
 //
-//   linear_bench --check [isa...]         against double sums on awkward sizes; the same bits for any tokens and workers
-//   linear_bench [--threads n] [--wall] [--isa name] [--element bf16|f16|f32] [--shape tokens,in,out]...
+//   linear_bench --check [isa...]         against double sums on awkward sizes; the same bits for any tokens and
+//   workers linear_bench [--threads n] [--wall] [--isa name] [--element bf16|f16|f32] [--shape tokens,in,out]...
 //
 // A measurement alternates the product with a streaming read of the same bytes and with the dot instruction run from
 // registers, and prints shares of these two limits, best of many rounds. Times are the largest CPU time of a worker,
@@ -111,7 +111,8 @@ struct Scratch {
     void attach(const Kernels& kernels, LinearArgs& args, int workers) {
         memory.clear(), pointers.clear();
         for (int i = 0; i <= workers; ++i)
-            memory.push_back(allocate(i < workers ? kernels.linear_scratch_bytes(args) : kernels.linear_shared_scratch_bytes(args)));
+            memory.push_back(
+                allocate(i < workers ? kernels.linear_scratch_bytes(args) : kernels.linear_shared_scratch_bytes(args)));
         for (int i = 0; i < workers; ++i) pointers.push_back(memory[static_cast<size_t>(i)].get());
         args.scratch = pointers.data();
         args.shared_scratch = memory.back().get();
@@ -122,7 +123,8 @@ struct Scratch {
 
 constexpr float poison = -12345.0f;
 
-std::vector<float> run_serially(const Kernels& kernels, const Layer& layer, int64_t first_token, int64_t num_tokens, int workers) {
+std::vector<float> run_serially(const Kernels& kernels, const Layer& layer, int64_t first_token, int64_t num_tokens,
+                                int workers) {
     const int64_t stride = layer.out_features + 2;
     std::vector<float> out(static_cast<size_t>(num_tokens * stride), poison);
     LinearArgs args = layer.args(num_tokens, out.data(), stride);
@@ -146,7 +148,8 @@ void exact(const Layer& layer, int vector_width, int64_t token, int64_t n, doubl
         for (int64_t k = 0; k < layer.in_features; ++k) {
             float x = layer.x[static_cast<size_t>(token * layer.x_stride() + k)];
             if (layer.bf16_dot) x = to_float(from_float<bf16>(x));
-            const double product = x * to_double(layer.element, layer.parts[segment].weight, row * layer.in_features + k);
+            const double product =
+                x * to_double(layer.element, layer.parts[segment].weight, row * layer.in_features + k);
             sum[part] += product, size += std::fabs(product);
         }
         if (layer.bias) sum[part] += layer.parts[segment].bias[row], size += 1;
@@ -156,10 +159,13 @@ void exact(const Layer& layer, int vector_width, int64_t token, int64_t n, doubl
     value = sum[0], bound = error[0];
     if (layer.silu) {
         value = sum[0] / (1 + std::exp(-sum[0]));
-        bound = (1.2 * error[0] + 4 * 0x1p-24 * std::fabs(value)) * std::fabs(sum[1]) + std::fabs(value) * error[1] + error[0] * error[1];
+        bound = (1.2 * error[0] + 4 * 0x1p-24 * std::fabs(value)) * std::fabs(sum[1]) + std::fabs(value) * error[1] +
+                error[0] * error[1];
         value *= sum[1];
     }
-    if (layer.residual) value += layer.residuals[static_cast<size_t>(token * layer.out_features + n)], bound += 0x1p-23 * (std::fabs(value) + 1);
+    if (layer.residual)
+        value += layer.residuals[static_cast<size_t>(token * layer.out_features + n)],
+            bound += 0x1p-23 * (std::fabs(value) + 1);
     bound += 0x1p-23 * std::fabs(value);
 }
 
@@ -170,9 +176,9 @@ bool check_layer(const Kernels& kernels, Layer layer) {
     int failures = 0;
     const auto fail = [&](const char* what, int64_t tokens, int workers, int64_t token, int64_t n) {
         if (++failures > 3) return;
-        std::printf("%s: %s: tokens %ld workers %d in %ld out %ld element %d silu %d dot %d: token %ld output %ld\n", kernels.name, what,
-                    long(tokens), workers, long(layer.in_features), long(layer.out_features), int(layer.element), layer.silu, layer.bf16_dot,
-                    long(token), long(n));
+        std::printf("%s: %s: tokens %ld workers %d in %ld out %ld element %d silu %d dot %d: token %ld output %ld\n",
+                    kernels.name, what, long(tokens), workers, long(layer.in_features), long(layer.out_features),
+                    int(layer.element), layer.silu, layer.bf16_dot, long(token), long(n));
     };
     for (int64_t t = 0; t < layer.max_tokens; ++t) {
         alone.push_back(run_serially(kernels, layer, t, 1, 1));
@@ -188,8 +194,10 @@ bool check_layer(const Kernels& kernels, Layer layer) {
             const auto out = run_serially(kernels, layer, 0, tokens, workers);
             for (int64_t t = 0; t < tokens; ++t) {
                 const float* row = out.data() + t * stride;
-                if (row[stride - 1] != poison || row[stride - 2] != poison) fail("wrote beyond the row", tokens, workers, t, stride);
-                if (std::memcmp(row, alone[static_cast<size_t>(t)].data(), static_cast<size_t>(layer.out_features) * 4) != 0)
+                if (row[stride - 1] != poison || row[stride - 2] != poison)
+                    fail("wrote beyond the row", tokens, workers, t, stride);
+                if (std::memcmp(row, alone[static_cast<size_t>(t)].data(),
+                                static_cast<size_t>(layer.out_features) * 4) != 0)
                     fail("other bits than alone", tokens, workers, t, -1);
             }
         }
@@ -207,12 +215,39 @@ int check(const std::vector<std::string>& names) {
                 for (int64_t in : {1, 7, 16, 31, 64, 111, 500, 513, 1040, 2049})
                     for (int64_t out : {1, 3, 19, 61}) {
                         const bool odd = (in + out) % 2;
-                        run({.in_features = in, .segments = {out}, .element = element, .bias = odd, .residual = !odd, .bf16_dot = dot != 0, .max_tokens = 17});
-                        run({.in_features = in, .segments = {out, out}, .element = element, .silu = true, .bias = !odd, .bf16_dot = dot != 0, .max_tokens = 9});
-                        run({.in_features = in, .segments = {out, 5, 1, 17}, .element = element, .bias = true, .bf16_dot = dot != 0, .max_tokens = 9});
+                        run({.in_features = in,
+                             .segments = {out},
+                             .element = element,
+                             .bias = odd,
+                             .residual = !odd,
+                             .bf16_dot = dot != 0,
+                             .max_tokens = 17});
+                        run({.in_features = in,
+                             .segments = {out, out},
+                             .element = element,
+                             .silu = true,
+                             .bias = !odd,
+                             .bf16_dot = dot != 0,
+                             .max_tokens = 9});
+                        run({.in_features = in,
+                             .segments = {out, 5, 1, 17},
+                             .element = element,
+                             .bias = true,
+                             .bf16_dot = dot != 0,
+                             .max_tokens = 9});
                     }
-                run({.in_features = 1100, .segments = {989}, .element = element, .bias = true, .bf16_dot = dot != 0, .max_tokens = 5});
-                run({.in_features = 1100, .segments = {19}, .element = element, .bias = true, .bf16_dot = dot != 0, .max_tokens = 515});
+                run({.in_features = 1100,
+                     .segments = {989},
+                     .element = element,
+                     .bias = true,
+                     .bf16_dot = dot != 0,
+                     .max_tokens = 5});
+                run({.in_features = 1100,
+                     .segments = {19},
+                     .element = element,
+                     .bias = true,
+                     .bf16_dot = dot != 0,
+                     .max_tokens = 515});
             }
         std::printf("%s checked\n", kernels->name);
     }
@@ -235,7 +270,8 @@ double seconds(clockid_t clock) {
 class Timer {
 public:
     Timer(ThreadPool& pool, bool wall) : pool_(pool), wall_(wall), cpu_(static_cast<size_t>(pool.size()) * 16) {}
-    template <class F> double time(F work) {  // work(Worker)
+    template <class F>
+    double time(F work) {  // work(Worker)
         const double start = seconds(CLOCK_MONOTONIC);
         const int count = pool_.size();
         pool_.run(count, [&](int share, int thread) {
@@ -265,7 +301,8 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
     const size_t weight_bytes = bytes_of(element) * static_cast<size_t>(shape.in * shape.out);
     const Aligned weights = allocate(weight_bytes + 64);
     char* first = static_cast<char*>(weights.get()) + 8;  // as a safetensors file aligns them
-    for (size_t i = 0; i < weight_bytes; i += some.size()) std::memcpy(first + i, some.data(), std::min(some.size(), weight_bytes - i));
+    for (size_t i = 0; i < weight_bytes; i += some.size())
+        std::memcpy(first + i, some.data(), std::min(some.size(), weight_bytes - i));
     for (size_t i = 0; i < layer.segments.size(); ++i)
         layer.parts.push_back({first + i * (weight_bytes / 2), nullptr, layer.segments[i]});
     layer.out_features = layer.segments[0];
@@ -295,9 +332,12 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
     }
     const double total = linear + (kernels.linear_shared_scratch_bytes(args) ? prepare : 0);
     const double gb = static_cast<double>(weight_bytes) * 1e-9;
-    std::printf("%-12s %4ld x %5ld x %6ld%s: %8.3f ms (x packed in %.3f)  %6.1f GFLOP/s = %5.1f%% of %6.1f   %5.1f GB/s = %5.1f%% of %5.1f\n",
-                kernels.name, long(shape.tokens), long(shape.in), long(shape.out), silu ? " silu" : "", total * 1e3, (total - linear) * 1e3,
-                flops / total * 1e-9, 100 * flops * flop_time / total, 1e-9 / flop_time, gb / total, 100 * read / total, gb / read);
+    std::printf(
+        "%-12s %4ld x %5ld x %6ld%s: %8.3f ms (x packed in %.3f)  %6.1f GFLOP/s = %5.1f%% of %6.1f   %5.1f GB/s = "
+        "%5.1f%% of %5.1f\n",
+        kernels.name, long(shape.tokens), long(shape.in), long(shape.out), silu ? " silu" : "", total * 1e3,
+        (total - linear) * 1e3, flops / total * 1e-9, 100 * flops * flop_time / total, 1e-9 / flop_time, gb / total,
+        100 * read / total, gb / read);
     std::fflush(stdout);
 }
 
@@ -309,16 +349,28 @@ int bench(const std::vector<std::string>& arguments) {
     std::vector<Shape> shapes;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const std::string& name = arguments[i];
-        if (name == "--wall") { wall = true; continue; }
-        if (name == "--silu") { silu = true; continue; }
-        if (i + 1 == arguments.size()) return std::printf("%s: not an option, or its value is missing\n", name.c_str()), 2;
+        if (name == "--wall") {
+            wall = true;
+            continue;
+        }
+        if (name == "--silu") {
+            silu = true;
+            continue;
+        }
+        if (i + 1 == arguments.size())
+            return std::printf("%s: not an option, or its value is missing\n", name.c_str()), 2;
         const std::string& value = arguments[++i];
         long t = 0, in = 0, out = 0;
-        if (name == "--threads") threads = std::atoi(value.c_str());
-        else if (name == "--isa") isa = value;
-        else if (name == "--element") element = value == "f32" ? Element::f32 : value == "f16" ? Element::f16 : Element::bf16;
-        else if (name == "--shape" && std::sscanf(value.c_str(), "%ld,%ld,%ld", &t, &in, &out) == 3) shapes.push_back({t, in, out});
-        else return std::printf("%s: not an option\n", name.c_str()), 2;
+        if (name == "--threads")
+            threads = std::atoi(value.c_str());
+        else if (name == "--isa")
+            isa = value;
+        else if (name == "--element")
+            element = value == "f32" ? Element::f32 : value == "f16" ? Element::f16 : Element::bf16;
+        else if (name == "--shape" && std::sscanf(value.c_str(), "%ld,%ld,%ld", &t, &in, &out) == 3)
+            shapes.push_back({t, in, out});
+        else
+            return std::printf("%s: not an option\n", name.c_str()), 2;
     }
     if (shapes.empty())
         for (int64_t tokens : {1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512}) shapes.push_back({tokens, 2048, 8192});

@@ -46,9 +46,7 @@ def is_heldout(character: str, item: str, place: str) -> bool:
 
 def _animal(rng: random.Random, kinds: list[str]) -> Character:
     female = rng.random() < 0.5
-    return Character(
-        rng.choice(words.ANIMAL_GIRLS if female else words.ANIMAL_BOYS), rng.choice(kinds), female
-    )
+    return Character(rng.choice(words.ANIMAL_GIRLS if female else words.ANIMAL_BOYS), rng.choice(kinds), female)
 
 
 def _human(rng: random.Random) -> Character:
@@ -100,9 +98,7 @@ def documents(split: Split, seed: int = 0) -> Iterator[Document]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", choices=("train", "heldout"), default="train")
     parser.add_argument("--count", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)

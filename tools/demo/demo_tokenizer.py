@@ -39,9 +39,7 @@ def train_tokenizer(docs: Iterable[Document], vocab_size: int) -> Tokenizer:
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(
-                single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", BOS)]
-            ),
+            processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", BOS)]),
         ]
     )
     return tokenizer

@@ -80,9 +80,7 @@ def continue_text(model: Any, tokenizer: Tokenizer, prompt: str, temperature: fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("infinilm/assets/demo"))
     parser.add_argument("--documents", type=int, default=1000, help="held-out documents to score")
     parser.add_argument("--threads", type=int, default=2)

@@ -125,11 +125,7 @@ def story_request(rng: random.Random, story: Story) -> str:
     kind, name, item = story.hero.kind, story.hero.name, article(f"{story.color} {story.item}")
     traited = article(f"{story.trait} {kind}")
     mentioned = f"{story.trait} " in story.fields["a_who"]
-    hero = (
-        traited
-        if mentioned and rng.random() < 0.7
-        else article(f"little {kind}" if rng.random() < 0.2 else kind)
-    )
+    hero = traited if mentioned and rng.random() < 0.7 else article(f"little {kind}" if rng.random() < 0.2 else kind)
     place = f"{story.place.preposition} the {story.place.noun}"
     roll = rng.random()
     if roll < 0.15:

@@ -121,9 +121,7 @@ def bird(s: Story) -> None:
     ),
 )
 def noise(s: Story) -> None:
-    maker, sound = s.rng.choice(
-        (("frog", "Croak"), ("kitten", "Meow"), ("cricket", "Chirp"), ("puppy", "Woof"))
-    )
+    maker, sound = s.rng.choice((("frog", "Croak"), ("kitten", "Meow"), ("cricket", "Chirp"), ("puppy", "Woof")))
     s.set(maker=maker, sound=sound)
     s.para()
     s.say(
@@ -306,8 +304,7 @@ def moon(s: Story) -> None:
     )
     s.say(
         '"What are you doing?" asked {a_helper}. "I am catching the moon," said {h}.',
-        '{A_helper} watched {him} for a while. "What are you trying to catch?" asked {helper}. '
-        '"The moon," said {h}.',
+        '{A_helper} watched {him} for a while. "What are you trying to catch?" asked {helper}. "The moon," said {h}.',
     )
     s.para()
     s.say(
@@ -469,8 +466,7 @@ def berries(s: Story) -> None:
     )
     s.para()
     s.say(
-        "{f} heard {him}. {Fhe} could have laughed, but {fhe} did not. "
-        '"I will make you some tea," {fhe} said.',
+        '{f} heard {him}. {Fhe} could have laughed, but {fhe} did not. "I will make you some tea," {fhe} said.',
         "{f} came running with a warm blanket and some tea.",
     )
     s.say(
@@ -602,8 +598,7 @@ def rain(s: Story) -> None:
     s.say(
         "One day, {h} was {in_p} when the rain began. {He} opened the {obj} and stayed dry."
         if s.item == "umbrella"
-        else "One day, {h} was {in_p} when the rain began. "
-        "{He} pulled the {obj} over {his} head and stayed dry.",
+        else "One day, {h} was {in_p} when the rain began. {He} pulled the {obj} over {his} head and stayed dry.",
         "Drip, drop! One day, {h} was out {in_p}, and it began to rain. But {he} had {his} {item}.",
     )
     first, second, third = s.rng.sample(["mouse", "snail", "frog", "chick", "kitten", "duckling", "lamb"], 3)

@@ -269,9 +269,7 @@ def birthday(s: Story) -> None:
         '{hx} went {to_p} and met {f}. "Do you know what day it is?" {he} asked.',
         'So {he} went to {f}\'s house. "Is today a special day?" {he} asked.',
     )
-    s.say(
-        '"It is just a day," said {f}, and hurried off.', '"I do not think so," said {f}. "I have to go now."'
-    )
+    s.say('"It is just a day," said {f}, and hurried off.', '"I do not think so," said {f}. "I have to go now."')
     s.say(
         '"Everybody forgot me," thought {h}. {He} sat down {spot1} and felt very alone.',
         "{h} walked around all day with a sad face. {He} sat {spot1} and sighed.",
@@ -473,9 +471,7 @@ def hide_and_seek(s: Story) -> None:
         "{f} looked {spot2}. {Fhe} looked {spot3}. No {h}!",
         '"Ready or not, here I come!" called {f}. {Fhe} searched {spot2} and {spot3}, but found nobody.',
     )
-    s.say(
-        '"{h}, where are you?" called {f}. But there was no answer.', "It grew late, and {f} began to worry."
-    )
+    s.say('"{h}, where are you?" called {f}. But there was no answer.', "It grew late, and {f} began to worry.")
     s.para()
     if s.item in ("bell", "whistle"):
         s.say(

@@ -96,9 +96,7 @@ def stuck(s: Story) -> None:
             '"I am light, and I climb well," said {f}. Up and up {fhe} went, from branch to branch.',
             'Then {f} said, "Let me try!" Slowly and carefully, {fhe} climbed up the tree.',
         )
-        s.say(
-            "{f} took the {obj} and came down again.", "At the top, {fhe} took the {item} and waved to {h}."
-        )
+        s.say("{f} took the {obj} and came down again.", "At the top, {fhe} took the {item} and waved to {h}.")
     elif how == "ladder":
         s.say(
             'Then {f} had an idea. "Let us get the long ladder!" They carried it to the tree together.',
@@ -111,8 +109,7 @@ def stuck(s: Story) -> None:
     else:
         s.say(
             "A blackbird had seen it all. It flew up, took the {item} in its beak, and brought it down.",
-            'A blackbird looked down at them. "I can help," it sang, '
-            "and it pushed the {item} off the branch.",
+            'A blackbird looked down at them. "I can help," it sang, and it pushed the {item} off the branch.',
         )
         s.say('"How kind of you!" said {h}.', "{h} clapped and cheered.")
     s.say(
@@ -340,9 +337,7 @@ def borrowed(s: Story) -> None:
         "But on the way, {he} slipped, and the {obj} fell into the mud.",
         "But {he} did not look where {he} was going. Splash! The {item} fell into a muddy puddle.",
     )
-    s.say(
-        "Now it was not {color} at all. It was black with mud.", "It looked terrible. {h} felt terrible too."
-    )
+    s.say("Now it was not {color} at all. It was black with mud.", "It looked terrible. {h} felt terrible too.")
     s.say(
         "{hx} wanted to hide it {spot2}. But that did not feel right.",
         '"Maybe nobody will know," {he} thought. But {his} tummy hurt when {he} thought it.',

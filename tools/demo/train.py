@@ -254,9 +254,7 @@ def export(model: Any, work: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="tokenizer, corpus and checkpoints")
     parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
     parser.add_argument("--documents", type=int, default=64_000)

@@ -27,16 +27,16 @@ __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float*
     fence_proxy_async();
     __syncthreads();
     float sums[N / 2];
-    wgmma_fence();
     for (int step = 0; step < steps; ++step) {
         const uint64_t db = matrix_descriptor(tile_b + step * b.step_bytes, b.leading, b.stride, static_cast<Layout>(b.layout));
         if constexpr (kRegisterA) {
             uint32_t fragment[4];
             for (int i = 0; i < 4; ++i)
                 fragment[i] = reinterpret_cast<const uint32_t*>(a.image)[(step * 128 + threadIdx.x) * 4 + i];
-            wgmma_fence();
+            wgmma_fence();  // the fragment has been written since
             Wgmma<N, T>::template multiply<kMnB>(sums, fragment, db, step > 0);
         } else {
+            wgmma_fence();
             const uint64_t da = matrix_descriptor(smem + step * a.step_bytes, a.leading, a.stride, static_cast<Layout>(a.layout));
             Wgmma<N, T>::template multiply<kMnA, kMnB>(sums, da, db, step > 0);
         }

@@ -1,0 +1,307 @@
+"""The C++ core of infinilm: tensors, ops and the engine."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy
+from numpy.typing import NDArray
+
+
+class Tensor:
+    """
+    An n-dimensional array that shares memory with its owner; exchanges with other libraries through DLPack.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+
+    @property
+    def dtype(self) -> str:
+        """Such as 'bfloat16'."""
+
+    @property
+    def device(self) -> str:
+        """Such as 'cpu'."""
+
+    def numpy(self) -> numpy.ndarray:
+        """
+        A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.
+        """
+
+    def __dlpack__(self, **kwargs: object) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def __repr__(self) -> str: ...
+
+def from_numpy(array: object, dtype: str | None = None) -> Tensor:
+    """
+    A tensor that shares the array's memory; a uint16 array needs dtype='bfloat16' or 'float16'.
+    """
+
+def from_dlpack(object: object) -> Tensor:
+    """A tensor that shares the memory of any DLPack or buffer object."""
+
+def cpu_isas() -> list[str]:
+    """Builds of the CPU kernels that this machine can run, slowest first."""
+
+def selected_cpu_isa() -> str:
+    """The one used unless told otherwise."""
+
+def cpu_has_bf16_dot() -> bool:
+    """Whether it multiplies bfloat16 pairs in one instruction."""
+
+def default_num_threads() -> int:
+    """Cores this process may use."""
+
+def uniform(seed: int, position: int) -> float:
+    """The uniform draw in [0, 1) of a request's seed at a position."""
+
+def fill_uniform(seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """uniform() for many requests at once."""
+
+def measure_cpu_limits(num_threads: int = 0, compute_dtype: str = 'float32') -> tuple[float, float]:
+    """Measured read bandwidth in bytes/s and arithmetic peak in flop/s."""
+
+class PreparedLinear:
+    """Weights of a linear in a backend's own form."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+class Backend:
+    """The ops of one device, for tests and experiments."""
+
+    def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
+
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain') -> PreparedLinear: ...
+
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None: ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
+
+    def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None) -> None: ...
+
+    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor) -> None: ...
+
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None: ...
+
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0) -> None: ...
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+
+    def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
+
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, random_val: Tensor, ids: Tensor) -> None: ...
+
+class AttentionSpec:
+    @property
+    def num_heads(self) -> int: ...
+
+    @num_heads.setter
+    def num_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @num_kv_heads.setter
+    def num_kv_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @head_dim.setter
+    def head_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def softmax_scale(self) -> float: ...
+
+    @softmax_scale.setter
+    def softmax_scale(self, arg: float, /) -> None: ...
+
+    @property
+    def qkv_bias(self) -> bool: ...
+
+    @qkv_bias.setter
+    def qkv_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def out_bias(self) -> bool: ...
+
+    @out_bias.setter
+    def out_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def qk_norm(self) -> bool: ...
+
+    @qk_norm.setter
+    def qk_norm(self, arg: bool, /) -> None: ...
+
+    @property
+    def sliding_window(self) -> list[int]:
+        """One per layer; 0: none."""
+
+    @sliding_window.setter
+    def sliding_window(self, arg: Sequence[int], /) -> None: ...
+
+class MlpSpec:
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @intermediate_size.setter
+    def intermediate_size(self, arg: int, /) -> None: ...
+
+    @property
+    def bias(self) -> bool: ...
+
+    @bias.setter
+    def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def activation(self) -> str: ...
+
+    @activation.setter
+    def activation(self, arg: str, /) -> None: ...
+
+class RopeSpec:
+    @property
+    def inv_freq(self) -> list[float]:
+        """[rotary_dim / 2]"""
+
+    @inv_freq.setter
+    def inv_freq(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def attention_factor(self) -> float: ...
+
+    @attention_factor.setter
+    def attention_factor(self, arg: float, /) -> None: ...
+
+class ModelSpec:
+    """Everything the engine needs to know of a model, as plain numbers."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @dtype.setter
+    def dtype(self, arg: str, /) -> None: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @vocab_size.setter
+    def vocab_size(self, arg: int, /) -> None: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @hidden_size.setter
+    def hidden_size(self, arg: int, /) -> None: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @num_layers.setter
+    def num_layers(self, arg: int, /) -> None: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @max_model_len.setter
+    def max_model_len(self, arg: int, /) -> None: ...
+
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+    @rms_norm_eps.setter
+    def rms_norm_eps(self, arg: float, /) -> None: ...
+
+    @property
+    def tie_word_embeddings(self) -> bool: ...
+
+    @tie_word_embeddings.setter
+    def tie_word_embeddings(self, arg: bool, /) -> None: ...
+
+    @property
+    def attention(self) -> AttentionSpec: ...
+
+    @attention.setter
+    def attention(self, arg: AttentionSpec, /) -> None: ...
+
+    @property
+    def mlp(self) -> MlpSpec: ...
+
+    @mlp.setter
+    def mlp(self, arg: MlpSpec, /) -> None: ...
+
+    @property
+    def rope(self) -> RopeSpec: ...
+
+    @rope.setter
+    def rope(self, arg: RopeSpec, /) -> None: ...
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """All layers, keys and values."""
+
+def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """What a checkpoint of this model holds, without an engine."""
+
+class Batch:
+    """
+    One step of work; the arrays are used in place and must not change until the step is done.
+    """
+
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+
+class StepOutput:
+    @property
+    def ids(self) -> Tensor | None:
+        """[num_rows] int32"""
+
+    @property
+    def logits(self) -> Tensor | None:
+        """[num_rows, vocab_size] float32"""
+
+class InferEngine:
+    """Loads weights, keeps the KV cache, runs steps."""
+
+    def __init__(self, spec: ModelSpec, device: str = 'cpu', num_threads: int = 0, isa: str = '') -> None: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Checkpoint names and shapes of the parameters the model needs."""
+
+    def load_param(self, name: str, tensor: Tensor) -> None:
+        """Takes one full parameter, in place."""
+
+    def load_dummy(self, dtype: str, seed: int = 0) -> None:
+        """Random weights, for benchmarks."""
+
+    def finish_loading(self) -> None:
+        """All parameters are there: the engine can run."""
+
+    def reset_cache(self, num_blocks: int, block_size: int) -> None:
+        """Allocates the KV cache anew, empty."""
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Runs one step."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def close(self) -> None:
+        """Frees weights, cache and threads; idempotent."""
