@@ -8,6 +8,7 @@ for everybody, hands out the tokens, and looks whether its own have come. Severa
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import secrets
@@ -71,6 +72,7 @@ class _Request:
         self.events: deque[TokenEvent] = deque()
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.error: BaseException | None = None  # why a step with this request failed
         sequence.owner = self
 
     def push(self, token_id: int, eos_token_ids: frozenset[int], max_new_tokens: int) -> None:
@@ -219,7 +221,7 @@ class LLM:
         self._cancelled: deque[sched.Sequence] = deque()  # to be removed from the scheduler by whoever has the lock
         self._closed = False
         _open_llms.add(self)
-        self._num_requests = 0
+        self._request_ids = itertools.count()
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, plan.memory)
 
@@ -382,8 +384,7 @@ class LLM:
                 raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
             output_text = OutputText(self.tokenizer, p) if self.tokenizer.available else None
             sequence = sched.Sequence(ids, p, seed=p.seed if p.seed is not None else self._new_seed())
-            requests.append(_Request(f"{self._num_requests + i}", i, text, sequence, output_text))
-        self._num_requests += len(requests)
+            requests.append(_Request(str(next(self._request_ids)), i, text, sequence, output_text))
         return requests
 
     def _new_seed(self) -> int:
@@ -429,11 +430,11 @@ class LLM:
             return
         try:
             output = self._engine.forward(step.batch)
-        except BaseException:
+        except BaseException as error:
             for sequence, _ in step.chunks:  # their state in the cache is unknown: they end here
                 self._scheduler.remove(sequence)
                 if isinstance(sequence.owner, _Request):
-                    sequence.owner.finish_reason = "error"
+                    sequence.owner.finish_reason, sequence.owner.error = "error", error
             raise
         for sequence, token_id in self._scheduler.update(step, output):
             request: _Request = sequence.owner
@@ -452,6 +453,8 @@ class LLM:
                 for request in pending:
                     while request.events:
                         yield request.events.popleft()
+                    if request.error is not None:
+                        raise InfinilmError("a step failed in another thread, which got the reason") from request.error
                 pending = [r for r in pending if r.finish_reason is None or r.events]
                 if pending and not any(r.events for r in pending):
                     with self._lock:

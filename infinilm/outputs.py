@@ -162,7 +162,7 @@ class TokenEvent:
     ----------
     request_id : str
     index : int
-        In 0..n-1, among the sequences of its request.
+        Which prompt of the call this belongs to, from 0.
     token_id : int or None
         The new token; None in an event that only brings text held back or the end.
     text : str

@@ -15,7 +15,8 @@ uint64_t read_memory(const void* data, size_t bytes) {
 #pragma GCC unroll 4
         for (int i = 0; i < streams; ++i)
 #pragma GCC unroll 4
-            for (int j = 0; j < per_line; ++j) sum[i][j] += *(const uvec_mem*)(p[i] + line * 64 + (size_t)j * sizeof(uvec));
+            for (int j = 0; j < per_line; ++j)
+                sum[i][j] += *(const uvec_mem*)(p[i] + line * 64 + (size_t)j * sizeof(uvec));
     uint64_t checksum = 0;
     for (int i = 0; i < streams; ++i)
         for (int j = 0; j < per_line; ++j)

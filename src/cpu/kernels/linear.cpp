@@ -1,9 +1,9 @@
-// out = x . weight^T with weights used in place, row-major as the checkpoint has them: no packing at load time, no second
-// copy in memory. Called by the CPU backend for every linear layer; see LinearArgs in kernels.h.
+// out = x . weight^T with weights used in place, row-major as the checkpoint has them: no packing at load time, no
+// second copy in memory. Called by the CPU backend for every linear layer; see LinearArgs in kernels.h.
 //
-// Invariant: an output is ONE vector accumulator over in_features, in steps of Format::step elements from 0 up, the last
-// step filled with zeros, its lanes reduced once in the order of reduce_add, then + bias, silu_mul, + residual. Both
-// paths below keep to that, so a row of the result has the same bits for 1 token or 1000, any threads, any split.
+// Invariant: an output is ONE vector accumulator over in_features, in steps of Format::step elements from 0 up, the
+// last step filled with zeros, its lanes reduced once in the order of reduce_add, then + bias, silu_mul, + residual.
+// Both paths below keep to that, so a row of the result has the same bits for 1 token or 1000, any threads, any split.
 //
 // Few tokens (stream): bound by reading the weights once from memory. A few weight rows at a time, read where they are.
 // Many tokens (packed): bound by arithmetic. linear_prepare writes x in the order in which the tiles read it; each
@@ -20,9 +20,10 @@ namespace {
 // ---- The two ways to multiply ----
 
 // Stored weights W widened to float32 and multiplied by float32 x.
-template <class W> struct Widened {
+template <class W>
+struct Widened {
     using Weight = W;
-    using X = float;      // as linear_prepare leaves x
+    using X = float;       // as linear_prepare leaves x
     using Staged = float;  // as a panel holds weights
     static constexpr int step = width;
     static vec load_weight(const W* p) { return load(p); }
@@ -51,7 +52,8 @@ struct Dotted {
 };
 #endif
 
-template <class F> INFINILM_INLINE auto visit_format(const LinearArgs& args, F f) {
+template <class F>
+INFINILM_INLINE auto visit_format(const LinearArgs& args, F f) {
 #if INFINILM_BF16_DOT
     if (args.bf16_dot) return f(Dotted{});
 #endif
@@ -69,8 +71,8 @@ constexpr int stream_rows = 4;  // even, too
 // A panel is a cache line of outputs, so that a token's line of the result is written at once, while it is in L1.
 constexpr int panel_rows = 16;
 constexpr int panel_row_bytes = 2048;
-constexpr int block_tokens = 504;  // a multiple of every tile_tokens; bounds the lanes kept between blocks
-constexpr int split_outputs = 16;  // workers write different cache lines
+constexpr int block_tokens = 504;      // a multiple of every tile_tokens; bounds the lanes kept between blocks
+constexpr int split_outputs = 16;      // workers write different cache lines
 constexpr int stream_max_tokens = 24;  // measured: the packed path is faster from 28 on
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -82,7 +84,8 @@ bool streams(const LinearArgs& args) { return args.num_tokens <= stream_max_toke
 struct Blocks {
     int64_t count, size;  // size: elements, a multiple of the step
 };
-template <class Format> Blocks blocks_of(const LinearArgs& args) {
+template <class Format>
+Blocks blocks_of(const LinearArgs& args) {
     const int64_t limit = panel_row_bytes / (int64_t)sizeof(typename Format::Staged);
     const int64_t count = (args.in_features + limit - 1) / limit;
     return {count, round_up((args.in_features + count - 1) / count, Format::step)};
@@ -99,7 +102,8 @@ struct Range {
 };
 
 // Row of an output: its only one, or 0: gate, 1: up. Tiles may hang over the end; what they compute there is dropped.
-template <class Weight> const Weight* row_of(const LinearArgs& args, const Range& range, int64_t output, int64_t which) {
+template <class Weight>
+const Weight* row_of(const LinearArgs& args, const Range& range, int64_t output, int64_t which) {
     if (output >= range.count) output = range.count - 1;
     return (const Weight*)range.weight[which] + output * args.in_features;
 }
@@ -119,13 +123,13 @@ Share share_of(const LinearArgs& args, Worker worker) {
     const int64_t token_parts = parts == 0 || streams(args) ? 1 : smaller(worker.count / parts, groups);
     const int64_t part = parts == 0 ? 0 : worker.index % parts, token_part = parts == 0 ? 1 : worker.index / parts;
     if (token_part >= token_parts) return {0, 0, 0, 0};
-    return {units * part / parts * split_outputs,
-            smaller(num_outputs, units * (part + 1) / parts * split_outputs),
+    return {units * part / parts * split_outputs, smaller(num_outputs, units * (part + 1) / parts * split_outputs),
             groups * token_part / token_parts * tile_tokens,
             smaller(args.num_tokens, groups * (token_part + 1) / token_parts * tile_tokens)};
 }
 
-template <class F> INFINILM_INLINE void for_each_range(const LinearArgs& args, const Share& share, F f) {
+template <class F>
+INFINILM_INLINE void for_each_range(const LinearArgs& args, const Share& share, F f) {
     const int64_t row_bytes = args.in_features * (int64_t)element_bytes(args.element);
     int64_t first = 0;  // output of the segment's first row
     for (int i = 0; i < (args.silu_mul ? 1 : args.num_segments); ++i) {
@@ -136,7 +140,10 @@ template <class F> INFINILM_INLINE void for_each_range(const LinearArgs& args, c
         first += segment.out_features;
         if (begin >= end) continue;
         Range range{{(const char*)segment.weight + skip * row_bytes, nullptr},
-                    {segment.bias ? segment.bias + skip : nullptr, nullptr}, begin, end - begin, 1};
+                    {segment.bias ? segment.bias + skip : nullptr, nullptr},
+                    begin,
+                    end - begin,
+                    1};
         if (args.silu_mul) {
             const LinearSegment& up = args.segments[1];
             range.weight[1] = (const char*)up.weight + skip * row_bytes;
@@ -185,7 +192,8 @@ INFINILM_INLINE void finish(const LinearArgs& args, const Range& range, int64_t 
 // The worker's rows are cut into stream_rows runs that are read side by side, each from its beginning to its end: four
 // long streams, which the hardware follows better than many short ones (measured with one token: 28 GB/s where a plain
 // read does 31, and 18 to 20 with four or eight adjacent rows).
-template <class Weight> struct Streams {
+template <class Weight>
+struct Streams {
     const Weight* row[stream_rows];
     int64_t prefetch;                      // so many bytes ahead of what is read,
     int64_t prefetch_begin, prefetch_end;  // while that is within these elements
@@ -201,7 +209,8 @@ INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][stream_rows], const Streams<
     const auto one_step = [&](int64_t k) __attribute__((always_inline)) {
         constexpr int held = hold_weights ? stream_rows : Tokens, passing = hold_weights ? Tokens : stream_rows;
         const auto load_x = [&](int i) __attribute__((always_inline)) { return Format::load_x(x + i * x_stride + k); };
-        const auto load_w = [&](int j) __attribute__((always_inline)) { return Format::load_weight(streams.row[j] + k); };
+        const auto load_w = [&](int j)
+                                __attribute__((always_inline)) { return Format::load_weight(streams.row[j] + k); };
         decltype(load_x(0)) a[held];
 #pragma GCC unroll 8
         for (int h = 0; h < held; ++h) a[h] = hold_weights ? load_w(h) : load_x(h);
@@ -236,7 +245,8 @@ INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][stream_rows], const Streams<
 }
 
 // Where the product finds the x of a few tokens: as it came, or in shared scratch if linear_prepare changed its type.
-template <class Format> struct StreamedX {
+template <class Format>
+struct StreamedX {
     static constexpr bool converted = sizeof(typename Format::X) != sizeof(float);
     const typename Format::X* data;
     int64_t stride;
@@ -245,7 +255,8 @@ template <class Format> struct StreamedX {
           stride(converted ? round_up(args.in_features, Format::step) : args.x_stride) {}
 };
 
-template <class Format> void stream_range(const LinearArgs& args, const Range& range) {
+template <class Format>
+void stream_range(const LinearArgs& args, const Range& range) {
     using Weight = typename Format::Weight;
     const StreamedX<Format> x(args);
     const int64_t runs = stream_rows / range.rows_per_output, run = (range.count + runs - 1) / runs;
@@ -253,7 +264,8 @@ template <class Format> void stream_range(const LinearArgs& args, const Range& r
     Streams<Weight> streams;
     for (int64_t output = 0; output < run; ++output) {
         for (int j = 0; j < stream_rows; ++j)
-            streams.row[j] = row_of<Weight>(args, range, j / range.rows_per_output * run + output, j % range.rows_per_output);
+            streams.row[j] =
+                row_of<Weight>(args, range, j / range.rows_per_output * run + output, j % range.rows_per_output);
         for (int64_t group = 0; group < groups; ++group) {
             const int64_t token = args.num_tokens * group / groups, end = args.num_tokens * (group + 1) / groups;
             // One group reads from memory: prefetch a little ahead. Several: the first finds its rows in the cache if
@@ -278,20 +290,22 @@ template <class Format> void stream_range(const LinearArgs& args, const Range& r
     }
 }
 
-template <class Format> void stream(const LinearArgs& args, Worker worker) {
+template <class Format>
+void stream(const LinearArgs& args, Worker worker) {
     for_each_range(args, share_of(args, worker), [&](const Range& range) { stream_range<Format>(args, range); });
 }
 
 // ---- Many tokens: packed x, panels of weights ----
 
-// Where the x of a group of tile_tokens tokens lies in shared scratch: [blocks][groups][steps of a block][tile_tokens][step].
+// Where the x of a group of tile_tokens tokens lies in shared scratch: [blocks][groups][steps of a
+// block][tile_tokens][step].
 int64_t packed_x(const Blocks& blocks, int64_t num_groups, int64_t block, int64_t group) {
     return (block * num_groups + group) * tile_tokens * blocks.size;
 }
 
 template <class Format>
-void stage_panel(const Blocks& blocks, int64_t block, const LinearArgs& args, const Range& range, int64_t first, int rows,
-                 typename Format::Staged* panel) {
+void stage_panel(const Blocks& blocks, int64_t block, const LinearArgs& args, const Range& range, int64_t first,
+                 int rows, typename Format::Staged* panel) {
     using Weight = typename Format::Weight;
     constexpr int line = 64 / (int)sizeof(Weight), step = Format::step;
     const int64_t begin = block * blocks.size, end = smaller(begin + blocks.size, args.in_features);
@@ -329,10 +343,12 @@ INFINILM_INLINE void multiply(vec (&acc)[tile_tokens][tile_rows], const typename
     }
 }
 
-// Tokens [token_begin, token_end) with the panel of outputs from `first` on; both in whole tiles, hanging over at the end.
+// Tokens [token_begin, token_end) with the panel of outputs from `first` on; both in whole tiles, hanging over at the
+// end.
 template <class Format>
-void multiply_panel(const LinearArgs& args, const Blocks& blocks, int64_t block, const Range& range, int64_t first, int rows,
-                    int64_t token_begin, int64_t token_end, const typename Format::Staged* panel, vec* lanes) {
+void multiply_panel(const LinearArgs& args, const Blocks& blocks, int64_t block, const Range& range, int64_t first,
+                    int rows, int64_t token_begin, int64_t token_end, const typename Format::Staged* panel,
+                    vec* lanes) {
     const int64_t num_groups = num_groups_of(args);
     const int64_t features = smaller(blocks.size, args.in_features - block * blocks.size);
     const int64_t steps = (features + Format::step - 1) / Format::step;
@@ -348,7 +364,8 @@ void multiply_panel(const LinearArgs& args, const Blocks& blocks, int64_t block,
                 acc[i / tile_rows][i % tile_rows] = block == 0 ? zero() : lanes[i];
             multiply<Format>(acc, group, panel + j * blocks.size, steps);
             if (block + 1 == blocks.count) {
-                finish<tile_tokens, tile_rows>(args, range, first + j / range.rows_per_output, 1, token, token_end, acc);
+                finish<tile_tokens, tile_rows>(args, range, first + j / range.rows_per_output, 1, token, token_end,
+                                               acc);
             } else {
                 for (int i = 0; i < tile_tokens * tile_rows; ++i) lanes[i] = acc[i / tile_rows][i % tile_rows];
             }
@@ -356,11 +373,13 @@ void multiply_panel(const LinearArgs& args, const Blocks& blocks, int64_t block,
     }
 }
 
-template <class Format> int64_t panel_bytes(const Blocks& blocks) {
+template <class Format>
+int64_t panel_bytes(const Blocks& blocks) {
     return round_up(panel_rows * blocks.size * (int64_t)sizeof(typename Format::Staged), 64);
 }
 
-template <class Format> void multiply_packed(const LinearArgs& args, Worker worker) {
+template <class Format>
+void multiply_packed(const LinearArgs& args, Worker worker) {
     const Blocks blocks = blocks_of<Format>(args);
     auto* panel = (typename Format::Staged*)args.scratch[worker.thread];
     vec* lanes = (vec*)((char*)args.scratch[worker.thread] + panel_bytes<Format>(blocks));
@@ -395,7 +414,8 @@ void pack_token(const LinearArgs& args, int64_t token, int64_t begin, int64_t si
     }
 }
 
-template <class Format> void pack_x(const LinearArgs& args, Worker worker) {
+template <class Format>
+void pack_x(const LinearArgs& args, Worker worker) {
     constexpr int step = Format::step;
     auto* const x = (typename Format::X*)args.shared_scratch;
     if (streams(args)) {  // rows as they are, in the type of the product

@@ -1,15 +1,15 @@
 // The vector layer of the CPU kernels: one float vector of `width` lanes over GCC vector extensions (so + - * / and
 // comparisons are written plainly), and one small wrapper for each thing they cannot say. Included only by the sources
 // of this folder, each compiled once per instruction set with these macros set by src/cpu/meson.build:
-//   INFINILM_ISA       the name of the build, which is also the namespace: generic, avx2, avx512, avx512_bf16, emulated512
-//   INFINILM_WIDTH     float lanes: 4, 8 or 16
-//   INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one instruction (or by its emulation)
-//   INFINILM_EMULATED  1 for emulated512: 16 lanes with baseline instructions, to test wide code paths anywhere
-// (The 512-bit intrinsics are used in their maskz form with a full mask: gcc 12 warns of its own undefined vector in the
-// others, and emits the same instruction.)
-// Everything is static or in the ISA namespace, and no C++ standard header is included: an inline function compiled for
-// AVX-512 that had external linkage could be picked by the linker for the whole program.
-// Compiled with -ffp-contract=off: a*b+c is fused exactly where fma() is written. No fast-math: order is a contract.
+//   INFINILM_ISA       the name of the build, which is also the namespace: generic, avx2, avx512, avx512_bf16,
+//   emulated512 INFINILM_WIDTH     float lanes: 4, 8 or 16 INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one
+//   instruction (or by its emulation) INFINILM_EMULATED  1 for emulated512: 16 lanes with baseline instructions, to
+//   test wide code paths anywhere
+// (The 512-bit intrinsics are used in their maskz form with a full mask: gcc 12 warns of its own undefined vector in
+// the others, and emits the same instruction.) Everything is static or in the ISA namespace, and no C++ standard header
+// is included: an inline function compiled for AVX-512 that had external linkage could be picked by the linker for the
+// whole program. Compiled with -ffp-contract=off: a*b+c is fused exactly where fma() is written. No fast-math: order is
+// a contract.
 #pragma once
 
 #include <stddef.h>
@@ -44,7 +44,8 @@ struct F16 {
 };
 
 // Calls f(float{}), f(Bf16{}) or f(F16{}).
-template <class F> INFINILM_INLINE auto visit_element(Element element, F f) {
+template <class F>
+INFINILM_INLINE auto visit_element(Element element, F f) {
     switch (element) {
         case Element::bf16: return f(Bf16{});
         case Element::f16: return f(F16{});
@@ -97,11 +98,13 @@ INFINILM_INLINE vec max(vec a, vec b) {
 typedef float vec8 __attribute__((vector_size(32)));
 typedef float vec4 __attribute__((vector_size(16)));
 
-template <class Combine> INFINILM_INLINE float reduce4(vec4 v, Combine combine) {
+template <class Combine>
+INFINILM_INLINE float reduce4(vec4 v, Combine combine) {
     const vec4 pair = combine(v, __builtin_shufflevector(v, v, 2, 3, 2, 3));
     return combine(pair, __builtin_shufflevector(pair, pair, 1, 1, 1, 1))[0];
 }
-template <class Combine> INFINILM_INLINE float reduce(vec v, Combine combine) {
+template <class Combine>
+INFINILM_INLINE float reduce(vec v, Combine combine) {
 #if INFINILM_WIDTH == 16
     const vec8 eight = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
                                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -109,8 +112,9 @@ template <class Combine> INFINILM_INLINE float reduce(vec v, Combine combine) {
     const vec8 eight = v;
 #endif
 #if INFINILM_WIDTH >= 8
-    return reduce4(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                           __builtin_shufflevector(eight, eight, 4, 5, 6, 7)), combine);
+    return reduce4(
+        combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7)),
+        combine);
 #else
     return reduce4(v, combine);
 #endif
@@ -151,7 +155,7 @@ INFINILM_INLINE vec widen_f16(hvec bits) {
 #else
     const uvec u = __builtin_convertvector(bits, uvec), magnitude = u & 0x7fffu;
     const uvec normal = (magnitude << 13) + 0x38000000u;
-    const uvec special = (magnitude << 13) | 0x7f800000u;  // infinity, NaN
+    const uvec special = (magnitude << 13) | 0x7f800000u;                                      // infinity, NaN
     const uvec subnormal = as_uint(__builtin_convertvector((ivec)magnitude, vec) * 0x1p-24f);  // exact
     const uvec finite = magnitude < 0x400u ? subnormal : normal;
     return as_float((u & 0x8000u) << 16 | (magnitude >= 0x7c00u ? special : finite));

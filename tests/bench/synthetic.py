@@ -1,0 +1,104 @@
+"""Makes checkpoint folders of real models' shapes with random weights, for benchmarks and memory measurements.
+
+    python tests/bench/synthetic.py FOLDER llama-1b          # FOLDER/llama-1b: config.json, model.safetensors
+    python tests/bench/synthetic.py FOLDER llama-1b --config-only   # enough for `infinilm bench --load-format dummy`
+
+Weights are bfloat16, normal with deviation 0.02 (norms around 1), reproducible tensor by tensor. There is no tokenizer:
+prompts are token ids. Needs numpy and infinilm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infinilm import _core
+from infinilm.config import LlamaConfig
+from infinilm.families import build_spec
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def shape(model_type: str, hidden: int, layers: int, heads: tuple[int, int, int], inner: int, vocab: int, positions: int,
+          theta: float, **more: Any) -> dict[str, Any]:  # fmt: skip
+    """config.json of a tied model; `heads` is (num_attention_heads, num_key_value_heads, head_dim)."""
+    return {
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": heads[2],
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+        "rope_theta": theta,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+        **more,
+    }
+
+
+SHAPES = {
+    "llama-1b": shape("llama", 2048, 16, (32, 8, 64), 8192, 128256, 131072, 5e5, rope_scaling=LLAMA3_ROPE),
+    "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
+    "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
+}
+
+
+def bfloat16(x: np.ndarray) -> np.ndarray:
+    """The bits of float32 values rounded to the nearest bfloat16."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+def write_weights(config: dict[str, Any], path: Path) -> None:
+    """A safetensors file with every tensor that the engine expects of this config."""
+    known = LlamaConfig.from_dict(config)
+    spec = build_spec(known, dtype="bfloat16", max_model_len=known.max_position_embeddings)
+    shapes = _core.param_shapes(spec)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, size in shapes.items():
+        end = offset + 2 * int(np.prod(size))
+        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        for name, size in shapes.items():
+            values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(size, dtype=np.float32) * 0.02
+            file.write(bfloat16(values + 1 if len(size) == 1 else values).tobytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("shapes", nargs="+", choices=sorted(SHAPES))
+    parser.add_argument("--config-only", action="store_true")
+    args = parser.parse_args()
+    for name in args.shapes:
+        folder = args.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+        if not args.config_only:
+            write_weights(SHAPES[name], folder / "model.safetensors")
+        print(folder)
+
+
+if __name__ == "__main__":
+    main()
