@@ -43,14 +43,13 @@ template <class T, class F> T read_modify_write(T* address, F f, bool release = 
     using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
     if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) fail("misaligned-address", "atomic at %p", static_cast<void*>(address));
     Bits* place = reinterpret_cast<Bits*>(address);
-    atomic_before(address, release);
     Bits bits = __atomic_load_n(place, __ATOMIC_RELAXED);
     T old, desired;
     memcpy(&old, &bits, sizeof(T));
     desired = f(old);
     memcpy(&bits, &desired, sizeof(T));
     __atomic_store_n(place, bits, __ATOMIC_RELAXED);
-    atomic_after(address, acquire);
+    atomic_done(address, release, acquire);
     return old;
 }
 

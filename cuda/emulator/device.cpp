@@ -82,6 +82,7 @@ void check_kernel_pointer(const void* kernel, int argument, const void* pointer)
 }
 
 cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+    Quiet quiet;
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
     if (compute_capability() < 80) return report(cudaErrorNoKernelImageForDevice);

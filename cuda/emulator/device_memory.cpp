@@ -208,6 +208,7 @@ cudaError_t cudaFree(void* pointer) {
     if (cudaError_t error = sticky_error()) return error;
     if (cudaError_t error = forbid_while_capturing()) return report(error);
     if (!pointer) return cudaSuccess;
+    Quiet quiet;
     drain_all();  // as the real one waits for the device
     return report(release_allocation(pointer));
 }
@@ -228,6 +229,7 @@ cudaError_t cudaFreeHost(void* pointer) {
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
     if (!pointer) return cudaSuccess;
+    Quiet quiet;
     drain_all();
     if (memory().pinned.erase(static_cast<uint8_t*>(pointer)) == 0) return report(cudaErrorInvalidValue);
     free(pointer);

@@ -69,8 +69,7 @@ void mbarrier_wait(void* barrier, unsigned parity);
 
 // Memory model for ThreadSanitizer: __threadfence() and atomics, see sync.cpp.
 void thread_fence();
-void atomic_before(const void* address, bool release);
-void atomic_after(const void* address, bool acquire);
+void atomic_done(const void* address, bool release, bool acquire);
 void grid_dependency_wait();
 void grid_launch_dependents();
 

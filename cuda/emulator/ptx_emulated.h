@@ -48,13 +48,13 @@ inline unsigned load_acquire(const unsigned* address) {
     emulator::spin_yield();
     emulated_alignment(address, 4, "ld.acquire");
     const unsigned value = __atomic_load_n(address, __ATOMIC_RELAXED);
-    emulator::atomic_after(address, true);
+    emulator::atomic_done(address, false, true);
     return value;
 }
 inline void store_release(unsigned* address, unsigned value) {
     emulated_alignment(address, 4, "st.release");
-    emulator::atomic_before(address, true);
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
+    emulator::atomic_done(address, true, false);
 }
 inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
     return emulator::read_modify_write(address, [=](unsigned old) { return old + value; }, true, true);

@@ -228,6 +228,7 @@ void drain_all() {
 
 // Every call of the API: the lock, the sticky error, then its own work, whose error is remembered.
 template <class F> cudaError_t call(F f) {
+    Quiet quiet;  // arguments of kernels are freed here, which threads of the kernels have read
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
     return report(f());
@@ -292,6 +293,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     });
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    Quiet quiet;
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
     CUstream_st* s = find(stream);
@@ -359,6 +361,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    Quiet quiet;
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
     if (!event->capture.expired()) return report(cudaErrorCapturedEvent);

@@ -365,19 +365,15 @@ void thread_fence() {
     for (const void* address : thread.observed) acquire(address);
     thread.observed.clear();
 }
-void atomic_before([[maybe_unused]] const void* address, [[maybe_unused]] bool ordered) {
+void atomic_done([[maybe_unused]] const void* address, [[maybe_unused]] bool releases, [[maybe_unused]] bool acquires) {
 #ifdef INFINILM_EMULATOR_TSAN
-    if (ordered || current().fenced) release(address);
-#endif
-}
-void atomic_after([[maybe_unused]] const void* address, [[maybe_unused]] bool ordered) {
-#ifdef INFINILM_EMULATOR_TSAN
-    if (ordered)
+    if (releases || current().fenced) release(address);  // after the access, so that it is itself part of what is ordered
+    if (acquires) {
         acquire(address);
-    else {
-        Quiet quiet;
-        current().observed.push_back(address);
+        return;
     }
+    Quiet quiet;
+    current().observed.push_back(address);
 #endif
 }
 

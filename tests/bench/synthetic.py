@@ -31,8 +31,17 @@ LLAMA3_ROPE = {
 }
 
 
-def shape(model_type: str, hidden: int, layers: int, heads: tuple[int, int, int], inner: int, vocab: int, positions: int,
-          theta: float, **more: Any) -> dict[str, Any]:  # fmt: skip
+def shape(
+    model_type: str,
+    hidden: int,
+    layers: int,
+    heads: tuple[int, int, int],
+    inner: int,
+    vocab: int,
+    positions: int,
+    theta: float,
+    **more: Any,
+) -> dict[str, Any]:
     """config.json of a tied model; `heads` is (num_attention_heads, num_key_value_heads, head_dim)."""
     return {
         "model_type": model_type,

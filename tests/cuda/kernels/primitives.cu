@@ -8,11 +8,11 @@ namespace infinilm::cuda {
 
 // y[i] = narrowed x[i], z[i] = widened y[i]
 template <class T> __global__ void convert_kernel(const float* x, T* y, float* z, uint32_t* packed, int n) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    y[i] = from_float<T>(x[i]);
-    z[i] = to_float(y[i]);
-    if (i % 2 == 0 && i + 1 < n) packed[i / 2] = pack2<T>(x[i], x[i + 1]);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        y[i] = from_float<T>(x[i]);
+        z[i] = to_float(y[i]);
+        if (i % 2 == 0 && i + 1 < n) packed[i / 2] = pack2<T>(x[i], x[i + 1]);
+    }
 }
 
 // out[row] = sum, out[rows + row] = max of row; one block of 128 threads a row
@@ -134,10 +134,10 @@ using namespace infinilm::cuda;
 extern "C" {
 
 int convert_bf16(const float* x, bf16* y, float* z, uint32_t* packed, int n) {
-    return launch(convert_kernel<bf16>, {dim3(ceil_div(n, 64)), dim3(64)}, x, y, z, packed, n);
+    return launch(convert_kernel<bf16>, {dim3(4), dim3(64)}, x, y, z, packed, n);
 }
 int convert_f16(const float* x, f16* y, float* z, uint32_t* packed, int n) {
-    return launch(convert_kernel<f16>, {dim3(ceil_div(n, 64)), dim3(64)}, x, y, z, packed, n);
+    return launch(convert_kernel<f16>, {dim3(4), dim3(64)}, x, y, z, packed, n);
 }
 int reduce(const float* x, float* out, int rows, int n) { return launch(reduce_kernel, {dim3(rows), dim3(128)}, x, out, n); }
 int shuffle(const int* x, int* out) { return launch(shuffle_kernel, {dim3(1), dim3(32)}, x, out); }
