@@ -234,6 +234,7 @@ class Checkpoint:
         if info.offset % (dtype.bits // 8):
             data = data.copy()
             data.flags.writeable = False
+            self.release(name)  # so that the tensor is not in memory twice
         return data.view(dtype.numpy).reshape(info.shape)
 
     def release(self, name: str) -> None:

@@ -14,13 +14,6 @@
 #include "runtime.h"
 #include "state.h"
 
-#ifdef INFINILM_EMULATOR_ASAN
-#include <sanitizer/asan_interface.h>
-#elif !defined(ASAN_POISON_MEMORY_REGION)
-#define ASAN_POISON_MEMORY_REGION(address, bytes)
-#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
-#endif
-
 namespace infinilm::emulator {
 namespace {
 
@@ -93,11 +86,11 @@ cudaError_t allocate(void** pointer, size_t bytes) {
     if (mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         return cudaErrorMemoryAllocation;
     const Allocation a{pages + page_bytes - rounded, bytes, pages, page_bytes};
-    ASAN_UNPOISON_MEMORY_REGION(pages, page_bytes);
+    unpoison(pages, page_bytes);
     memset(pages, kCanary, page_bytes);
     memset(a.start, 0xff, bytes);
-    ASAN_POISON_MEMORY_REGION(pages, page_bytes);
-    ASAN_UNPOISON_MEMORY_REGION(a.start, bytes);
+    poison(pages, page_bytes);
+    unpoison(a.start, bytes);
     m.live[a.start] = a;
     m.used_bytes += rounded;
     m.protect();
@@ -112,7 +105,7 @@ cudaError_t release_allocation(void* pointer) {
     const Allocation a = found->second;
     m.live.erase(found);
     m.used_bytes -= align_up(a.bytes, 256);
-    ASAN_POISON_MEMORY_REGION(a.pages, a.page_bytes);
+    poison(a.pages, a.page_bytes);
     mmap(a.pages, a.page_bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, m.empty_file, a.pages - m.base);
     m.freed.push_back(a);
     m.protect();
@@ -181,11 +174,11 @@ void check_range(const void* pointer, size_t bytes, const char* what) {
 
 void check_canaries(const char* after) {
     for (const auto& [start, a] : memory().live) {
-        ASAN_UNPOISON_MEMORY_REGION(a.pages, a.page_bytes);
+        unpoison(a.pages, a.page_bytes);
         if (!canaries_hold(a))
             fail("global-out-of-bounds", "%s wrote just outside an allocation of %zu bytes at %p", after, a.bytes, static_cast<const void*>(start));
-        ASAN_POISON_MEMORY_REGION(a.pages, a.page_bytes);
-        ASAN_UNPOISON_MEMORY_REGION(a.start, a.bytes);
+        poison(a.pages, a.page_bytes);
+        unpoison(a.start, a.bytes);
     }
 }
 

@@ -8,13 +8,6 @@
 
 #include "state.h"
 
-#ifdef INFINILM_EMULATOR_ASAN
-#include <sanitizer/asan_interface.h>
-#elif !defined(ASAN_POISON_MEMORY_REGION)
-#define ASAN_POISON_MEMORY_REGION(address, bytes)
-#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
-#endif
-
 namespace infinilm::emulator {
 namespace {
 
@@ -43,12 +36,12 @@ void create_windows(Grid& grid) {
     for (size_t i = 0; i < grid.blocks.size(); ++i) {
         Block& block = *grid.blocks[i];
         uint8_t* window = windows + i * kStride;
-        ASAN_UNPOISON_MEMORY_REGION(window, kStride);
+        unpoison(window, kStride);
         block.window_end = kFirst + block.dynamic_bytes;
         memset(window, kCanary, std::min(block.window_end + kFilled, kStride));
         memset(window + kFirst, 0xff, block.dynamic_bytes);
-        ASAN_POISON_MEMORY_REGION(window, kStride);
-        ASAN_UNPOISON_MEMORY_REGION(window + kFirst, block.dynamic_bytes);
+        poison(window, kStride);
+        unpoison(window + kFirst, block.dynamic_bytes);
         for (Thread& thread : block.threads) {
             thread.where.window = window;
             thread.where.dynamic = window + kFirst;
@@ -67,7 +60,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     const size_t limit = compute_capability() >= 90 ? 227 * 1024 : compute_capability() == 80 ? 163 * 1024 : 99 * 1024;
     if (block.static_bytes > kStaticLimit) fail("shared-memory", "more than 48 KiB of declared shared memory");
     if (block.static_bytes + block.dynamic_bytes > limit) fail("shared-memory", "declared and dynamic shared memory exceed %zu bytes", limit);
-    ASAN_UNPOISON_MEMORY_REGION(window + start, bytes);
+    unpoison(window + start, bytes);
     memset(window + start, 0xff, bytes);
     block.window_end = start + bytes;
     block.shared.push_back({key, window + start, bytes});
@@ -77,7 +70,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
 void check_windows(Grid& grid) {
     for (auto& block : grid.blocks) {
         uint8_t* window = block->threads[0].where.window;
-        ASAN_UNPOISON_MEMORY_REGION(window, kStride);
+        unpoison(window, kStride);
         size_t end = kFirst + block->dynamic_bytes;
         check_gap(*block, window, 0, kFirst, "nothing (before dynamic shared memory)");
         std::string last = "dynamic shared memory";

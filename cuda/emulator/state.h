@@ -14,6 +14,10 @@
 #include "emulator.h"
 #include "fiber.h"
 
+#ifdef INFINILM_EMULATOR_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace infinilm::emulator {
 
 struct Block;
@@ -121,6 +125,18 @@ inline Block& current_block() { return *running->current->block; }
 
 inline constexpr uint8_t kCanary = 0xa5;  // around allocations and shared variables
 inline size_t align_up(size_t value, size_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+
+// What kernels may not touch, for AddressSanitizer. Not its macros: they do nothing in code that is not instrumented.
+inline void poison([[maybe_unused]] const void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef INFINILM_EMULATOR_ASAN
+    __asan_poison_memory_region(memory, bytes);
+#endif
+}
+inline void unpoison([[maybe_unused]] const void* memory, [[maybe_unused]] size_t bytes) {
+#ifdef INFINILM_EMULATOR_ASAN
+    __asan_unpoison_memory_region(memory, bytes);
+#endif
+}
 
 // scheduler.cpp
 void run_grid(Grid& grid);

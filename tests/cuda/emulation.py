@@ -171,7 +171,9 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
 
-    def run(self, library: Path, case: str, settings: Mapping[str, str], parameters: Mapping[str, Any], timeout: float) -> Outcome:
+    def run(
+        self, library: Path, case: str, settings: Mapping[str, str], parameters: Mapping[str, Any], timeout: float
+    ) -> Outcome:
         """Run `module:function` with environment settings; never raises for what the case does."""
         started = time.perf_counter()
         process = self._start()

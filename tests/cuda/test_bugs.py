@@ -28,7 +28,12 @@ FINDINGS: dict[str, Finding] = {
     "named barrier for nobody": ("bug_cases:named_barrier", {"threads": 96}, "[barrier]", None),
     "divergent barriers": ("bug_cases:divergent_barrier", {}, "[deadlock]", None),
     "shared write past a declared array": ("bug_cases:shared_access", {"at": 64}, "[shared-out-of-bounds]", OVERRUN),
-    "shared write past dynamic memory": ("bug_cases:shared_access", {"at": 64, "dynamic": 1}, "[shared-out-of-bounds]", OVERRUN),
+    "shared write past dynamic memory": (
+        "bug_cases:shared_access",
+        {"at": 64, "dynamic": 1},
+        "[shared-out-of-bounds]",
+        OVERRUN,
+    ),
     "shared read past a declared array": ("bug_cases:shared_access", {"at": 64, "write": 0}, None, OVERRUN),
     # warps
     "half a warp with a full mask": ("bug_cases:shuffle_mask", {"mistake": 1}, "[deadlock]|[warp-mask]", None),
@@ -55,12 +60,27 @@ FINDINGS: dict[str, Finding] = {
     "wrong cp.async wait count": ("emulator_cases:gemm", {**GEMM, "bug": 2}, WRONG, None),
     "no cp.async wait at the end": ("emulator_cases:gemm", {**GEMM, "bug": 3}, WRONG, None),
     # mbarriers, bulk copies, wgmma
-    "producer does not wait for the stage": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 1}, "[mbarrier]|" + WRONG, RACE),
+    "producer does not wait for the stage": (
+        "emulator_cases:hopper_gemm",
+        {**HOPPER, "bug": 1},
+        "[mbarrier]|" + WRONG,
+        None,
+    ),
     "stage released early": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 2}, WRONG, RACE),
     "wrong mbarrier count": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 3}, "[deadlock]", None),
-    "mbarrier used before its init is ordered": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 4}, "[mbarrier]", RACE),
+    "mbarrier used before its init is ordered": (
+        "emulator_cases:hopper_gemm",
+        {**HOPPER, "bug": 4},
+        "[mbarrier]",
+        RACE,
+    ),
     "accumulators read before the wait": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 7}, WRONG, None),
-    "bulk store not waited for": ("emulator_cases:bulk_copies", {"by_cp_async": False, "bug": 6}, "[async-in-flight]", None),
+    "bulk store not waited for": (
+        "emulator_cases:bulk_copies",
+        {"by_cp_async": False, "bug": 6},
+        "[async-in-flight]",
+        None,
+    ),
 }
 SOURCES = {"gemm": "gemm.cu", "hopper_gemm": "hopper.cu", "bulk_copies": "hopper.cu", "dependent_launches": "hopper.cu"}
 
