@@ -59,9 +59,14 @@ __host__ __device__ inline float to_float(f16 v) {
 #endif
 }
 
-template <class T> __host__ __device__ T from_float(float v);
-template <> __host__ __device__ inline float from_float<float>(float v) { return v; }
-template <> __host__ __device__ inline bf16 from_float<bf16>(float v) {
+template <class T>
+__host__ __device__ T from_float(float v);
+template <>
+__host__ __device__ inline float from_float<float>(float v) {
+    return v;
+}
+template <>
+__host__ __device__ inline bf16 from_float<bf16>(float v) {
 #ifdef __CUDA_ARCH__
     bf16 result;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(v));
@@ -72,7 +77,8 @@ template <> __host__ __device__ inline bf16 from_float<bf16>(float v) {
     return {static_cast<uint16_t>((u + 0x7fffu + (u >> 16 & 1u)) >> 16)};
 #endif
 }
-template <> __host__ __device__ inline f16 from_float<f16>(float v) {
+template <>
+__host__ __device__ inline f16 from_float<f16>(float v) {
 #ifdef __CUDA_ARCH__
     f16 result;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(v));
@@ -90,8 +96,10 @@ template <> __host__ __device__ inline f16 from_float<f16>(float v) {
 }
 
 // Two values in one register, `low` in the low half: the element order of memory and of mma fragments.
-template <class T> __host__ __device__ uint32_t pack2(float low, float high);
-template <> __host__ __device__ inline uint32_t pack2<bf16>(float low, float high) {
+template <class T>
+__host__ __device__ uint32_t pack2(float low, float high);
+template <>
+__host__ __device__ inline uint32_t pack2<bf16>(float low, float high) {
 #ifdef __CUDA_ARCH__
     uint32_t packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -100,7 +108,8 @@ template <> __host__ __device__ inline uint32_t pack2<bf16>(float low, float hig
     return from_float<bf16>(low).bits | uint32_t{from_float<bf16>(high).bits} << 16;
 #endif
 }
-template <> __host__ __device__ inline uint32_t pack2<f16>(float low, float high) {
+template <>
+__host__ __device__ inline uint32_t pack2<f16>(float low, float high) {
 #ifdef __CUDA_ARCH__
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -109,14 +118,19 @@ template <> __host__ __device__ inline uint32_t pack2<f16>(float low, float high
     return from_float<f16>(low).bits | uint32_t{from_float<f16>(high).bits} << 16;
 #endif
 }
-template <class T> __host__ __device__ inline float unpack_low(uint32_t packed) {
+template <class T>
+__host__ __device__ inline float unpack_low(uint32_t packed) {
     return to_float(T{static_cast<uint16_t>(packed)});
 }
-template <class T> __host__ __device__ inline float unpack_high(uint32_t packed) {
+template <class T>
+__host__ __device__ inline float unpack_high(uint32_t packed) {
     return to_float(T{static_cast<uint16_t>(packed >> 16)});
 }
 
-template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <class T>
+__host__ __device__ constexpr T ceil_div(T a, T b) {
+    return (a + b - 1) / b;
+}
 
 // ---- where a thread is (blocks are one-dimensional) --------------------------------------------------------------
 
@@ -138,7 +152,8 @@ __device__ __forceinline__ float warp_max(float value) {
 
 // Sum over a block of kWarps warps, warps added in order 0, 1, ..; every thread gets the result. `scratch` is shared,
 // kWarps floats; the leading barrier makes it reusable at once.
-template <int kWarps> __device__ __forceinline__ float block_sum(float value, float* scratch) {
+template <int kWarps>
+__device__ __forceinline__ float block_sum(float value, float* scratch) {
     value = warp_sum(value);
     __syncthreads();
     if (lane_id() == 0) scratch[warp_id()] = value;

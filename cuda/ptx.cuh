@@ -39,8 +39,8 @@ __device__ __forceinline__ uint4 load_readonly_16(const void* address) {
 
 // Writes 16 bytes that this kernel does not read again. "Data Movement: st.global", .L1::no_allocate.
 __device__ __forceinline__ void store_streamed_16(void* address, uint4 v) {
-    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
@@ -90,7 +90,8 @@ __device__ __forceinline__ void cp_async_16(void* dst, const void* src, bool val
 // Closes this thread's group of copies; an empty group is allowed and counts.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's latest groups are unfinished. Other threads' copies need a barrier too.
-template <int kPending> __device__ __forceinline__ void cp_async_wait() {
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 

@@ -78,9 +78,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 
 // Writes of this thread to shared memory, made before, become visible to bulk copies and wgmma issued after (by other
 // threads, behind a barrier). "Parallel Synchronization: fence.proxy.async".
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Global to shared; counts `bytes` on the barrier when they have arrived.
 __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -90,23 +88,27 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
 }
 // Shared to global, in this thread's bulk groups.
 __device__ __forceinline__ void bulk_store(void* dst, const void* src, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(shared_u32(src)), "r"(bytes)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(shared_u32(src)),
+                 "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // At most kPending groups unfinished. The _read form: their source may be overwritten; results may come later.
-template <int kPending> __device__ __forceinline__ void bulk_wait() {
+template <int kPending>
+__device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
-template <int kPending> __device__ __forceinline__ void bulk_wait_read() {
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 // The box at (column, row) of a tensor map (tensor_map.cuh), zeros outside the tensor; the whole box counts on the
 // barrier. dst 128-byte aligned, 1024-byte aligned for the 128-byte swizzle. "Data Movement: cp.async.bulk.tensor".
-__device__ __forceinline__ void tensor_load_2d(void* dst, const TensorMap& map, int column, int row, uint64_t* barrier) {
+__device__ __forceinline__ void tensor_load_2d(void* dst, const TensorMap& map, int column, int row,
+                                               uint64_t* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_u32(dst)),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(shared_u32(dst)),
         "l"(&map), "r"(column), "r"(row), "r"(shared_u32(barrier))
         : "memory");
 }
@@ -130,7 +132,8 @@ __device__ __forceinline__ void cluster_sync() {
     cluster_wait();
 }
 // The same variable in the shared memory of another block of the cluster.
-template <class T> __device__ __forceinline__ T* cluster_shared(T* pointer, uint32_t rank) {
+template <class T>
+__device__ __forceinline__ T* cluster_shared(T* pointer, uint32_t rank) {
     uint64_t remote;
     asm volatile("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(pointer), "r"(rank));
     return reinterpret_cast<T*>(remote);
@@ -138,10 +141,12 @@ template <class T> __device__ __forceinline__ T* cluster_shared(T* pointer, uint
 
 // ---- registers per thread of a warpgroup ("Miscellaneous: setmaxnreg"): kCount a multiple of 8, 24..256 ----------
 
-template <int kCount> __device__ __forceinline__ void registers_increase() {
+template <int kCount>
+__device__ __forceinline__ void registers_increase() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
-template <int kCount> __device__ __forceinline__ void registers_decrease() {
+template <int kCount>
+__device__ __forceinline__ void registers_decrease() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 

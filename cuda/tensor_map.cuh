@@ -28,9 +28,9 @@ using TensorMap = CUtensorMap;
 #endif
 
 struct TensorMapParams {
-    const void* data;           // device memory, 16-byte aligned: [rows, columns] of 16-bit elements
+    const void* data;  // device memory, 16-byte aligned: [rows, columns] of 16-bit elements
     uint64_t columns, rows;
-    uint64_t row_stride_bytes;  // a multiple of 16
+    uint64_t row_stride_bytes;       // a multiple of 16
     uint32_t box_columns, box_rows;  // at most 256 each; box_columns * 2 a multiple of 16
     Swizzle swizzle = Swizzle::swizzle_128;
 };
@@ -41,7 +41,12 @@ inline cudaError_t make_tensor_map(TensorMap* map, const TensorMapParams& p) {
                        p.box_rows <= 256 && (p.swizzle == Swizzle::none || p.box_columns * 2 == 128);
     if (!valid) return cudaErrorInvalidValue;
 #ifdef INFINILM_CUDA_EMULATOR
-    *map = {static_cast<const uint8_t*>(p.data), p.columns, p.rows, p.row_stride_bytes, p.box_columns, p.box_rows,
+    *map = {static_cast<const uint8_t*>(p.data),
+            p.columns,
+            p.rows,
+            p.row_stride_bytes,
+            p.box_columns,
+            p.box_rows,
             p.swizzle};
     return cudaSuccess;
 #else

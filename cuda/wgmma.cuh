@@ -48,13 +48,15 @@ namespace infinilm::cuda {
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most kPending of the latest groups are unfinished.
-template <int kPending> __device__ __forceinline__ void wgmma_wait() {
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
 // multiply(d, descriptor or fragment of A, descriptor of B, accumulate): with accumulate 0, d need not be set before.
 // kMnMajorB: B lies MN-major (V of attention); for descriptors of A, kMnMajorA likewise.
-template <int N, class T> struct Wgmma;
+template <int N, class T>
+struct Wgmma;
 
 // The operand lists, made from pieces: numbers in inline PTX must be literals.
 // clang-format off

@@ -27,7 +27,6 @@ from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmEr
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
-    from infinilm.memory import ModelPlan
     from infinilm.outputs import TokenEvent
     from infinilm.sampling_params import SamplingParams
 
@@ -462,6 +461,8 @@ def _fit_context(llm: LLM, messages: list[dict[str, str]], reserve: int) -> list
 
 
 def _info(args: argparse.Namespace) -> int:
+    from infinilm import describe
+
     info: dict[str, Any] = {
         "version": infinilm.__version__,
         "python": platform.python_version(),
@@ -469,100 +470,21 @@ def _info(args: argparse.Namespace) -> int:
         **infinilm.backends(),
     }
     if args.model is not None:
-        info["model"] = _describe_model(args)
+        info["model"] = describe.describe_model(args.model, _model_settings(args))
     elif _model_settings(args) != {"dtype": "auto", "kv_cache": None, "max_model_len": None}:
         raise ConfigError("--dtype, --kv-cache and --max-model-len describe a model: pass --model too")
     if args.json:
         _put(json.dumps(info, indent=1) + "\n")
     else:
-        _put("\n".join(_info_lines(info)) + "\n")
+        _put("\n".join(describe.info_lines(info)) + "\n")
     return 0
 
 
-def _plan_model(args: argparse.Namespace) -> ModelPlan:
-    """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
-    from infinilm.checkpoint import resolve_model
-    from infinilm.memory import plan_model
-
-    path = resolve_model(args.model)
-    has_weights = not path.is_dir() or any(path.glob("*.safetensors"))
-    return plan_model(path, load_format="auto" if has_weights else "dummy", **_model_settings(args))
-
-
-def _count_parameters(plan: ModelPlan) -> int:
-    import math
-
-    from infinilm import _core
-    from infinilm.families import build_spec
-
-    spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=plan.memory.max_model_len)
-    return sum(math.prod(shape) for shape in _core.param_shapes(spec).values())
-
-
-def _describe_model(args: argparse.Namespace) -> dict[str, Any]:
-    plan = _plan_model(args)
-    config = plan.config
-    names = (
-        "architecture",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-    )
-    return {
-        "path": str(plan.path),
-        "config": {name: getattr(config, name) for name in names},
-        "num_parameters": _count_parameters(plan),
-        "stored_dtype": plan.stored_dtype,
-        "dtype": plan.dtype,
-        "memory": _memory(plan),
-    }
-
-
-def _memory(plan: ModelPlan) -> dict[str, int]:
-    return {**asdict(plan.memory), "kv_bytes": plan.memory.kv_bytes}
-
-
-def _info_lines(info: dict[str, Any]) -> list[str]:
-    cpu, cuda = info["cpu"], info["cuda"]
-    lines = [
-        f"infinilm  {info['version']}, Python {info['python']}, {info['platform']}",
-        f"cpu       {cpu['isa']} (of {', '.join(cpu['isas'])}), {cpu['num_threads']} threads, "
-        f"bfloat16 dot instruction: {'yes' if cpu['bf16_dot'] else 'no'}",
-        f"cuda      {'available' if cuda['available'] else 'not available: ' + cuda['reason']}",
-    ]
-    if "model" in info:
-        model = info["model"]
-        config = dict(model["config"])
-        lines += [
-            f"model     {model['path']}",
-            f"          {config.pop('architecture')}, {model['num_parameters']:,} parameters, stored as "
-            f"{model['stored_dtype']}, computed in {model['dtype']}",
-            *(f"          {name} {value}" for name, value in config.items()),
-            *(f"memory    {line}" for line in _memory_lines(model["memory"])),
-        ]
-    return lines
-
-
-def _memory_lines(memory: dict[str, int]) -> list[str]:
-    from infinilm.memory import format_bytes
-
-    return [
-        f"weights {format_bytes(memory['weight_bytes'])}",
-        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_slots']} x {memory['max_model_len']} "
-        f"tokens, {format_bytes(memory['kv_bytes_per_token'])} per token "
-        f"(budget {format_bytes(memory['kv_budget_bytes'])})",
-    ]
-
-
 def _plan(args: argparse.Namespace) -> int:
-    memory = _memory(_plan_model(args))
-    _put((json.dumps(memory, indent=1) if args.json else "\n".join(_memory_lines(memory))) + "\n")
+    from infinilm import describe
+
+    memory = describe.describe_memory(describe.plan_any(args.model, _model_settings(args)))
+    _put((json.dumps(memory, indent=1) if args.json else "\n".join(describe.memory_lines(memory))) + "\n")
     return 0
 
 

@@ -22,7 +22,17 @@ Sanitizer = Literal["address", "thread"]
 
 # At -O2, or with strict aliasing, reading a uint4 as eight bf16 breaks silently. GNU unique symbols would be shared
 # between the libraries that a test process loads.
-COMMON = ["-std=c++20", "-O1", "-g", "-fPIC", "-fno-gnu-unique", "-fno-strict-aliasing", "-Wall", "-Wextra", "-DINFINILM_CUDA_EMULATOR"]
+COMMON = [
+    "-std=c++20",
+    "-O1",
+    "-g",
+    "-fPIC",
+    "-fno-gnu-unique",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+    "-DINFINILM_CUDA_EMULATOR",
+]
 KERNEL = ["-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-psabi", "-Wno-tsan"]
 SANITIZE: dict[str, list[str]] = {
     # alignment: CUDA casts pointers freely; the emulated instructions check what the hardware checks.

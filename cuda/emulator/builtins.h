@@ -26,7 +26,8 @@ inline void __nanosleep(unsigned) { infinilm::emulator::spin_yield(); }
 namespace infinilm::emulator {
 
 // Only the value of the lane asked for is defined; a lane outside the mask gives all ones, which is NaN.
-template <class T> T shuffle(uint32_t mask, T value, unsigned source, const char* what) {
+template <class T>
+T shuffle(uint32_t mask, T value, unsigned source, const char* what) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8, "shuffles move 4 or 8 bytes");
     LaneData mine{};
     memcpy(&mine.word[0], &value, sizeof(T));
@@ -38,10 +39,12 @@ template <class T> T shuffle(uint32_t mask, T value, unsigned source, const char
 
 // Atomics are plain here, one host thread, but spelled __atomic so that ThreadSanitizer knows them for what they are.
 // Like CUDA's they are relaxed: ordering needs __threadfence() or the acquire and release forms of ptx.cuh.
-template <class T, class F> T read_modify_write(T* address, F f, bool release = false, bool acquire = false) {
+template <class T, class F>
+T read_modify_write(T* address, F f, bool release = false, bool acquire = false) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "atomics are 4 or 8 bytes");
     using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
-    if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) fail("misaligned-address", "atomic at %p", static_cast<void*>(address));
+    if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
+        fail("misaligned-address", "atomic at %p", static_cast<void*>(address));
     Bits* place = reinterpret_cast<Bits*>(address);
     Bits bits = __atomic_load_n(place, __ATOMIC_RELAXED);
     T old, desired;
@@ -55,21 +58,25 @@ template <class T, class F> T read_modify_write(T* address, F f, bool release = 
 
 }  // namespace infinilm::emulator
 
-template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
     const int lane = infinilm::emulator::lane();
     return infinilm::emulator::shuffle(mask, value, (lane & ~(width - 1)) | (source & (width - 1)), "__shfl_sync");
 }
-template <class T> T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
     const int lane = infinilm::emulator::lane(), source = lane ^ bits;
     const bool inside = (source & ~(width - 1)) <= (lane & ~(width - 1));
     return infinilm::emulator::shuffle(mask, value, inside ? source : lane, "__shfl_xor_sync");
 }
-template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
     const int lane = infinilm::emulator::lane(), source = lane + static_cast<int>(delta);
     const bool inside = source < (lane & ~(width - 1)) + width;
     return infinilm::emulator::shuffle(mask, value, inside ? source : lane, "__shfl_down_sync");
 }
-template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
     const int lane = infinilm::emulator::lane(), source = lane - static_cast<int>(delta);
     return infinilm::emulator::shuffle(mask, value, source >= (lane & ~(width - 1)) ? source : lane, "__shfl_up_sync");
 }
@@ -83,26 +90,34 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 
-template <class T> T atomicAdd(T* address, T value) {
+template <class T>
+T atomicAdd(T* address, T value) {
     return infinilm::emulator::read_modify_write(address, [=](T old) { return static_cast<T>(old + value); });
 }
-template <class T> T atomicMax(T* address, T value) {
+template <class T>
+T atomicMax(T* address, T value) {
     return infinilm::emulator::read_modify_write(address, [=](T old) { return old > value ? old : value; });
 }
-template <class T> T atomicMin(T* address, T value) {
+template <class T>
+T atomicMin(T* address, T value) {
     return infinilm::emulator::read_modify_write(address, [=](T old) { return old < value ? old : value; });
 }
-template <class T> T atomicExch(T* address, T value) {
+template <class T>
+T atomicExch(T* address, T value) {
     return infinilm::emulator::read_modify_write(address, [=](T) { return value; });
 }
-template <class T> T atomicCAS(T* address, T expected, T value) {
+template <class T>
+T atomicCAS(T* address, T expected, T value) {
     return infinilm::emulator::read_modify_write(address, [=](T old) { return old == expected ? value : old; });
 }
 inline unsigned atomicInc(unsigned* address, unsigned limit) {
     return infinilm::emulator::read_modify_write(address, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
 }
 
-template <class T> T __ldg(const T* address) { return *address; }
+template <class T>
+T __ldg(const T* address) {
+    return *address;
+}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 #define __expf(x) std::exp(static_cast<float>(x))  // macros: glibc declares functions of these names
 #define __logf(x) std::log(static_cast<float>(x))
@@ -117,18 +132,32 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
-inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
-inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
+inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+inline float __uint_as_float(unsigned u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
 inline float __int_as_float(int i) { return __uint_as_float(static_cast<unsigned>(i)); }
-template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
-template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
+template <class T>
+constexpr T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T>
+constexpr T max(T a, T b) {
+    return a < b ? b : a;
+}
 
 // Shared memory is declared through macros: GCC ignores section attributes on statics of templates, so a plain
 // __shared__ cannot be mapped soundly. See device.cuh for their meaning.
 #define INFINILM_DYNAMIC_SHARED(name) uint8_t* name = ::infinilm::emulator::where().dynamic
-#define INFINILM_SHARED(type, name, dims)                                                                  \
-    typedef type name##_shared_type dims;                                                                  \
-    static char name##_shared_key;                                                                         \
-    name##_shared_type& name = *static_cast<name##_shared_type*>(::infinilm::emulator::static_shared(      \
+#define INFINILM_SHARED(type, name, dims)                                                             \
+    typedef type name##_shared_type dims;                                                             \
+    static char name##_shared_key;                                                                    \
+    name##_shared_type& name = *static_cast<name##_shared_type*>(::infinilm::emulator::static_shared( \
         &name##_shared_key, sizeof(name##_shared_type), alignof(name##_shared_type)))

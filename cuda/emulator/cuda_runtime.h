@@ -44,7 +44,10 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault,
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout
+};
 enum cudaDeviceAttr {
     cudaDevAttrMultiProcessorCount = 16,
     cudaDevAttrL2CacheSize = 38,
@@ -58,8 +61,16 @@ enum cudaLaunchAttributeID {
     cudaLaunchAttributeClusterDimension = 4,
     cudaLaunchAttributeProgrammaticStreamSerialization = 6,
 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone,
+    cudaStreamCaptureStatusActive,
+    cudaStreamCaptureStatusInvalidated
+};
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
 enum : unsigned {
     cudaStreamDefault = 0,
@@ -77,7 +88,9 @@ typedef struct CUgraphExec_st* cudaGraphExec_t;
 typedef void (*cudaHostFn_t)(void*);
 
 union cudaLaunchAttributeValue {
-    struct { unsigned x, y, z; } clusterDim;
+    struct {
+        unsigned x, y, z;
+    } clusterDim;
     int cooperative;
     int programmaticStreamSerializationAllowed;
 };
@@ -164,7 +177,8 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
 void check_kernel_pointer(const void* kernel, int argument, const void* pointer);
 cudaError_t occupancy(int* blocks, const void* kernel, int block_size, size_t smem_bytes);
 
-template <class T> void check_kernel_argument(const void* kernel, int index, const T& argument) {
+template <class T>
+void check_kernel_argument(const void* kernel, int index, const T& argument) {
     if constexpr (std::is_pointer_v<T> && std::is_object_v<std::remove_pointer_t<T>>)
         check_kernel_pointer(kernel, index, argument);
 }
@@ -175,20 +189,28 @@ template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... args) {
     std::tuple<std::remove_const_t<P>...> arguments{static_cast<P>(args)...};
     const void* key = reinterpret_cast<const void*>(kernel);
-    std::apply([&](const auto&... a) { [[maybe_unused]] int i = 0; (infinilm::emulator::check_kernel_argument(key, i++, a), ...); },
-               arguments);
+    std::apply(
+        [&](const auto&... a) {
+            [[maybe_unused]] int i = 0;
+            (infinilm::emulator::check_kernel_argument(key, i++, a), ...);
+        },
+        arguments);
     return infinilm::emulator::submit_kernel(*config, key, [=] { std::apply(kernel, arguments); });
 }
-template <class T> cudaError_t cudaMalloc(T** pointer, size_t bytes) {
+template <class T>
+cudaError_t cudaMalloc(T** pointer, size_t bytes) {
     return cudaMalloc(reinterpret_cast<void**>(pointer), bytes);
 }
-template <class T> cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
+template <class T>
+cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
     return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes);
 }
-template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
+template <class... P>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 template <class... P>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(P...), int block_size, size_t smem_bytes) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(P...), int block_size,
+                                                          size_t smem_bytes) {
     return infinilm::emulator::occupancy(blocks, reinterpret_cast<const void*>(kernel), block_size, smem_bytes);
 }

@@ -33,7 +33,8 @@ int device_count() { return setting("INFINILM_EMULATOR_DEVICES", 1); }
 cudaError_t check_configuration(const Grid& g, const void* kernel) {
     const size_t threads = size_t{g.block.x} * g.block.y * g.block.z;
     if (threads == 0 || threads > 1024 || g.block.z > 64) return cudaErrorInvalidConfiguration;
-    if (g.grid.x == 0 || g.grid.y == 0 || g.grid.z == 0 || g.grid.y > 65535 || g.grid.z > 65535 || g.grid.x > 0x7fffffff)
+    if (g.grid.x == 0 || g.grid.y == 0 || g.grid.z == 0 || g.grid.y > 65535 || g.grid.z > 65535 ||
+        g.grid.x > 0x7fffffff)
         return cudaErrorInvalidConfiguration;
     auto limit = dynamic_shared_limits().find(kernel);
     if (g.smem_bytes > static_cast<size_t>(limit == dynamic_shared_limits().end() ? 48 * 1024 : limit->second))
@@ -78,7 +79,8 @@ void check_kernel_pointer(const void* kernel, int argument, const void* pointer)
     if (!pointer) return;
     std::lock_guard lock(runtime_lock());
     if (memory_kind(pointer) == MemoryKind::pageable)
-        fail("host-pointer", "argument %d of kernel %s points to ordinary host memory", argument, kernel_name(kernel).c_str());
+        fail("host-pointer", "argument %d of kernel %s points to ordinary host memory", argument,
+             kernel_name(kernel).c_str());
 }
 
 cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
@@ -93,13 +95,15 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     g.smem_bytes = config.dynamicSmemBytes;
     for (unsigned i = 0; i < config.numAttrs; ++i) {
         const cudaLaunchAttribute& a = config.attrs[i];
-        if (a.id == cudaLaunchAttributeClusterDimension) g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
-        if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization) g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
+        if (a.id == cudaLaunchAttributeClusterDimension)
+            g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
+        if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
         if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
     }
     if (cudaError_t error = check_configuration(g, kernel)) return report(error);
-    auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent, kernel,
-                 body = std::move(body)] {
+    auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
+                 kernel, body = std::move(body)] {
         Grid run;
         run.kernel = kernel;
         run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
@@ -186,8 +190,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; return cudaSuccess;
         case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
         case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+            return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *value = static_cast<int>(p.sharedMemPerBlockOptin);
+            return cudaSuccess;
     }
     return report(cudaErrorInvalidValue);
 }

@@ -28,9 +28,9 @@ struct Allocation {
 
 struct Memory {
     uint8_t* base = nullptr;
-    size_t top = 0;        // beyond it nothing was ever allocated
+    size_t top = 0;  // beyond it nothing was ever allocated
     size_t used_bytes = 0;
-    int open = 0;          // DeviceAccess objects
+    int open = 0;  // DeviceAccess objects
     int empty_file = -1;
     std::map<const uint8_t*, Allocation> live;
     std::list<Allocation> freed;  // oldest first
@@ -65,14 +65,16 @@ Memory& memory() {
     return *m;
 }
 
-template <class Map> auto find_in(Map& map, const uint8_t* pointer) {
+template <class Map>
+auto find_in(Map& map, const uint8_t* pointer) {
     auto next = map.upper_bound(pointer);
     return next == map.begin() ? map.end() : std::prev(next);
 }
 
 bool canaries_hold(const Allocation& a) {
     const auto is_canary = [](uint8_t byte) { return byte == kCanary; };
-    return std::all_of(a.pages, a.start, is_canary) && std::all_of(a.start + a.bytes, a.pages + a.page_bytes, is_canary);
+    return std::all_of(a.pages, a.start, is_canary) &&
+           std::all_of(a.start + a.bytes, a.pages + a.page_bytes, is_canary);
 }
 
 cudaError_t allocate(void** pointer, size_t bytes) {
@@ -83,7 +85,8 @@ cudaError_t allocate(void** pointer, size_t bytes) {
     if (m.used_bytes + rounded > device_memory_bytes()) return cudaErrorMemoryAllocation;
     uint8_t* pages = m.take_pages(page_bytes);
     if (!pages) return cudaErrorMemoryAllocation;
-    if (mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    if (mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0) == MAP_FAILED)
         return cudaErrorMemoryAllocation;
     const Allocation a{pages + page_bytes - rounded, bytes, pages, page_bytes};
     unpoison(pages, page_bytes);
@@ -128,7 +131,8 @@ MemoryKind memory_kind(const void* pointer) {
     if (is_device_address(pointer)) return MemoryKind::device;
     const auto* p = static_cast<const uint8_t*>(pointer);
     auto found = find_in(memory().pinned, p);
-    return found != memory().pinned.end() && p < found->first + found->second ? MemoryKind::pinned : MemoryKind::pageable;
+    return found != memory().pinned.end() && p < found->first + found->second ? MemoryKind::pinned
+                                                                              : MemoryKind::pageable;
 }
 
 bool describe_device_address(const void* address, std::string* description) {
@@ -144,13 +148,16 @@ bool describe_device_address(const void* address, std::string* description) {
         const Allocation& a = found->second;
         const auto offset = static_cast<size_t>(p - a.start);
         if (offset < a.bytes)
-            *description = "byte " + std::to_string(offset) + " of an allocation of " + std::to_string(a.bytes) + " bytes";
+            *description =
+                "byte " + std::to_string(offset) + " of an allocation of " + std::to_string(a.bytes) + " bytes";
         else if (p < a.pages + a.page_bytes + kPage)
-            *description = std::to_string(offset - a.bytes) + " bytes past the end of an allocation of " + std::to_string(a.bytes) + " bytes";
+            *description = std::to_string(offset - a.bytes) + " bytes past the end of an allocation of " +
+                           std::to_string(a.bytes) + " bytes";
     }
     auto after = m.live.upper_bound(p);
     if (after != m.live.end() && p >= after->second.pages - kPage && *description == "far from any allocation")
-        *description = std::to_string(after->second.start - p) + " bytes before an allocation of " + std::to_string(after->second.bytes) + " bytes";
+        *description = std::to_string(after->second.start - p) + " bytes before an allocation of " +
+                       std::to_string(after->second.bytes) + " bytes";
     return true;
 }
 
@@ -161,7 +168,8 @@ void check_range(const void* pointer, size_t bytes, const char* what) {
     if (memory_kind(pointer) == MemoryKind::pinned) {
         auto found = find_in(m.pinned, p);
         if (p + bytes > found->first + found->second)
-            fail("copy-out-of-bounds", "%s: %zu bytes at %p leave the pinned allocation of %zu bytes", what, bytes, pointer, found->second);
+            fail("copy-out-of-bounds", "%s: %zu bytes at %p leave the pinned allocation of %zu bytes", what, bytes,
+                 pointer, found->second);
         return;
     }
     auto found = find_in(m.live, p);
@@ -176,7 +184,8 @@ void check_canaries(const char* after) {
     for (const auto& [start, a] : memory().live) {
         unpoison(a.pages, a.page_bytes);
         if (!canaries_hold(a))
-            fail("global-out-of-bounds", "%s wrote just outside an allocation of %zu bytes at %p", after, a.bytes, static_cast<const void*>(start));
+            fail("global-out-of-bounds", "%s wrote just outside an allocation of %zu bytes at %p", after, a.bytes,
+                 static_cast<const void*>(start));
         poison(a.pages, a.page_bytes);
         unpoison(a.start, a.bytes);
     }

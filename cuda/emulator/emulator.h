@@ -34,7 +34,9 @@ uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instructio
 
 // A rendezvous of the lanes in `mask`: each gives 32 bytes and sees what all of them gave. `memory`: it also orders
 // memory accesses (as __syncwarp does and a shuffle does not).
-struct alignas(16) LaneData { uint64_t word[4]; };
+struct alignas(16) LaneData {
+    uint64_t word[4];
+};
 const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory = false);
 
 // bar.sync / bar.arrive; count 0: every thread of the block. The warpgroup's is that of wgmma (4 warps).

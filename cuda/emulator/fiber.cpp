@@ -136,7 +136,8 @@ char* stacks(unsigned count, size_t stack_bytes) {
     const bool grow = slab_bytes < bytes || slab_stride != stride;
     if (grow && slab) munmap(slab, slab_bytes);
     if (grow) {
-        slab = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        slab = static_cast<char*>(
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
         if (slab == MAP_FAILED) {
             fprintf(stderr, "emulator: no memory for %u fiber stacks\n", count);
             abort();

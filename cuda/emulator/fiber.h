@@ -41,10 +41,10 @@ struct Fiber {
 // Readies a fiber that will call entry() on its stack; entry must not return. Called from the scheduler.
 void prepare(Fiber& fiber, char* stack, size_t stack_bytes, void (*entry)());
 void destroy(Fiber& fiber);
-void enter_scheduler();  // before the first resume of a grid: the current context becomes the scheduler
-void resume(Fiber& fiber);                         // scheduler -> fiber, returns when it suspends
+void enter_scheduler();     // before the first resume of a grid: the current context becomes the scheduler
+void resume(Fiber& fiber);  // scheduler -> fiber, returns when it suspends
 void suspend(Fiber& fiber, bool for_ever = false);  // fiber -> scheduler
-void started();                                    // first thing a fiber calls
+void started();                                     // first thing a fiber calls
 
 // Stacks of `count` fibers, guarded below. Under ThreadSanitizer they are mapped anew at every call, so that blocks,
 // which it is to see as concurrent, do not seem to race on them.

@@ -77,7 +77,10 @@ inline void cp_async_16(void* dst, const void* src, bool valid = true) {
     });
 }
 inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }
-template <int kPending> void cp_async_wait() { emulator::async_wait(emulator::Queue::copy, kPending); }
+template <int kPending>
+void cp_async_wait() {
+    emulator::async_wait(emulator::Queue::copy, kPending);
+}
 
 inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed) {
     emulated_alignment(row, 16, "ldmatrix");
@@ -95,7 +98,8 @@ inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, false); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, true); }
 
-template <class T> void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     emulator::LaneData mine{{a[0] | uint64_t{a[1]} << 32, a[2] | uint64_t{a[3]} << 32, b[0] | uint64_t{b[1]} << 32, 0}};
     const emulator::LaneData* all = emulator::exchange(~0u, mine, "mma.m16n8k16");
     const unsigned g = emulator::lane() / 4, t = emulator::lane() % 4;

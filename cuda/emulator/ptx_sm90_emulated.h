@@ -72,7 +72,8 @@ inline void bulk_store(void* dst, const void* src, uint32_t bytes) {
     emulator::require_compute_capability(90, "cp.async.bulk.global");
     emulated_alignment(dst, 16, "cp.async.bulk.global");
     emulated_alignment(src, 16, "cp.async.bulk.global");
-    if (bytes % 16) emulator::fail("misaligned-address", "cp.async.bulk.global: %u bytes is not a multiple of 16", bytes);
+    if (bytes % 16)
+        emulator::fail("misaligned-address", "cp.async.bulk.global: %u bytes is not a multiple of 16", bytes);
     emulator::shared_address(src, "cp.async.bulk.global");
     emulator::async_push(emulator::Queue::bulk_store, [=] {
         for (uint32_t i = 0; i < bytes; i += 16)
@@ -80,8 +81,14 @@ inline void bulk_store(void* dst, const void* src, uint32_t bytes) {
     });
 }
 inline void bulk_commit() { emulator::async_commit(emulator::Queue::bulk_store); }
-template <int kPending> void bulk_wait() { emulator::async_wait(emulator::Queue::bulk_store, kPending); }
-template <int kPending> void bulk_wait_read() { emulator::async_wait(emulator::Queue::bulk_store, kPending); }
+template <int kPending>
+void bulk_wait() {
+    emulator::async_wait(emulator::Queue::bulk_store, kPending);
+}
+template <int kPending>
+void bulk_wait_read() {
+    emulator::async_wait(emulator::Queue::bulk_store, kPending);
+}
 
 // The 128-byte swizzle is a function of the shared address, not of the tile.
 inline uint32_t emulated_swizzle_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
@@ -105,7 +112,8 @@ inline void tensor_load_2d(void* dst, const TensorMap& map, int column, int row,
                 uint32_t address = start + y * row_bytes + x * 2;
                 if (swizzled) address = emulated_swizzle_128(address);
                 const uint8_t* from = m.base + from_y * static_cast<int64_t>(m.row_stride_bytes) + from_x * 2;
-                *reinterpret_cast<uint16_t*>(window + address) = inside ? *reinterpret_cast<const uint16_t*>(from) : uint16_t{0};
+                *reinterpret_cast<uint16_t*>(window + address) =
+                    inside ? *reinterpret_cast<const uint16_t*>(from) : uint16_t{0};
             }
     });
 }
@@ -118,14 +126,17 @@ inline void cluster_sync() {
     cluster_arrive();
     cluster_wait();
 }
-template <class T> T* cluster_shared(T* pointer, uint32_t rank) {
+template <class T>
+T* cluster_shared(T* pointer, uint32_t rank) {
     return reinterpret_cast<T*>(emulator::shared_of_rank(pointer, rank));
 }
 
-template <int kCount> void registers_increase() {
+template <int kCount>
+void registers_increase() {
     static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256, "setmaxnreg takes a multiple of 8 in 24..256");
 }
-template <int kCount> void registers_decrease() {
+template <int kCount>
+void registers_decrease() {
     static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256, "setmaxnreg takes a multiple of 8 in 24..256");
 }
 

@@ -20,7 +20,8 @@ std::string kernel_name(const void* kernel) {
     if (!dladdr(kernel, &info)) return "?";
     char text[256];
     if (!info.dli_sname || info.dli_saddr != kernel) {  // static or in an anonymous namespace: no symbol to find
-        snprintf(text, sizeof text, "%s+%#zx", info.dli_fname, static_cast<size_t>(static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase)));
+        snprintf(text, sizeof text, "%s+%#zx", info.dli_fname,
+                 static_cast<size_t>(static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase)));
         return text;
     }
     int status = 0;
@@ -36,7 +37,8 @@ static std::string place() {
     if (const Thread* thread = running->current) {
         const Where& w = thread->where;
         char where[160];
-        snprintf(where, sizeof where, ", block (%u, %u, %u), thread (%u, %u, %u)", w.block.x, w.block.y, w.block.z, w.thread.x, w.thread.y, w.thread.z);
+        snprintf(where, sizeof where, ", block (%u, %u, %u), thread (%u, %u, %u)", w.block.x, w.block.y, w.block.z,
+                 w.thread.x, w.thread.y, w.thread.z);
         text += where;
     } else if (!running->blocks.empty()) {
         const uint3 b = running->blocks[0]->threads[0].where.block;
@@ -58,7 +60,8 @@ void fail(const char* kind, const char* format, ...) {
 
 void require_compute_capability(int capability, const char* instruction) {
     if (compute_capability() < capability)
-        fail("compute-capability", "%s needs sm_%d, the simulated device is sm_%d", instruction, capability, compute_capability());
+        fail("compute-capability", "%s needs sm_%d, the simulated device is sm_%d", instruction, capability,
+             compute_capability());
 }
 
 static struct sigaction previous[2];  // of SIGSEGV and SIGBUS
@@ -70,18 +73,20 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
     access = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2 ? "write" : "read";
 #endif
     (void)context;
-    if (is_stack_guard(address)) fail("stack-overflow", "the thread needs more than its stack; set INFINILM_EMULATOR_STACK_KB");
+    if (is_stack_guard(address))
+        fail("stack-overflow", "the thread needs more than its stack; set INFINILM_EMULATOR_STACK_KB");
     std::string description;
     const bool device = describe_device_address(address, &description);
     if (device && running) fail("global-out-of-bounds", "%s of %p: %s", access, address, description.c_str());
-    if (device) fail("host-access", "the host touches device memory, %s of %p: %s", access, address, description.c_str());
+    if (device)
+        fail("host-access", "the host touches device memory, %s of %p: %s", access, address, description.c_str());
     if (running) fail("illegal-address", "%s of %p", access, address);
     sigaction(signal, &previous[signal == SIGBUS], nullptr);  // not ours: the access is repeated under the old handler
 }
 
 void install_signal_handlers() {
     static const bool installed = [] {
-        struct sigaction action {};
+        struct sigaction action{};
         action.sa_sigaction = on_fault;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
         sigaction(SIGSEGV, &action, &previous[0]);

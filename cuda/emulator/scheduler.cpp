@@ -82,10 +82,12 @@ std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) 
 void make_cluster(Grid& grid, unsigned index) {
     const dim3 c = grid.cluster;
     const unsigned clusters_x = grid.grid.x / c.x, clusters_y = grid.grid.y / c.y;
-    const uint3 first = {index % clusters_x * c.x, index / clusters_x % clusters_y * c.y, index / (clusters_x * clusters_y) * c.z};
+    const uint3 first = {index % clusters_x * c.x, index / clusters_x % clusters_y * c.y,
+                         index / (clusters_x * clusters_y) * c.z};
     grid.blocks.clear();
     for (unsigned rank = 0; rank < c.x * c.y * c.z; ++rank)
-        grid.blocks.push_back(make_block(grid, {first.x + rank % c.x, first.y + rank / c.x % c.y, first.z + rank / (c.x * c.y)}, rank));
+        grid.blocks.push_back(
+            make_block(grid, {first.x + rank % c.x, first.y + rank / c.x % c.y, first.z + rank / (c.x * c.y)}, rank));
     grid.cluster_barrier = {};
     grid.alive = static_cast<unsigned>(grid.blocks.size() * grid.blocks[0]->threads.size());
     create_windows(grid);
@@ -128,7 +130,8 @@ void run_cluster(Grid& grid) {
     while (grid.alive > 0) {
         if (grid.ready.empty()) {
             grid.current = nullptr;
-            fail("deadlock", "%u threads of the block or cluster wait and none can run:%s", grid.alive, waiting_threads().c_str());
+            fail("deadlock", "%u threads of the block or cluster wait and none can run:%s", grid.alive,
+                 waiting_threads().c_str());
         }
         choose(grid, next);
         for (Thread* thread : next) {
@@ -161,7 +164,8 @@ void run_grid(Grid& grid) {
     running = &grid;
     read_settings(grid);
     if (!grid.dependent) acquire(&grids_done);
-    std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z / (grid.cluster.x * grid.cluster.y * grid.cluster.z));
+    std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z /
+                                   (grid.cluster.x * grid.cluster.y * grid.cluster.z));
     std::iota(clusters.begin(), clusters.end(), 0u);
     if (grid.order == Order::lifo) std::reverse(clusters.begin(), clusters.end());
     if (grid.order == Order::random) std::shuffle(clusters.begin(), clusters.end(), grid.random);
@@ -196,7 +200,9 @@ void wake(Waiters& waiters) {
 void spin_yield() {
     Quiet quiet;
     if (++running->idle_yields > kLivelock)
-        fail("livelock", "threads poll for ever; blocks of a grid run one after the other here, so a block cannot wait for a later one:%s",
+        fail("livelock",
+             "threads poll for ever; blocks of a grid run one after the other here, so a block cannot wait for a later "
+             "one:%s",
              waiting_threads().c_str());
     running->ready.insert(running->ready.begin(), &current());  // at the bottom: the others first
     suspend(current().fiber);
@@ -212,7 +218,8 @@ std::string waiting_threads() {
     for (auto& block : running->blocks) {
         for (Thread& thread : block->threads) {
             std::string now = thread.done ? "exited" : thread.describe ? thread.describe(thread) : "can run";
-            if (running->blocks.size() > 1) now = "block of rank " + std::to_string(thread.where.cluster_rank) + " " + now;
+            if (running->blocks.size() > 1)
+                now = "block of rank " + std::to_string(thread.where.cluster_rank) + " " + now;
             if (now == last && thread.where.linear == to + 1) {
                 to = thread.where.linear;
                 continue;

@@ -19,7 +19,9 @@ uint8_t* windows;
 void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t end, const char* after) {
     for (size_t i = begin; i < end; ++i)
         if (window[i] != kCanary)
-            fail("shared-out-of-bounds", "a thread of the block wrote %zu bytes past the end of %s (shared address %zu, dynamic shared memory %zu bytes)",
+            fail("shared-out-of-bounds",
+                 "a thread of the block wrote %zu bytes past the end of %s (shared address %zu, dynamic shared memory "
+                 "%zu bytes)",
                  i - begin, after, i, block.dynamic_bytes);
 }
 
@@ -27,7 +29,8 @@ void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t e
 
 void create_windows(Grid& grid) {
     if (!windows) {
-        void* memory = mmap(nullptr, kStride * kMaxBlocks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* memory = mmap(nullptr, kStride * kMaxBlocks, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) fail("memory", "no memory for shared memory windows");
         windows = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(memory), kWindow));
     } else {
@@ -59,7 +62,8 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     block.static_bytes += bytes;
     const size_t limit = compute_capability() >= 90 ? 227 * 1024 : compute_capability() == 80 ? 163 * 1024 : 99 * 1024;
     if (block.static_bytes > kStaticLimit) fail("shared-memory", "more than 48 KiB of declared shared memory");
-    if (block.static_bytes + block.dynamic_bytes > limit) fail("shared-memory", "declared and dynamic shared memory exceed %zu bytes", limit);
+    if (block.static_bytes + block.dynamic_bytes > limit)
+        fail("shared-memory", "declared and dynamic shared memory exceed %zu bytes", limit);
     unpoison(window + start, bytes);
     memset(window + start, 0xff, bytes);
     block.window_end = start + bytes;
@@ -93,13 +97,14 @@ uint32_t shared_address(const void* pointer, const char* instruction) {
 
 uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction) {
     if (address < kFirst || address + bytes > current_block().window_end)
-        fail("shared-out-of-bounds", "%s: shared addresses %u to %u, the block has %zu to %zu", instruction, address, address + bytes - 1,
-             kFirst, current_block().window_end - 1);
+        fail("shared-out-of-bounds", "%s: shared addresses %u to %u, the block has %zu to %zu", instruction, address,
+             address + bytes - 1, kFirst, current_block().window_end - 1);
     return current().where.window + address;
 }
 
 uint8_t* shared_of_rank(const void* pointer, unsigned rank) {
-    if (rank >= running->blocks.size()) fail("cluster", "rank %u of a cluster of %zu blocks", rank, running->blocks.size());
+    if (rank >= running->blocks.size())
+        fail("cluster", "rank %u of a cluster of %zu blocks", rank, running->blocks.size());
     return windows + rank * kStride + shared_address(pointer, "mapa");
 }
 

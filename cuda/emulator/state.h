@@ -45,9 +45,9 @@ struct Thread {
     std::array<AsyncQueue, 3> queues;
     std::vector<Accumulators> accumulators;
     bool wgmma_fenced = false;
-    unsigned cluster_round = ~0u;        // the round of the cluster barrier it arrived in
-    bool fenced = false;                 // has executed __threadfence()
-    std::vector<const void*> observed;   // atomics read since the last one
+    unsigned cluster_round = ~0u;       // the round of the cluster barrier it arrived in
+    bool fenced = false;                // has executed __threadfence()
+    std::vector<const void*> observed;  // atomics read since the last one
 };
 
 struct Barrier {

@@ -35,13 +35,17 @@ struct Marker {  // a place in a stream's order
 };
 struct CUevent_st {
     unsigned flags = cudaEventDefault;
-    std::shared_ptr<Marker> marker;      // null: never recorded
-    std::weak_ptr<Capture> capture;      // recorded during a capture
+    std::shared_ptr<Marker> marker;  // null: never recorded
+    std::weak_ptr<Capture> capture;  // recorded during a capture
     cudaStream_t capture_stream = nullptr;
     size_t capture_position = 0;
 };
-struct CUgraph_st { std::vector<Work> work; };
-struct CUgraphExec_st { std::shared_ptr<const std::vector<Work>> work; };
+struct CUgraph_st {
+    std::vector<Work> work;
+};
+struct CUgraphExec_st {
+    std::shared_ptr<const std::vector<Work>> work;
+};
 
 namespace infinilm::emulator {
 namespace {
@@ -126,14 +130,16 @@ cudaError_t copy_async(void* dst, const void* src, size_t bytes, cudaMemcpyKind 
     if (bytes == 0) return cudaSuccess;
     check_range(dst, bytes, "copy, destination");
     check_range(src, bytes, "copy, source");
-    const bool from_pageable = memory_kind(src) == MemoryKind::pageable, to_pageable = memory_kind(dst) == MemoryKind::pageable;
+    const bool from_pageable = memory_kind(src) == MemoryKind::pageable,
+               to_pageable = memory_kind(dst) == MemoryKind::pageable;
     if (stream.capture && (from_pageable || to_pageable)) {  // the driver would have to stage it
         invalidate(stream);
         return cudaErrorStreamCaptureUnsupported;
     }
     const cudaStream_t handle = &stream == &null_stream() ? nullptr : &stream;
     if (from_pageable) {  // staged before the call returns
-        auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(src), static_cast<const char*>(src) + bytes);
+        auto staged =
+            std::make_shared<std::vector<char>>(static_cast<const char*>(src), static_cast<const char*>(src) + bytes);
         const cudaError_t error = submit(handle, [=] { copy_now(dst, staged->data(), bytes); });
         if (error != cudaSuccess || !to_pageable) return error;
     } else if (cudaError_t error = submit(handle, [=] { copy_now(dst, src, bytes); })) {
@@ -227,7 +233,8 @@ void drain_all() {
 }
 
 // Every call of the API: the lock, the sticky error, then its own work, whose error is remembered.
-template <class F> cudaError_t call(F f) {
+template <class F>
+cudaError_t call(F f) {
     Quiet quiet;  // arguments of kernels are freed here, which threads of the kernels have read
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
@@ -255,7 +262,9 @@ cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind 
     });
 }
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    return call([=] { return find(stream) ? copy_async(dst, src, bytes, kind, *find(stream)) : cudaErrorInvalidResourceHandle; });
+    return call([=] {
+        return find(stream) ? copy_async(dst, src, bytes, kind, *find(stream)) : cudaErrorInvalidResourceHandle;
+    });
 }
 cudaError_t cudaMemset(void* dst, int value, size_t bytes) {
     return call([=] {
@@ -264,7 +273,8 @@ cudaError_t cudaMemset(void* dst, int value, size_t bytes) {
     });
 }
 cudaError_t cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t stream) {
-    return call([=] { return find(stream) ? set_async(dst, value, bytes, *find(stream)) : cudaErrorInvalidResourceHandle; });
+    return call(
+        [=] { return find(stream) ? set_async(dst, value, bytes, *find(stream)) : cudaErrorInvalidResourceHandle; });
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
@@ -371,7 +381,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
     return call([=] {
-        if ((start->flags | end->flags) & cudaEventDisableTiming || !start->marker || !end->marker) return cudaErrorInvalidResourceHandle;
+        if ((start->flags | end->flags) & cudaEventDisableTiming || !start->marker || !end->marker)
+            return cudaErrorInvalidResourceHandle;
         if (!start->marker->done || !end->marker->done) return cudaErrorNotReady;
         *milliseconds = std::chrono::duration<float, std::milli>(end->marker->time - start->marker->time).count();
         return cudaSuccess;
@@ -396,8 +407,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
     return call([=] {
         CUstream_st* s = find(stream);
         if (!s) return cudaErrorInvalidResourceHandle;
-        *status = !s->capture ? cudaStreamCaptureStatusNone
-                              : s->capture->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+        *status = !s->capture           ? cudaStreamCaptureStatusNone
+                  : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                        : cudaStreamCaptureStatusActive;
         return cudaSuccess;
     });
 }

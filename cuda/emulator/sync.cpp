@@ -23,11 +23,12 @@ std::string describe_barrier(const Thread& thread) {
     const auto* b = static_cast<const Barrier*>(thread.waits_for);
     const auto id = b - barriers.data();
     const unsigned count = b->count ? b->count : thread.block->alive;
-    return (id == 0 && !b->count ? "__syncthreads" : "named barrier " + std::to_string(id)) + ", " + std::to_string(b->arrived) +
-           " of " + std::to_string(count) + " arrived";
+    return (id == 0 && !b->count ? "__syncthreads" : "named barrier " + std::to_string(id)) + ", " +
+           std::to_string(b->arrived) + " of " + std::to_string(count) + " arrived";
 }
 std::string describe_warpgroup(const Thread& thread) {
-    return "wgmma.wait_group, " + std::to_string(static_cast<const Barrier*>(thread.waits_for)->arrived) + " of the warpgroup arrived";
+    return "wgmma.wait_group, " + std::to_string(static_cast<const Barrier*>(thread.waits_for)->arrived) +
+           " of the warpgroup arrived";
 }
 std::string describe_cluster(const Thread&) { return "barrier.cluster"; }
 std::string describe_mbarrier(const Thread& thread) {
@@ -36,8 +37,8 @@ std::string describe_mbarrier(const Thread& thread) {
             if (&m == thread.waits_for)
                 return "mbarrier at shared " +
                        std::to_string(static_cast<const uint8_t*>(key) - block->threads[0].where.window) + ", phase " +
-                       std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " + std::to_string(m.expected) +
-                       " arrivals and " + std::to_string(m.bytes) + " bytes missing";
+                       std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " +
+                       std::to_string(m.expected) + " arrivals and " + std::to_string(m.bytes) + " bytes missing";
     return "mbarrier";
 }
 
@@ -56,15 +57,16 @@ static Collective& find_collective(uint32_t mask, const char* what) {
     for (Collective& c : block.warps[warp]) {
         if (c.mask == mask) found = &c;
         if (c.mask != mask && (c.arrived & mask) && (c.mask >> lane & 1))
-            fail("warp-mask", "%s with mask %08x, while lanes %08x of the warp wait for this lane at %s with mask %08x", what,
-                 mask, c.arrived & mask, c.what, c.mask);
+            fail("warp-mask", "%s with mask %08x, while lanes %08x of the warp wait for this lane at %s with mask %08x",
+                 what, mask, c.arrived & mask, c.what, c.mask);
     }
     if (!found) {
         found = &block.warps[warp].emplace_back();
         found->mask = mask;
     }
     if (found->arrived && strcmp(found->what, what))
-        fail("warp-divergence", "%s with mask %08x, while lanes %08x of the warp are at %s", what, mask, found->arrived, found->what);
+        fail("warp-divergence", "%s with mask %08x, while lanes %08x of the warp are at %s", what, mask, found->arrived,
+             found->what);
     return *found;
 }
 
@@ -192,7 +194,9 @@ void async_wait(Queue queue, unsigned keep) {
         groups.pop_front();
     }
 }
-unsigned async_pending(Queue queue) { return static_cast<unsigned>(current().queues[static_cast<size_t>(queue)].groups.size()); }
+unsigned async_pending(Queue queue) {
+    return static_cast<unsigned>(current().queues[static_cast<size_t>(queue)].groups.size());
+}
 
 void thread_exits(Thread& thread) {
     const AsyncQueue& stores = thread.queues[static_cast<size_t>(Queue::bulk_store)];
@@ -260,7 +264,8 @@ static void deliver(MBarrier& m) {
     m.copies.clear();
     for (AsyncCopy& copy : copies) {
         run(copy.action);
-        if (m.pending < copy.arrivals) fail("mbarrier", "more arrivals than the %u the barrier was made for", m.expected);
+        if (m.pending < copy.arrivals)
+            fail("mbarrier", "more arrivals than the %u the barrier was made for", m.expected);
         m.bytes -= copy.bytes;
         m.pending -= copy.arrivals;
     }
@@ -292,7 +297,8 @@ void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes) {
     if (m.pending < count) fail("mbarrier", "more arrivals than the %u the barrier was made for", m.expected);
     m.bytes += expect_bytes;
     m.pending -= count;
-    if (m.bytes >= 1 << 20) fail("mbarrier", "%lld bytes announced, the limit of a phase is 2^20 - 1", static_cast<long long>(m.bytes));
+    if (m.bytes >= 1 << 20)
+        fail("mbarrier", "%lld bytes announced, the limit of a phase is 2^20 - 1", static_cast<long long>(m.bytes));
     if (due(m) && !m.waiters.empty())
         deliver(m);
     else
@@ -324,7 +330,9 @@ void mbarrier_arrive_after_copies(void* barrier) {
     }
     std::move(q.open.begin(), q.open.end(), std::back_inserter(actions));
     q.open.clear();
-    complete_async(barrier, 0, 1, [all = std::move(actions)] { for (const Action& action : all) action(); });
+    complete_async(barrier, 0, 1, [all = std::move(actions)] {
+        for (const Action& action : all) action();
+    });
 }
 
 bool mbarrier_try_wait(void* barrier, unsigned parity) {
@@ -352,11 +360,13 @@ void mbarrier_wait(void* barrier, unsigned parity) {
 void block_exits(Block& block) {
     for (const auto& [key, m] : block.mbarriers)
         if (!m.copies.empty())
-            fail("async-in-flight", "the block exits with %zu asynchronous copies nobody has waited for", m.copies.size());
+            fail("async-in-flight", "the block exits with %zu asynchronous copies nobody has waited for",
+                 m.copies.size());
 }
 
-// ---- memory order between blocks, for ThreadSanitizer ----------------------------------------------------------------
-// A __threadfence() before an atomic makes it a release, one after makes what it read an acquire (C++ fences).
+// ---- memory order between blocks, for ThreadSanitizer
+// ---------------------------------------------------------------- A __threadfence() before an atomic makes it a
+// release, one after makes what it read an acquire (C++ fences).
 
 void thread_fence() {
     Quiet quiet;
@@ -367,7 +377,8 @@ void thread_fence() {
 }
 void atomic_done([[maybe_unused]] const void* address, [[maybe_unused]] bool releases, [[maybe_unused]] bool acquires) {
 #ifdef INFINILM_EMULATOR_TSAN
-    if (releases || current().fenced) release(address);  // after the access, so that it is itself part of what is ordered
+    if (releases || current().fenced)
+        release(address);  // after the access, so that it is itself part of what is ordered
     if (acquires) {
         acquire(address);
         return;

@@ -16,16 +16,36 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __restrict__ __restrict
 
-struct __align__(2) uchar2 { unsigned char x, y; };
-struct __align__(4) uchar4 { unsigned char x, y, z, w; };
-struct __align__(8) int2 { int x, y; };
-struct __align__(16) int4 { int x, y, z, w; };
-struct __align__(8) uint2 { unsigned x, y; };
-struct uint3 { unsigned x, y, z; };
-struct __align__(16) uint4 { unsigned x, y, z, w; };
-struct __align__(8) float2 { float x, y; };
-struct __align__(16) float4 { float x, y, z, w; };
-struct __align__(16) longlong2 { long long x, y; };
+struct __align__(2) uchar2 {
+    unsigned char x, y;
+};
+struct __align__(4) uchar4 {
+    unsigned char x, y, z, w;
+};
+struct __align__(8) int2 {
+    int x, y;
+};
+struct __align__(16) int4 {
+    int x, y, z, w;
+};
+struct __align__(8) uint2 {
+    unsigned x, y;
+};
+struct uint3 {
+    unsigned x, y, z;
+};
+struct __align__(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct __align__(8) float2 {
+    float x, y;
+};
+struct __align__(16) float4 {
+    float x, y, z, w;
+};
+struct __align__(16) longlong2 {
+    long long x, y;
+};
 
 struct dim3 {
     unsigned x, y, z;

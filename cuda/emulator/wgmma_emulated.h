@@ -11,7 +11,8 @@ inline void wgmma_fence() { emulator::wgmma_fence(); }
 inline void wgmma_commit() { emulator::async_commit(emulator::Queue::wgmma); }
 
 // A wgmma completes as a whole: all four warps have issued it, and all have read before any of them goes on.
-template <int kPending> void wgmma_wait() {
+template <int kPending>
+void wgmma_wait() {
     if (emulator::async_pending(emulator::Queue::wgmma) <= kPending) return;
     emulator::warpgroup_sync("wgmma.wait_group");
     emulator::async_wait(emulator::Queue::wgmma, kPending);
@@ -19,11 +20,14 @@ template <int kPending> void wgmma_wait() {
 }
 
 // Element (row, k) of an operand; `row` counts along M or N. See the table in wgmma.cuh.
-template <class T> float emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, uint32_t k) {
+template <class T>
+float emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, uint32_t k) {
     const uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
                    stride = (descriptor >> 32 & 0x3fff) << 4;
     const uint64_t layout = descriptor >> 62;
-    if (layout > 1) emulator::fail("wgmma-descriptor", "only the layouts none and swizzle_128 are emulated, not %d", static_cast<int>(layout));
+    if (layout > 1)
+        emulator::fail("wgmma-descriptor", "only the layouts none and swizzle_128 are emulated, not %d",
+                       static_cast<int>(layout));
     const bool swizzled = layout == 1;
     uint32_t address = start;
     if (!mn_major)
@@ -37,7 +41,8 @@ template <class T> float emulated_operand(uint64_t descriptor, bool mn_major, ui
     return to_float(*reinterpret_cast<const T*>(place));
 }
 
-template <int N, class T> struct Wgmma {
+template <int N, class T>
+struct Wgmma {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma has 8, 16, .. 256 columns");
 
     template <bool kMnMajorA = false, bool kMnMajorB = false>
@@ -56,11 +61,14 @@ template <int N, class T> struct Wgmma {
         float rows[2][16];
         for (unsigned s = 0; s < 4; ++s)
             for (unsigned i = 0; i < 4; ++i) {
-                const uint32_t packed = static_cast<uint32_t>(all[emulator::lane() / 4 * 4 + s].word[i / 2] >> 32 * (i % 2));
+                const uint32_t packed =
+                    static_cast<uint32_t>(all[emulator::lane() / 4 * 4 + s].word[i / 2] >> 32 * (i % 2));
                 rows[i % 2][8 * (i / 2) + 2 * s] = unpack_low<T>(packed);
                 rows[i % 2][8 * (i / 2) + 2 * s + 1] = unpack_high<T>(packed);
             }
-        struct Rows { float value[2][16]; } copy;
+        struct Rows {
+            float value[2][16];
+        } copy;
         memcpy(copy.value, rows, sizeof rows);
         push<kMnMajorB>(d, b, accumulate, [copy](float (&out)[2][16]) { memcpy(out, copy.value, sizeof out); });
     }
@@ -76,7 +84,8 @@ private:
             read_rows(rows);
             for (uint32_t j = 0; j < N / 8; ++j)
                 for (uint32_t c = 0; c < 2; ++c) {
-                    for (uint32_t k = 0; k < 16; ++k) values[k] = emulated_operand<T>(b, kMnMajorB, 8 * j + column + c, k);
+                    for (uint32_t k = 0; k < 16; ++k)
+                        values[k] = emulated_operand<T>(b, kMnMajorB, 8 * j + column + c, k);
                     for (uint32_t h = 0; h < 2; ++h) {
                         float& sum = sums[4 * j + 2 * h + c];
                         float total = accumulate ? sum : 0.0f;

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infinilm.config import UNSUPPORTED, AutoConfig, LlamaConfig
+from infinilm.config import AutoConfig, LlamaConfig
+from infinilm.config_keys import UNSUPPORTED
 from infinilm.errors import ConfigError, InfinilmError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

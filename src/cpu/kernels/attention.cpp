@@ -22,7 +22,7 @@ static int64_t tile_rows(int64_t left) { return left <= 4 ? left : row_group; }
 constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
-// Bounds shared scratch: 17 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not split.
+// Bounds shared scratch: 19 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not split.
 constexpr int64_t max_partials = 32768;
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }

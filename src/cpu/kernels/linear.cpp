@@ -7,10 +7,10 @@
 //
 // Few tokens (stream): bound by reading the weights once from memory. A few weight rows at a time, read where they are.
 // Many tokens (packed): bound by arithmetic. linear_prepare writes x in the order in which the tiles read it; each
-// worker copies a panel of weight rows, widened, into its scratch (in L1) and multiplies all tokens of a block with it.
-// in_features is cut into blocks so that a panel fits L1; between blocks the unreduced lanes wait in scratch.
-// Measured on Zen 3, share of FMA peak at 512 x 2048 bf16 weights: in place 4x3 tiles 78%, panels of whole rows 74%,
-// panels in blocks of 512 with x as it is 82%, with x packed as well 90%.
+// worker copies a panel of weight rows, widened, into its scratch (in L2) and multiplies a block of tokens with it.
+// in_features is cut into blocks so that a panel fits; between blocks the unreduced lanes wait in scratch.
+// Measured on Zen 3 as share of FMA peak, 512 tokens, 96 bf16 rows of 2048: weights in place 78%, panels of whole rows
+// 74%, panels in blocks with x as it came 82%, with x packed as well 90%.
 #include "cpu/kernels/functions.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
@@ -69,12 +69,12 @@ constexpr int tile_tokens = width == 4 ? 2 : width == 8 ? 3 : 6;
 constexpr int tile_rows = 4;
 constexpr int stream_rows = 4;  // even, too
 // A panel is 128 KiB of L2: whole cache lines of outputs (also of gate and up in pairs), so that a token's line of the
-// result is written at once. More rows per panel and fewer tokens per block mean that x comes from further out less often.
-// Measured as share of FMA peak, 512 tokens, 2048 x 4096 and 8192 x 1024, on a busy Zen 3: 16 rows x 2 KiB x 504 tokens
-// 76 and 60%, 32 x 2 KiB x 252 78 and 73%, 32 x 4 KiB x 252 80 and 75%, 32 x 8 KiB x 252 73 and 64%.
+// result is written at once. More rows per panel and fewer tokens per block mean that x comes from further out less
+// often. Measured as share of FMA peak, 512 tokens, 2048 x 4096 and 8192 x 1024, on a busy Zen 3: 16 rows x 2 KiB x 504
+// tokens 76 and 60%, 32 x 2 KiB x 252 78 and 73%, 32 x 4 KiB x 252 80 and 75%, 32 x 8 KiB x 252 73 and 64%.
 constexpr int panel_rows = 32;
 constexpr int panel_row_bytes = 4096;
-constexpr int block_tokens = 252;  // a multiple of every tile_tokens; bounds the lanes kept between blocks
+constexpr int block_tokens = 252;      // a multiple of every tile_tokens; bounds the lanes kept between blocks
 constexpr int split_outputs = 16;      // workers write different cache lines
 constexpr int stream_max_tokens = 24;  // measured: the packed path is faster from 28 on
 

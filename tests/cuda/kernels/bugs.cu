@@ -62,7 +62,9 @@ __global__ void __launch_bounds__(32) shuffle_mask_kernel(float* y, int mistake)
     y[threadIdx.x] = v;
 }
 
-__global__ void misaligned_kernel(const float* x, float* y) { y[threadIdx.x] = __uint_as_float(load_streamed_16(x + 1).x); }
+__global__ void misaligned_kernel(const float* x, float* y) {
+    y[threadIdx.x] = __uint_as_float(load_streamed_16(x + 1).x);
+}
 
 // 1: blocks write the same element; 2: the last block reads what others wrote, without a fence.
 __global__ void blocks_kernel(float* partial, unsigned* counter, float* out, int mistake) {
@@ -91,14 +93,18 @@ __global__ void spin_kernel(unsigned* flag) {
 using namespace infinilm::cuda;
 
 extern "C" {
-int reverse(const float* x, float* y, int barrier) { return launch(reverse_kernel, {dim3(1), dim3(64)}, x, y, barrier); }
+int reverse(const float* x, float* y, int barrier) {
+    return launch(reverse_kernel, {dim3(1), dim3(64)}, x, y, barrier);
+}
 int shared_access(float* y, int at, int write, int dynamic) {
     return launch(shared_access_kernel, {dim3(1), dim3(64), 256}, y, at, write, dynamic);
 }
 int copy_elements(const float* x, float* y, int n, int extra) {
     return launch(copy_elements_kernel, {dim3(n / 32 + 1), dim3(32)}, x, y, n, extra);
 }
-int named_barrier(float* y, int threads_of_first) { return launch(named_barrier_kernel, {dim3(1), dim3(64)}, y, threads_of_first); }
+int named_barrier(float* y, int threads_of_first) {
+    return launch(named_barrier_kernel, {dim3(1), dim3(64)}, y, threads_of_first);
+}
 int divergent_barrier(float* y) { return launch(divergent_barrier_kernel, {dim3(1), dim3(64)}, y); }
 int shuffle_mask(float* y, int mistake) { return launch(shuffle_mask_kernel, {dim3(1), dim3(32)}, y, mistake); }
 int misaligned(const float* x, float* y) { return launch(misaligned_kernel, {dim3(1), dim3(32)}, x, y); }

@@ -1,6 +1,6 @@
 // C[M][N] = A[M][K] B[N][K]^T with a cp.async pipeline of three stages, ldmatrix and mma.sync: small, for the tests of
-// the emulator, not for speed. Tile 32x32x32, 64 threads, warp w has rows 16 w .. of the tile. Any M, N; K a multiple of
-// 8 (16-byte pieces). kBug plants the mistakes that test_bugs.py expects to be found.
+// the emulator, not for speed. Tile 32x32x32, 64 threads, warp w has rows 16 w .. of the tile. Any M, N; K a multiple
+// of 8 (16-byte pieces). kBug plants the mistakes that test_bugs.py expects to be found.
 #include "launch.cuh"
 #include "ptx.cuh"
 
@@ -13,10 +13,11 @@ constexpr int kTile = 32, kStages = 3;
 // Rows of 64 bytes; the four 16-byte pieces change places so that the eight rows of an ldmatrix lie in all banks.
 __device__ __forceinline__ int piece(int row, int column) { return row * kTile + (column ^ (row >> 1 & 3)) * 8; }
 
-template <class T, int kBug> __global__ void __launch_bounds__(64) gemm_kernel(const T* a, const T* b, float* c, int m, int n, int k) {
+template <class T, int kBug>
+__global__ void __launch_bounds__(64) gemm_kernel(const T* a, const T* b, float* c, int m, int n, int k) {
     INFINILM_DYNAMIC_SHARED(smem);
-    T* tile_a = reinterpret_cast<T*>(smem);            // [kStages][kTile][kTile]
-    T* tile_b = tile_a + kStages * kTile * kTile;      // the same
+    T* tile_a = reinterpret_cast<T*>(smem);        // [kStages][kTile][kTile]
+    T* tile_b = tile_a + kStages * kTile * kTile;  // the same
     const int row0 = blockIdx.y * kTile, column0 = blockIdx.x * kTile, steps = ceil_div(k, kTile);
     auto load = [&](int step) {
         if (step < steps) {
@@ -62,8 +63,10 @@ template <class T, int kBug> __global__ void __launch_bounds__(64) gemm_kernel(c
         }
 }
 
-template <class T, int kBug> int run(const void* a, const void* b, float* c, int m, int n, int k) {
-    const LaunchConfig config{dim3(ceil_div(n, kTile), ceil_div(m, kTile)), dim3(64), 2 * kStages * kTile * kTile * sizeof(T)};
+template <class T, int kBug>
+int run(const void* a, const void* b, float* c, int m, int n, int k) {
+    const LaunchConfig config{dim3(ceil_div(n, kTile), ceil_div(m, kTile)), dim3(64),
+                              2 * kStages * kTile * kTile * sizeof(T)};
     return launch(gemm_kernel<T, kBug>, config, static_cast<const T*>(a), static_cast<const T*>(b), c, m, n, k);
 }
 

@@ -6,7 +6,16 @@
 
 namespace infinilm::cuda {
 
-enum Bug { kNone, kNoEmptyWait, kEarlyRelease, kWrongCount, kMissingInitBarrier, kNoDependencyWait, kNoStoreWait, kReadTooEarly };
+enum Bug {
+    kNone,
+    kNoEmptyWait,
+    kEarlyRelease,
+    kWrongCount,
+    kMissingInitBarrier,
+    kNoDependencyWait,
+    kNoStoreWait,
+    kReadTooEarly
+};
 
 // An operand in shared memory: the bytes as they shall lie there, and the descriptor that says how.
 struct Operand {
@@ -28,7 +37,8 @@ __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float*
     __syncthreads();
     float sums[N / 2];
     for (int step = 0; step < steps; ++step) {
-        const uint64_t db = matrix_descriptor(tile_b + step * b.step_bytes, b.leading, b.stride, static_cast<Layout>(b.layout));
+        const uint64_t db =
+            matrix_descriptor(tile_b + step * b.step_bytes, b.leading, b.stride, static_cast<Layout>(b.layout));
         if constexpr (kRegisterA) {
             uint32_t fragment[4];
             for (int i = 0; i < 4; ++i)
@@ -37,7 +47,8 @@ __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float*
             Wgmma<N, T>::template multiply<kMnB>(sums, fragment, db, step > 0);
         } else {
             wgmma_fence();
-            const uint64_t da = matrix_descriptor(smem + step * a.step_bytes, a.leading, a.stride, static_cast<Layout>(a.layout));
+            const uint64_t da =
+                matrix_descriptor(smem + step * a.step_bytes, a.leading, a.stride, static_cast<Layout>(a.layout));
             Wgmma<N, T>::template multiply<kMnA, kMnB>(sums, da, db, step > 0);
         }
     }
@@ -48,18 +59,20 @@ __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float*
 
 constexpr int kStages = 3;
 
-// C[M][N] = A[M][K] B[N][K]^T: tiles of 64x32x64 by tensor maps, a producer thread and one consumer warpgroup that keeps
-// one wgmma in flight.
+// C[M][N] = A[M][K] B[N][K]^T: tiles of 64x32x64 by tensor maps, a producer thread and one consumer warpgroup that
+// keeps one wgmma in flight.
 template <int kBug>
-__global__ void __launch_bounds__(160) gemm_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-                                                   float* c, int m, int n, int k) {
+__global__ void __launch_bounds__(160)
+    gemm_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, float* c, int m,
+                int n, int k) {
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(uint64_t, full, [kStages]);
     INFINILM_SHARED(uint64_t, empty, [kStages]);
     constexpr int kBytesA = 64 * 64 * 2, kBytesB = 32 * 64 * 2, kStage = kBytesA + kBytesB;
     const int row0 = blockIdx.y * 64, column0 = blockIdx.x * 32, steps = ceil_div(k, 64);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < kStages; ++s) mbarrier_init(full + s, 1), mbarrier_init(empty + s, kBug == kWrongCount ? 2 : 1);
+        for (int s = 0; s < kStages; ++s)
+            mbarrier_init(full + s, 1), mbarrier_init(empty + s, kBug == kWrongCount ? 2 : 1);
         mbarrier_init_fence();
     }
     if (kBug != kMissingInitBarrier) __syncthreads();
@@ -81,7 +94,8 @@ __global__ void __launch_bounds__(160) gemm_kernel(const __grid_constant__ Tenso
     for (int step = 0; step < steps; ++step) {
         const int s = step % kStages;
         mbarrier_wait(full + s, step / kStages % 2);
-        const uint64_t da = matrix_descriptor_128(smem + s * kStage), db = matrix_descriptor_128(smem + s * kStage + kBytesA);
+        const uint64_t da = matrix_descriptor_128(smem + s * kStage),
+                       db = matrix_descriptor_128(smem + s * kStage + kBytesA);
         wgmma_fence();
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk)  // descriptors count in 16 bytes
@@ -100,14 +114,16 @@ __global__ void __launch_bounds__(160) gemm_kernel(const __grid_constant__ Tenso
     if (kBug == kReadTooEarly) sums[0] = early;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const int row = row0 + warp_id() * 16 + lane_id() / 4 + i / 2 % 2 * 8, column = column0 + i / 4 * 8 + lane_id() % 4 * 2 + i % 2;
+        const int row = row0 + warp_id() * 16 + lane_id() / 4 + i / 2 % 2 * 8,
+                  column = column0 + i / 4 * 8 + lane_id() % 4 * 2 + i % 2;
         if (row < m && column < n) c[static_cast<int64_t>(row) * n + column] = sums[i];
     }
 }
 
-// y = 2 x + 1 through shared memory: bulk loads (or cp.async that arrive on the mbarrier) in, bulk stores out, chunks of
-// 512 floats, two stages.
-template <int kBug> __global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks, int by_cp_async) {
+// y = 2 x + 1 through shared memory: bulk loads (or cp.async that arrive on the mbarrier) in, bulk stores out, chunks
+// of 512 floats, two stages.
+template <int kBug>
+__global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks, int by_cp_async) {
     constexpr int kChunk = 512;
     INFINILM_SHARED(uint64_t, full, [2]);
     INFINILM_DYNAMIC_SHARED(smem);
@@ -173,7 +189,8 @@ __global__ void __launch_bounds__(32) cluster_kernel(const float* x, float* out)
 }
 
 // y = x + y; launched after itself as a dependent kernel.
-template <int kBug> __global__ void add_kernel(const float* x, float* y, int n) {
+template <int kBug>
+__global__ void add_kernel(const float* x, float* y, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     const float mine = i < n ? x[i] : 0.0f;  // nobody writes x: may be read before the wait
     if (kBug != kNoDependencyWait || (i == 0)) grid_dependency_wait();
@@ -181,13 +198,16 @@ template <int kBug> __global__ void add_kernel(const float* x, float* y, int n) 
     if (i < n) y[n - 1 - i] += mine;
 }
 
-template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB> int run_wgmma(const Operand& a, const Operand& b, float* d, int steps) {
+template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB>
+int run_wgmma(const Operand& a, const Operand& b, float* d, int steps) {
     LaunchConfig config{dim3(1), dim3(128)};
-    config.smem_bytes = static_cast<size_t>(kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024) + static_cast<size_t>(b.bytes);
+    config.smem_bytes =
+        static_cast<size_t>(kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024) + static_cast<size_t>(b.bytes);
     return launch(wgmma_kernel<N, T, kRegisterA, kMnA, kMnB>, config, a, b, d, steps);
 }
 
-template <int kBug> int run_gemm(const void* a, const void* b, float* c, int m, int n, int k) {
+template <int kBug>
+int run_gemm(const void* a, const void* b, float* c, int m, int n, int k) {
     TensorMap map_a, map_b;
     const uint64_t columns = static_cast<uint64_t>(k);
     if (int error = make_tensor_map(&map_a, {a, columns, static_cast<uint64_t>(m), columns * 2, 64, 64})) return error;
@@ -196,7 +216,8 @@ template <int kBug> int run_gemm(const void* a, const void* b, float* c, int m, 
     return launch(gemm_kernel<kBug>, config, map_a, map_b, c, m, n, k);
 }
 
-template <int kBug> int run_add(const float* x, float* y, int n, int times) {
+template <int kBug>
+int run_add(const float* x, float* y, int n, int times) {
     cudaStream_t stream;
     if (int error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return error;
     LaunchConfig config{dim3(ceil_div(n, 32)), dim3(32), 0, stream};
@@ -243,8 +264,9 @@ int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
     }
 }
 int stream_chunks(const float* x, float* y, int chunks, int by_cp_async, int bug) {
-    return bug == kNoStoreWait ? launch(stream_kernel<kNoStoreWait>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async)
-                               : launch(stream_kernel<kNone>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async);
+    return bug == kNoStoreWait
+               ? launch(stream_kernel<kNoStoreWait>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async)
+               : launch(stream_kernel<kNone>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async);
 }
 int cluster(const float* x, float* out, int blocks) {
     return launch(cluster_kernel, {dim3(blocks), dim3(32), 0, nullptr, dim3(2)}, x, out);

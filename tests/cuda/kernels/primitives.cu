@@ -7,7 +7,8 @@
 namespace infinilm::cuda {
 
 // y[i] = narrowed x[i], z[i] = widened y[i]
-template <class T> __global__ void convert_kernel(const float* x, T* y, float* z, uint32_t* packed, int n) {
+template <class T>
+__global__ void convert_kernel(const float* x, T* y, float* z, uint32_t* packed, int n) {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         y[i] = from_float<T>(x[i]);
         z[i] = to_float(y[i]);
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(128) ring_kernel(int* out, int rounds) {
 }
 
 // The sum of n numbers: a partial sum per block, added in order by whichever block arrives last.
-__global__ void __launch_bounds__(64) last_arriver_kernel(const float* x, float* partial, unsigned* counter, float* out, int n,
-                                                          int acquire_release) {
+__global__ void __launch_bounds__(64)
+    last_arriver_kernel(const float* x, float* partial, unsigned* counter, float* out, int n, int acquire_release) {
     INFINILM_SHARED(float, scratch, [2]);
     INFINILM_SHARED(unsigned, arrived, [1]);
     float sum = 0.0f;
@@ -104,6 +105,12 @@ __global__ void __launch_bounds__(64) last_arriver_kernel(const float* x, float*
     counter[0] = 0;  // ready for the next launch
 }
 
+// y += x, on whatever stream: for the tests of the runtime
+__global__ void accumulate_kernel(const float* x, float* y, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += x[i];
+}
+
 // Four 8x8 matrices in shared memory as ldmatrix deals them out: out[lane][j], plain and transposed
 __global__ void ldmatrix_kernel(const uint16_t* x, uint32_t* out) {
     INFINILM_SHARED(uint4, tile, [32]);
@@ -117,7 +124,8 @@ __global__ void ldmatrix_kernel(const uint16_t* x, uint32_t* out) {
 }
 
 // d[lane][4] from fragments given as they are in the registers: a[lane][4], b[lane][2], c[lane][4]
-template <class T> __global__ void mma_kernel(const uint32_t* a, const uint32_t* b, const float* c, float* d) {
+template <class T>
+__global__ void mma_kernel(const uint32_t* a, const uint32_t* b, const float* c, float* d) {
     const int lane = threadIdx.x;
     uint32_t ra[4], rb[2];
     float rd[4];
@@ -139,7 +147,9 @@ int convert_bf16(const float* x, bf16* y, float* z, uint32_t* packed, int n) {
 int convert_f16(const float* x, f16* y, float* z, uint32_t* packed, int n) {
     return launch(convert_kernel<f16>, {dim3(4), dim3(64)}, x, y, z, packed, n);
 }
-int reduce(const float* x, float* out, int rows, int n) { return launch(reduce_kernel, {dim3(rows), dim3(128)}, x, out, n); }
+int reduce(const float* x, float* out, int rows, int n) {
+    return launch(reduce_kernel, {dim3(rows), dim3(128)}, x, out, n);
+}
 int shuffle(const int* x, int* out) { return launch(shuffle_kernel, {dim3(1), dim3(32)}, x, out); }
 int uniforms(uint64_t seed, uint64_t position, float* out, int n) {
     return launch(uniform_kernel, {dim3(ceil_div(n, 32)), dim3(32)}, seed, position, out, n);
@@ -148,8 +158,13 @@ int copy(const uint4* x, uint4* y, float* exps, int n) {
     return launch(copy_kernel, {dim3(ceil_div(n, 32)), dim3(32)}, x, y, exps, n);
 }
 int ring(int* out, int rounds) { return launch(ring_kernel, {dim3(1), dim3(128)}, out, rounds); }
-int last_arriver(const float* x, float* partial, unsigned* counter, float* out, int n, int blocks, int acquire_release) {
+int last_arriver(const float* x, float* partial, unsigned* counter, float* out, int n, int blocks,
+                 int acquire_release) {
     return launch(last_arriver_kernel, {dim3(blocks), dim3(64)}, x, partial, counter, out, n, acquire_release);
+}
+int accumulate(const float* x, float* y, int n, cudaStream_t stream, int threads, int smem_bytes) {
+    return launch(accumulate_kernel,
+                  {dim3(ceil_div(n, threads)), dim3(threads), static_cast<size_t>(smem_bytes), stream}, x, y, n);
 }
 int ldmatrix(const uint16_t* x, uint32_t* out) { return launch(ldmatrix_kernel, {dim3(1), dim3(32)}, x, out); }
 int mma_bf16(const uint32_t* a, const uint32_t* b, const float* c, float* d) {

@@ -1,0 +1,85 @@
+"""Keys of config.json that are not fields of `LlamaConfig`: those that would change the math, and those that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["INERT", "UNSUPPORTED"]
+
+_NEVER: tuple[Any, ...] = (None, False)  # neutral values of a switch that must be off
+_NONE_OF: tuple[Any, ...] = (None, 0)  # of a number that must not count
+_ONE: tuple[Any, ...] = (None, 1)  # of a multiplier
+
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        "quantization_config": (
+            (None,),
+            "ready-made quantised checkpoints are not read; use the unquantised one",
+        ),
+        "compression_config": (
+            (None,),
+            "ready-made quantised checkpoints are not read; use the unquantised one",
+        ),
+        "num_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "num_local_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "n_routed_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "n_shared_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "num_experts_per_tok": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "moe_intermediate_size": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "shared_expert_intermediate_size": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "kv_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
+        "q_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
+        "partial_rotary_factor": (_ONE, "RoPE rotates the whole head"),
+        "use_mrope": (_NEVER, "multimodal RoPE is not supported"),
+        "rope_interleaved": (_NEVER, "RoPE pairs element i with i + head_dim / 2"),
+        "no_rope_layers": ((None, []), "every layer uses RoPE"),
+        "no_rope_layer_interval": (_NONE_OF, "every layer uses RoPE"),
+        "attention_chunk_size": (_NONE_OF, "chunked attention is not supported"),
+        "alibi": (_NEVER, "positions come from RoPE only"),
+        "use_qk_norm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
+        "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
+        "clip_qkv": ((None,), "clipped q, k and v are not supported"),
+        "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5"),
+        "attn_logit_softcapping": ((None,), "soft-capped logits are not supported"),
+        "final_logit_softcapping": ((None,), "soft-capped logits are not supported"),
+        "attention_multiplier": (_ONE, "multipliers are not supported"),
+        "embedding_multiplier": (_ONE, "multipliers are not supported"),
+        "residual_multiplier": (_ONE, "multipliers are not supported"),
+        "logits_scaling": (_ONE, "multipliers are not supported"),
+        "logit_scale": (_ONE, "multipliers are not supported"),
+        "scale_emb": (_ONE, "multipliers are not supported"),
+        "scale_depth": (_ONE, "multipliers are not supported"),
+        "dim_model_base": ((None,), "multipliers are not supported"),
+        "parallel_attn": (_NEVER, "attention and MLP run one after the other"),
+        "use_parallel_residual": (_NEVER, "attention and MLP run one after the other"),
+        "is_encoder_decoder": (_NEVER, "only decoders are supported"),
+        "add_cross_attention": (_NEVER, "only decoders are supported"),
+        "cross_attention_hidden_size": ((None,), "only decoders are supported"),
+        "pruned_heads": ((None, {}), "all heads must be there"),
+        "per_layer_config": ((None, {}), "all layers have the same sizes"),
+        "text_config": ((None,), "only text models are supported"),
+        "vision_config": ((None,), "only text models are supported"),
+        "audio_config": ((None,), "only text models are supported"),
+    }
+)
+"""Keys that would change the math: the values that do not, and why the engine refuses others."""
+
+INERT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _name_or_path attn_implementation
+    bad_words_ids begin_suppress_tokens chunk_size_feed_forward classifier_dropout cls_token_id
+    decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
+    is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
+    min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep
+    num_return_sequences output_attentions output_hidden_states output_scores prefix problem_type
+    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+    tokenizer_class top_k top_p torchscript transformers_version typical_p unk_token_id
+    unsloth_fixed unsloth_version use_bfloat16 use_return_dict
+    """.split()  # noqa: SIM905 (a list of 70 quoted names is no easier to read)
+)
+"""Keys that cannot change a forward pass: training, bookkeeping, sampling (generation_config.json has it)."""

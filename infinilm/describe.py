@@ -1,0 +1,88 @@
+"""What `infinilm info` and `infinilm plan` tell: a machine and a model in numbers and in lines, nothing loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from infinilm import _core
+from infinilm.checkpoint import resolve_model
+from infinilm.families import build_spec
+from infinilm.memory import ModelPlan, format_bytes, plan_model
+
+
+def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
+    """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
+    path = resolve_model(model)
+    has_weights = not path.is_dir() or any(path.glob("*.safetensors"))
+    return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
+
+
+def _count_parameters(plan: ModelPlan) -> int:
+    spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=plan.memory.max_model_len)
+    return sum(math.prod(shape) for shape in _core.param_shapes(spec).values())
+
+
+def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Config, size and memory plan of a model, from headers alone."""
+    plan = plan_any(model, settings)
+    config = plan.config
+    names = (
+        "architecture",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+    )
+    return {
+        "path": str(plan.path),
+        "config": {name: getattr(config, name) for name in names},
+        "num_parameters": _count_parameters(plan),
+        "stored_dtype": plan.stored_dtype,
+        "dtype": plan.dtype,
+        "memory": describe_memory(plan),
+    }
+
+
+def describe_memory(plan: ModelPlan) -> dict[str, int]:
+    """The memory plan as plain numbers."""
+    return {**asdict(plan.memory), "kv_bytes": plan.memory.kv_bytes}
+
+
+def info_lines(info: Mapping[str, Any]) -> list[str]:
+    """What `infinilm info` prints."""
+    cpu, cuda = info["cpu"], info["cuda"]
+    lines = [
+        f"infinilm  {info['version']}, Python {info['python']}, {info['platform']}",
+        f"cpu       {cpu['isa']} (of {', '.join(cpu['isas'])}), {cpu['num_threads']} threads, "
+        f"bfloat16 dot instruction: {'yes' if cpu['bf16_dot'] else 'no'}",
+        f"cuda      {'available' if cuda['available'] else 'not available: ' + cuda['reason']}",
+    ]
+    if "model" in info:
+        model = info["model"]
+        config = dict(model["config"])
+        lines += [
+            f"model     {model['path']}",
+            f"          {config.pop('architecture')}, {model['num_parameters']:,} parameters, stored as "
+            f"{model['stored_dtype']}, computed in {model['dtype']}",
+            *(f"          {name} {value}" for name, value in config.items()),
+            *(f"memory    {line}" for line in memory_lines(model["memory"])),
+        ]
+    return lines
+
+
+def memory_lines(memory: Mapping[str, int]) -> list[str]:
+    """What `infinilm plan` prints."""
+    return [
+        f"weights {format_bytes(memory['weight_bytes'])}",
+        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_slots']} x {memory['max_model_len']} "
+        f"tokens, {format_bytes(memory['kv_bytes_per_token'])} per token "
+        f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+    ]

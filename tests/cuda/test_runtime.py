@@ -1,0 +1,39 @@
+"""The simulated CUDA runtime, through the same C API that the backend calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Run
+
+CASES: list[tuple[str, dict[str, Any], dict[str, str]]] = [
+    ("streams_are_late", {}, {}),
+    ("events_order_streams", {"with_event": True}, {}),
+    ("events_order_streams", {"with_event": False}, {}),
+    ("null_stream_waits_for_blocking_streams", {}, {}),
+    ("graphs_replay", {}, {}),
+    ("graphs_replay", {}, {"STREAMS": "eager"}),
+    ("captures_are_checked", {}, {}),
+    ("memory_is_limited", {}, {"MEMORY_MB": "1"}),
+    ("directions_are_checked", {}, {}),
+    ("launches_are_checked", {}, {}),
+    ("errors_stick", {}, {}),
+    ("no_device", {"code": 100}, {"DEVICES": "0"}),
+    ("no_device", {"code": 35}, {"DEVICES": "-1"}),
+    ("old_device", {}, {"CC": "75"}),
+    ("properties", {}, {"CC": "89", "SMS": "11"}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=["-".join([c, *map(str, p.values()), *s.values()]) for c, p, s in CASES])
+def test_runtime(emulate: Run, case: tuple[str, dict[str, Any], dict[str, str]]) -> None:
+    name, parameters, settings = case
+    environment = {f"INFINILM_EMULATOR_{key}": value for key, value in settings.items()}
+    outcome = emulate(["primitives.cu"], f"runtime_cases:{name}", settings=environment, **parameters)
+    assert outcome.ok, outcome.text
+
+
+def test_unknown_settings_are_refused(emulate: Run) -> None:
+    outcome = emulate(["primitives.cu"], "emulator_cases:shuffles", schedule="lilo")
+    assert not outcome.ok and "INFINILM_EMULATOR_SCHEDULE=lilo is none of" in outcome.text
