@@ -71,8 +71,10 @@ struct Wgmma;
 #define INFINILM_R64 INFINILM_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define INFINILM_R80 INFINILM_R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define INFINILM_R96 INFINILM_R80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define INFINILM_R112 INFINILM_R96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define INFINILM_R128 INFINILM_R112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define INFINILM_R104 INFINILM_R96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define INFINILM_R112 INFINILM_R104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define INFINILM_R120 INFINILM_R112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define INFINILM_R128 INFINILM_R120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define INFINILM_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define INFINILM_D8(i) INFINILM_D4(i), INFINILM_D4(i + 4)
 #define INFINILM_D16(i) INFINILM_D8(i), INFINILM_D8(i + 8)

@@ -139,7 +139,7 @@ def _compile(source: Path, flags: list[str], out: Path) -> Path:
     record = out / f"{source.stem}-{key}.json"
     if record.exists():
         entry = json.loads(record.read_text())
-        cached = out / entry["object"]
+        cached: Path = out / entry["object"]
         if cached.exists() and all(_digest_file(Path(p)) == d for p, d in entry["inputs"].items()):
             return cached
     depfile, partial = out / f"{key}.{os.getpid()}.d", out / f"{key}.{os.getpid()}.o"

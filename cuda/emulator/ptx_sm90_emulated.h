@@ -93,28 +93,36 @@ void bulk_wait_read() {
 // The 128-byte swizzle is a function of the shared address, not of the tile.
 inline uint32_t emulated_swizzle_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
+// Calls f(shared address, global address or null outside the tensor) for every element of a box.
+template <class F>
+void emulated_box(const TensorMap& m, uint32_t start, int column, int row, F f) {
+    for (uint32_t y = 0; y < m.box_rows; ++y)
+        for (uint32_t x = 0; x < m.box_columns; ++x) {
+            const int64_t from_x = column + int64_t{x}, from_y = row + int64_t{y};
+            const bool inside = from_x >= 0 && from_y >= 0 && from_x < static_cast<int64_t>(m.columns) &&
+                                from_y < static_cast<int64_t>(m.rows);
+            uint32_t address = start + (y * m.box_columns + x) * 2;
+            if (m.swizzle == Swizzle::swizzle_128) address = emulated_swizzle_128(address);
+            const uint8_t* from = m.base + from_y * static_cast<int64_t>(m.row_stride_bytes) + from_x * 2;
+            f(address, inside ? reinterpret_cast<const uint16_t*>(from) : nullptr);
+        }
+}
+
 inline void tensor_load_2d(void* dst, const TensorMap& map, int column, int row, uint64_t* barrier) {
-    const bool swizzled = map.swizzle == Swizzle::swizzle_128;
     emulated_touch(barrier, "cp.async.bulk.tensor");
-    emulated_alignment(dst, swizzled ? 1024 : 128, "cp.async.bulk.tensor");
+    emulated_alignment(dst, map.swizzle == Swizzle::swizzle_128 ? 1024 : 128, "cp.async.bulk.tensor");
     const uint32_t start = emulator::shared_address(dst, "cp.async.bulk.tensor");
-    const uint32_t row_bytes = map.box_columns * 2, bytes = row_bytes * map.box_rows;
-    uint8_t* to = emulator::shared_pointer(start, bytes, "cp.async.bulk.tensor");
-    uint8_t* window = to - start;
-    if (!emulator::eager())
-        for (uint32_t i = 0; i < bytes; i += 16) emulated_fill_16(to + i, ~uint64_t{0});
+    const uint32_t bytes = map.box_columns * map.box_rows * 2;
+    uint8_t* window = emulator::shared_pointer(start, bytes, "cp.async.bulk.tensor") - start;
+    if (!emulator::eager())  // as emulated_issue_16
+        emulated_box(map, start, column, row, [=](uint32_t address, const uint16_t* from) {
+            if (from) (void)*static_cast<const volatile uint16_t*>(from);
+            *reinterpret_cast<uint16_t*>(window + address) = 0xffff;
+        });
     emulator::mbarrier_complete_async(barrier, bytes, [=, m = map] {
-        for (uint32_t y = 0; y < m.box_rows; ++y)
-            for (uint32_t x = 0; x < m.box_columns; ++x) {
-                const int64_t from_x = column + int64_t{x}, from_y = row + int64_t{y};
-                const bool inside = from_x >= 0 && from_y >= 0 && from_x < static_cast<int64_t>(m.columns) &&
-                                    from_y < static_cast<int64_t>(m.rows);
-                uint32_t address = start + y * row_bytes + x * 2;
-                if (swizzled) address = emulated_swizzle_128(address);
-                const uint8_t* from = m.base + from_y * static_cast<int64_t>(m.row_stride_bytes) + from_x * 2;
-                *reinterpret_cast<uint16_t*>(window + address) =
-                    inside ? *reinterpret_cast<const uint16_t*>(from) : uint16_t{0};
-            }
+        emulated_box(m, start, column, row, [=](uint32_t address, const uint16_t* from) {
+            *reinterpret_cast<uint16_t*>(window + address) = from ? *from : uint16_t{0};
+        });
     });
 }
 inline void tensor_prefetch(const TensorMap&) {}

@@ -1,7 +1,8 @@
 // Correctness and speed of the CPU linear kernels without the rest of the engine.
 //
-//   linear_bench --check [isa...]         against double sums on awkward sizes; the same bits for any tokens and
-//   workers linear_bench [--threads n] [--wall] [--isa name] [--element bf16|f16|f32] [--shape tokens,in,out]...
+//   linear_bench --check [isa...]
+//     against double sums on awkward sizes; the same bits for any tokens and workers
+//   linear_bench [--threads n] [--wall] [--silu] [--isa name] [--element bf16|f16|f32] [--shape tokens,in,out]...
 //
 // A measurement alternates the product with a streaming read of the same bytes and with the dot instruction run from
 // registers, and prints shares of these two limits, best of many rounds. Times are the largest CPU time of a worker,
@@ -304,7 +305,8 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
     for (size_t i = 0; i < weight_bytes; i += some.size())
         std::memcpy(first + i, some.data(), std::min(some.size(), weight_bytes - i));
     for (size_t i = 0; i < layer.segments.size(); ++i)
-        layer.parts.push_back({first + i * (weight_bytes / 2), nullptr, layer.segments[i]});
+        layer.parts.push_back({first + i * bytes_of(element) * static_cast<size_t>(layer.segments[0] * shape.in),
+                               nullptr, layer.segments[i]});
     layer.out_features = layer.segments[0];
     const int64_t x_size = shape.tokens * shape.in;
     const Aligned x = allocate(static_cast<size_t>(x_size) * 4);
@@ -326,7 +328,7 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
             const size_t part = weight_bytes / static_cast<size_t>(w.count);
             checksum += kernels.read_memory(first + static_cast<size_t>(w.index) * part, part);
         }));
-        double done = 0;
+        std::atomic<double> done{0};
         const double t = timer.time([&](Worker) { done = kernels.dot_flops(50'000, layer.bf16_dot); });
         flop_time = std::min(flop_time, t / (done * workers));
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from emulation import Outcome, Worker, load_build  # noqa: E402
-
-SCHEDULES = ("fifo", "lifo", "random:1")
-Run = Callable[..., Outcome]
+from emulation import Outcome, Run, Worker, load_build  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,7 +55,7 @@ def emulator_workers() -> Iterator[dict[str | None, Worker]]:
 
 @pytest.fixture
 def emulate(emulator_cache: Path, emulator_workers: dict[str | None, Worker]) -> Run:
-    """`emulate(sources, "module:case", sanitize=, schedule=, settings=, **parameters)`: build, run, tell what became of it."""
+    """`emulate(sources, "module:case", sanitize=, schedule=, settings=, **parameters)`: build, run, say how it went."""
     builder = load_build()
 
     def run(

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Array = NDArray[Any]
 H2D, D2H = 1, 2
+SCHEDULES = ("fifo", "lifo", "random:1")  # under which every kernel is tested
 
 
 def load_build() -> ModuleType:
@@ -160,6 +161,9 @@ class Outcome:
     text: str
     died: bool
     seconds: float
+
+
+Run = Callable[..., Outcome]  # of the fixture `emulate`
 
 
 class Worker:

@@ -35,7 +35,9 @@ def conversions(gpu: Gpu, kind: str) -> None:
         edges = np.nextafter(exact[:, None], np.array([-np.inf, np.inf], np.float32)).ravel()
         ties = (exact[:-1].astype(F64) + exact[1:]) / 2
         x = np.concatenate([exact, edges, ties.astype(np.float32), _normal(0, 1000)])
-        x = np.concatenate([x, np.float32([0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519, 65520, 3e38, 1e-45])])
+        x = np.concatenate(
+            [x, np.array([0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519, 65520, 3e38, 1e-45], np.float32)]
+        )
         expected = to_16(x, kind)
     n = x.size
     dx, dy, dz, dp = gpu.upload(x), gpu.empty(n, np.uint16), gpu.empty(n), gpu.empty((n + 1) // 2, np.uint32)
@@ -68,7 +70,7 @@ def shuffles(gpu: Gpu) -> None:
     ballot = sum(1 << int(i) for i in lane if x[i] % 3 == 0)
     votes = 2 * int((x == 100).any()) + int((x < 1000).all())
     expected = [
-        x[np.full(32, 5)], x[lane ^ 3], x[np.where(lane + 2 < 32, lane + 2, lane)], x[np.where(lane >= 1, lane - 1, lane)],
+        x[np.full(32, 5)], x[lane ^ 3], x[np.where(lane + 2 < 32, lane + 2, lane)], x[np.maximum(lane - 1, 0)],
         x[lane // 8 * 8 + 1], np.full(32, ballot, np.uint32).view(np.int32), np.full(32, votes), x[lane ^ 1],
     ]  # fmt: skip
     np.testing.assert_array_equal(gpu.download(out), np.stack(expected))
@@ -90,7 +92,7 @@ def random_numbers(gpu: Gpu) -> None:
         gpu.call("uniforms", ctypes.c_uint64(seed), ctypes.c_uint64(position), out, 7)
         counters = [position + i for i in range(7)]
         words = [philox([c & 0xFFFFFFFF, c >> 32, 0, 0], [seed & 0xFFFFFFFF, seed >> 32])[0] for c in counters]
-        np.testing.assert_array_equal(gpu.download(out), np.float32([(w >> 8) * 2.0**-24 for w in words]))
+        np.testing.assert_array_equal(gpu.download(out), np.array([(w >> 8) * 2.0**-24 for w in words], np.float32))
 
 
 # ---------------------------------------------------------------------------------------------- ptx.cuh
@@ -119,7 +121,7 @@ def last_arriver(gpu: Gpu) -> None:
         gpu.call("last_arriver", dx, partial, counter, out, 1000, 5, acquire_release)
         results.add(float(gpu.download(out)[0]))
     assert len(results) == 1
-    _close(np.float32(list(results)), x.astype(F64).sum(keepdims=True), 1000)
+    _close(np.array(list(results), np.float32), x.astype(F64).sum(keepdims=True), 1000)
 
 
 def matrix_loads(gpu: Gpu) -> None:

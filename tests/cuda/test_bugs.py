@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import SCHEDULES, Run
+from emulation import SCHEDULES, Run
 
 # case, parameters, what the plain build says (None: nothing under any schedule), what a sanitizer says
 Finding = tuple[str, dict[str, Any], str | None, tuple[str, str] | None]

@@ -1,4 +1,4 @@
-"""The same kernels through the real compiler, where there is one: no spills, no warnings, Hopper's instructions used."""
+"""The same kernels through nvcc, where there is one: no spills, no warnings, Hopper's instructions used."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import SCHEDULES, Run
+from emulation import SCHEDULES, Run
 
 Case = tuple[str, str, dict[str, Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Run
+from emulation import Run
 
 CASES: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("streams_are_late", {}, {}),

@@ -5,8 +5,8 @@
 // Bits: keys are taken in chunks that begin at multiples of chunk_keys in the sequence. Per chunk, score = one vector
 // accumulator per (query, key), lanes summed in a fixed tree; weights exp(score - the chunk's largest); values added in
 // the order of keys. Chunks are then merged in order (the online softmax of Milakov & Gimelshein 2018, blocked as in
-// FlashAttention, Dao et al. 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's result
-// does not depend on the queries beside it, on how the prompt was chunked, on block_size, batch or threads.
+// FlashAttention, Dao et al. 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's
+// result does not depend on the queries beside it, on how the prompt was chunked, on block_size, batch or threads.
 #include "cpu/kernels/functions.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
@@ -14,15 +14,16 @@ namespace infinilm::cpu::INFINILM_ISA {
 constexpr int chunk_keys = 256;  // keys of one partial result; 256 x rows scores stay in L2
 constexpr int tile_keys = 32;    // keys staged at a time: 16 KB at head_dim 128, half of L1
 constexpr int block_rows = 48;   // (query, head) rows per item: enough to pay for staging, few enough for L2
-// Rows per register tile, with 4 keys or 4 vectors of values: 12 accumulators of 16 registers, or 16 of 32. The last four
-// rows are one tile everywhere (of 2 keys or vectors where there are 16 registers): four query heads per kv head are
-// what most models have, and in decode that is the whole block.
+// Rows per register tile, with 4 keys or 4 vectors of values: 12 accumulators of 16 registers, or 16 of 32. The last
+// four rows are one tile everywhere (of 2 keys or vectors where there are 16 registers): four query heads per kv head
+// are what most models have, and in decode that is the whole block.
 constexpr int row_group = width == 16 ? 4 : 3;
 static int64_t tile_rows(int64_t left) { return left <= 4 ? left : row_group; }
 constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
-// Bounds shared scratch: 19 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not split.
+// Bounds shared scratch: 19 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not
+// split.
 constexpr int64_t max_partials = 32768;
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -145,12 +146,14 @@ struct Block {
 };
 
 // A tile of keys or values: one pointer per key, into the cache or into a copy of it.
-template <class E> struct Tile {
+template <class E>
+struct Tile {
     const E* const* rows;   // [tile_keys]
     const E* const* ahead;  // [tile_keys] the tile that comes next, or null
 
-    // Asks for elements [begin, end) of the key after the next tile_keys. The pieces of a paged cache are too short for the
-    // hardware prefetcher, and asking for a whole tile at once would fill the queue of misses and stop everything behind it.
+    // Asks for elements [begin, end) of the key after the next tile_keys. The pieces of a paged cache are too short for
+    // the hardware prefetcher, and asking for a whole tile at once would fill the queue of misses and stop everything
+    // behind it.
     void prefetch(int64_t key, int64_t begin, int64_t end) const {
         if (ahead)
             for (int64_t d = begin; d < end; d += 64 / (int64_t)sizeof(E)) __builtin_prefetch(ahead[key] + d);
@@ -256,15 +259,17 @@ static void value_rows(const float* weights, Tile<E> values, int64_t begin, int6
 
 // ---- Finding and staging tiles ----
 
-template <class E> static void stage_row(const E* in, float* out, int64_t n, int64_t dim) {
+template <class E>
+static void stage_row(const E* in, float* out, int64_t n, int64_t dim) {
     int64_t d = 0;
     for (; d + width <= n; d += width) store(out + d, load(in + d));
     if (d < dim) store(out + d, load_partial(in + d, (int)(n - d)));
 }
 
-// Fills rows[tile_keys]. Entries outside `keys` point at a neighbour, so that four keys at a time may be read; what comes
-// of those is discarded.
-template <class E> static void locate_tile(const Block& b, const void* cache, int64_t tile, Range keys, const E** rows) {
+// Fills rows[tile_keys]. Entries outside `keys` point at a neighbour, so that four keys at a time may be read; what
+// comes of those is discarded.
+template <class E>
+static void locate_tile(const Block& b, const void* cache, int64_t tile, Range keys, const E** rows) {
     const AttentionArgs& a = b.a;
     const int32_t* table = a.block_table + b.seq.seq * a.block_table_stride;
     const int64_t first = b.chunk * chunk_keys + tile;
@@ -280,7 +285,8 @@ template <class E> static void locate_tile(const Block& b, const void* cache, in
 
 // Calls f(Tile). Where more than one register tile of rows will read it, the tile is widened once into scratch, which
 // also gives heads that are not whole vectors their zero padding.
-template <class E, class F> static void with_tile(const Block& b, Tile<E> tile, Range keys, F f) {
+template <class E, class F>
+static void with_tile(const Block& b, Tile<E> tile, Range keys, F f) {
     if (b.dim == b.a.head_dim && (sizeof(E) == sizeof(float) || b.rows() <= 4)) return f(tile);
     const float* staged[tile_keys];
     for (int64_t k = keys.begin & ~int64_t{3}; k < keys.end || (k & 3); ++k) {
@@ -293,7 +299,8 @@ template <class E, class F> static void with_tile(const Block& b, Tile<E> tile, 
 
 // ---- One chunk of keys for one block of rows ----
 
-template <class E> static void score_group(const Block& b, Tile<E> keys, int64_t tile, int64_t row, int64_t count) {
+template <class E>
+static void score_group(const Block& b, Tile<E> keys, int64_t tile, int64_t row, int64_t count) {
     const Range first = b.keys(row), last = b.keys(row + count - 1);
     const int64_t begin = max64(first.begin - tile, 0) & ~int64_t{3}, end = min64(last.end - tile, tile_keys);
     const float* q = b.w.q + row * b.dim;
@@ -358,7 +365,8 @@ static void value_group(const Block& b, Tile<E> values, int64_t tile, int64_t ro
 }
 
 // Leaves sums, chunk_max and chunk_weight of every row that sees a key of the chunk.
-template <class E> static void attend_chunk(const Block& b) {
+template <class E>
+static void attend_chunk(const Block& b) {
     const AttentionArgs& a = b.a;
     const Range all = {b.keys(0).begin, b.keys(b.rows() - 1).end};
     const int64_t first = all.begin / tile_keys * tile_keys;
@@ -467,14 +475,22 @@ static void load_queries(const Block& b) {
     }
 }
 
-template <class E> static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& seq, int64_t item) {
+template <class E>
+static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& seq, int64_t item) {
     const int kv_head = (int)(item % a.num_kv_heads);
     const int64_t rest = item / a.num_kv_heads;
     // The last block sees the most keys: first, so that the shortest items come at the end.
     const int64_t block = seq.num_blocks - 1 - (seq.split ? rest / seq.num_chunks : rest);
     const int64_t first_query = block * block_tokens(a);
-    Block b{a, seq, w, first_query, min64(block_tokens(a), seq.num_queries - first_query), kv_head, group_size(a),
-            padded_dim(a), 0};
+    Block b{a,
+            seq,
+            w,
+            first_query,
+            min64(block_tokens(a), seq.num_queries - first_query),
+            kv_head,
+            group_size(a),
+            padded_dim(a),
+            0};
     Range chunks = {visible_chunks(a, b.position(0)).begin, visible_chunks(a, b.position(b.rows() - 1)).end};
     if (seq.split) {
         const int64_t chunk = seq.first_chunk + rest % seq.num_chunks;
@@ -501,7 +517,8 @@ size_t attention_scratch_bytes(const AttentionArgs& args) { return Workspace::by
 size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
     Cursor seq;
     seq.start(args);
-    while (seq.next(args)) {}
+    while (seq.next(args)) {
+    }
     return (size_t)(seq.partial_end * partial_stride(args)) * sizeof(float);
 }
 
@@ -533,7 +550,8 @@ void attention_merge(const AttentionArgs& args, Worker worker) {
             const Running total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);
-            write_row(total, args.out + (seq.first_token + query) * args.out_stride + head * args.head_dim, args.head_dim);
+            write_row(total, args.out + (seq.first_token + query) * args.out_stride + head * args.head_dim,
+                      args.head_dim);
         }
     }
 }

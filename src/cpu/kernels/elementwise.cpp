@@ -1,10 +1,11 @@
-// Embedding lookup and silu(gate) * up. Both write each element once, so any split over the workers gives the same bits.
-// Called by CpuBackend::embedding and silu_mul.
+// Embedding lookup and silu(gate) * up. Both write each element once, so any split over the workers gives the same
+// bits. Called by CpuBackend::embedding and silu_mul.
 #include "cpu/kernels/functions.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-template <class E> static void widen_row(const E* in, float* out, int64_t n) {
+template <class E>
+static void widen_row(const E* in, float* out, int64_t n) {
     int64_t i = 0;
     for (; i + width <= n; i += width) store(out + i, load(in + i));
     if (i < n) store_partial(out + i, load_partial(in + i, (int)(n - i)), (int)(n - i));

@@ -1,9 +1,9 @@
 // What one instruction-set build of the CPU kernels offers: a table of plain functions. Every source in this folder is
 // compiled once per instruction set (see src/cpu/meson.build); the CPU backend picks one table at run time.
 //
-// Each function does one share of its work, number `index` of `count`, and splits the work itself; shares run at once on
-// several threads, and one thread may run several. No synchronisation inside. No C++ standard library here or in the sources: an inline copy
-// compiled for AVX-512 could be picked by the linker for everyone.
+// Each function does one share of its work, number `index` of `count`, and splits the work itself; shares run at once
+// on several threads, and one thread may run several. No synchronisation inside. No C++ standard library here or in the
+// sources: an inline copy compiled for AVX-512 could be picked by the linker for everyone.
 #pragma once
 
 #include <stddef.h>
@@ -32,14 +32,14 @@ struct LinearArgs {
     const LinearSegment* segments;
     int num_segments;
     Element element;
-    bool silu_mul;          // two segments, gate and up: out[n] = silu(gate n) * up n
-    bool bf16_dot;          // x is rounded to bfloat16 and multiplied by the dot instruction (avx512_bf16, element bf16)
+    bool silu_mul;  // two segments, gate and up: out[n] = silu(gate n) * up n
+    bool bf16_dot;  // x is rounded to bfloat16 and multiplied by the dot instruction (avx512_bf16, element bf16)
     const float* residual;  // [num_tokens, out_features] or null; may be out
     int64_t residual_stride;
     float* out;  // [num_tokens, out_features]
     int64_t out_stride;
-    void* const* scratch;   // [num_threads] one per thread, 64-byte aligned, linear_scratch_bytes each
-    void* shared_scratch;   // linear_shared_scratch_bytes, for what all workers read (x rounded to bfloat16)
+    void* const* scratch;  // [num_threads] one per thread, 64-byte aligned, linear_scratch_bytes each
+    void* shared_scratch;  // linear_shared_scratch_bytes, for what all workers read (x rounded to bfloat16)
 };
 
 struct NormArgs {
@@ -108,9 +108,9 @@ struct SiluMulArgs {
 };
 
 struct Kernels {
-    const char* name;    // "generic", "avx2", "avx512", "avx512_bf16"
+    const char* name;  // "generic", "avx2", "avx512", "avx512_bf16"
     bool has_bf16_dot;
-    int vector_width;    // float lanes
+    int vector_width;  // float lanes
 
     size_t (*linear_scratch_bytes)(const LinearArgs&);
     size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
@@ -126,8 +126,9 @@ struct Kernels {
     void (*silu_mul)(const SiluMulArgs&, Worker);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
-    uint64_t (*read_memory)(const void* data, size_t bytes);       // streams over the buffer; returns a checksum
-    double (*dot_flops)(int64_t iterations, bool bf16_dot);        // runs the dot instruction from registers; returns flops done
+    uint64_t (*read_memory)(const void* data, size_t bytes);  // streams over the buffer; returns a checksum
+    double (*dot_flops)(int64_t iterations,
+                        bool bf16_dot);  // runs the dot instruction from registers; returns flops done
 };
 
 // Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.

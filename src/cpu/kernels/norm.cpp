@@ -5,7 +5,8 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-template <class W> static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
+template <class W>
+static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
     const W* weight = (const W*)a.weight;  // [hidden_size]
     for (int64_t t = begin; t < end; ++t) {
         const float* x = a.x + t * a.x_stride;  // [hidden_size]

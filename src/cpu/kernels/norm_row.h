@@ -8,7 +8,8 @@
 namespace infinilm::cpu::INFINILM_ISA {
 
 // Sum of squares of x[n]; with ADD, x is added to residual[n] first, and the sum is over the new residual.
-template <bool ADD> INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n) {
+template <bool ADD>
+INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n) {
     vec sum[4] = {zero(), zero(), zero(), zero()};
     int64_t i = 0;
     for (; i + 4 * width <= n; i += 4 * width)
@@ -36,7 +37,8 @@ template <bool ADD> INFINILM_INLINE float sum_squares(const float* x, float* res
 }
 
 // out[n] = x[n] * scale * weight[n]; out may be x.
-template <class W> INFINILM_INLINE void scale_row(const float* x, float scale, const W* weight, float* out, int64_t n) {
+template <class W>
+INFINILM_INLINE void scale_row(const float* x, float scale, const W* weight, float* out, int64_t n) {
     const vec s = set1(scale);
     int64_t i = 0;
     for (; i + width <= n; i += width) store(out + i, load(x + i) * s * load(weight + i));

@@ -1,6 +1,7 @@
-// Between the QKV projection and attention: per head of q and k an optional RMSNorm over head_dim, then rotate-half RoPE
-// (Su et al. 2021, as in Llama: pairs i, i + rotary_dim / 2) in place in qkv; then k and v are narrowed into the cache at
-// slot_mapping (-1: nowhere). The unit of work is one head of one token. Called by CpuBackend::qk_norm_rope_store_kv.
+// Between the QKV projection and attention: per head of q and k an optional RMSNorm over head_dim, then rotate-half
+// RoPE (Su et al. 2021, as in Llama: pairs i, i + rotary_dim / 2) in place in qkv; then k and v are narrowed into the
+// cache at slot_mapping (-1: nowhere). The unit of work is one head of one token. Called by
+// CpuBackend::qk_norm_rope_store_kv.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
 
@@ -25,7 +26,8 @@ static void rotate(float* x, const float* cos_sin, int64_t half) {
 }
 
 // cache: [head_dim] of one slot
-template <class E> static void store_head(const float* x, E* cache, int head_dim) {
+template <class E>
+static void store_head(const float* x, E* cache, int head_dim) {
     int d = 0;
     for (; d + width <= head_dim; d += width) store(cache + d, load(x + d));
     if (d < head_dim) store_partial(cache + d, load_partial(x + d, head_dim - d), head_dim - d);
@@ -50,9 +52,8 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     const int kv_head = head - (is_key ? a.num_heads : value_begin);
     const int64_t block = slot / a.block_size, offset = slot % a.block_size;
     const int64_t at = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * a.head_dim;
-    visit_element(a.cache_element, [&](auto e) {
-        store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + at, a.head_dim);
-    });
+    visit_element(a.cache_element,
+                  [&](auto e) { store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + at, a.head_dim); });
 }
 
 void rope_store(const RopeStoreArgs& args, Worker worker) {
