@@ -192,32 +192,29 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
     run(kernels_.embedding, args, args.num_tokens * args.hidden_size);
 }
 
-void CpuBackend::rms_norm(const RmsNormParams& p) {
-    run_norm({.x = p.x.as<const float>(),
-              .x_stride = p.x.stride(0),
-              .residual = nullptr,
-              .residual_stride = 0,
-              .weight = p.weight.data(),
-              .element = element(p.weight.dtype()),
-              .out = p.out.as<float>(),
-              .out_stride = p.out.stride(0),
-              .num_tokens = p.x.shape(0),
-              .hidden_size = p.x.shape(1),
-              .eps = p.eps});
+// What both norms share.
+template <class Params>
+static NormArgs norm_args(const Params& p) {
+    return {.x = p.x.template as<const float>(),
+            .x_stride = p.x.stride(0),
+            .residual = nullptr,
+            .residual_stride = 0,
+            .weight = p.weight.data(),
+            .element = element(p.weight.dtype()),
+            .out = p.out.template as<float>(),
+            .out_stride = p.out.stride(0),
+            .num_tokens = p.x.shape(0),
+            .hidden_size = p.x.shape(1),
+            .eps = p.eps};
 }
 
+void CpuBackend::rms_norm(const RmsNormParams& p) { run_norm(norm_args(p)); }
+
 void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
-    run_norm({.x = p.x.as<const float>(),
-              .x_stride = p.x.stride(0),
-              .residual = p.residual.as<float>(),
-              .residual_stride = p.residual.stride(0),
-              .weight = p.weight.data(),
-              .element = element(p.weight.dtype()),
-              .out = p.out.as<float>(),
-              .out_stride = p.out.stride(0),
-              .num_tokens = p.x.shape(0),
-              .hidden_size = p.x.shape(1),
-              .eps = p.eps});
+    NormArgs args = norm_args(p);
+    args.residual = p.residual.as<float>();
+    args.residual_stride = p.residual.stride(0);
+    run_norm(args);
 }
 
 void CpuBackend::rope_table(const RopeTableParams& p) {
