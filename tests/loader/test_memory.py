@@ -22,11 +22,13 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 PEAK = """
-import resource, sys
+import sys
 from infinilm import LLM
 llm = LLM(sys.argv[1], dtype=sys.argv[2], max_num_seqs=1, use_tqdm=False)
 next(llm.stream([[1, 2, 3]], temperature=0, max_tokens=1))
-print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# VmHWM, not ru_maxrss: that one starts at what the parent process had when it forked.
+status = open("/proc/self/status").read()
+print(1024 * int(status.split("VmHWM:")[1].split()[0]))
 """
 
 
