@@ -10,4 +10,6 @@ site=$(dirname "$(find "$build/root" -type d -name infinilm | head -n 1)")
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1
-PYTHONPATH="$PWD/$site" exec python -m pytest -p no:cacheprovider "${@:-tests/ops tests/core}"
+[ $# -gt 0 ] || set -- tests/ops tests/core
+# pytest, not python -m pytest: that would put the source tree, which has no extension, in front.
+PYTHONPATH="$PWD/$site" exec pytest -p no:cacheprovider "$@"

@@ -3,7 +3,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
@@ -31,7 +30,8 @@ LinearKind linear_kind(const std::string& text) {
     throw ConfigError("unknown kind of linear '" + text + "'; expected plain or silu_mul");
 }
 
-std::unique_ptr<Backend> make_backend(const std::string& device, const std::string& isa, int num_threads,
+// Shared, not unique: nanobind would free a unique one as a Backend, and a CpuBackend is aligned to cache lines.
+std::shared_ptr<Backend> make_backend(const std::string& device, const std::string& isa, int num_threads,
                                       const std::string& compute_dtype) {
     if (device_from_string(device).kind != DeviceKind::cpu)
         throw DeviceError("Backend: only 'cpu' is built, got '" + device + "'");
