@@ -1,0 +1,212 @@
+// Every kernel of the CUDA backend, as the backend sees it: argument structs of plain device pointers and sizes, and
+// launchers. A launcher enqueues on `stream`, allocates nothing, waits for nothing and returns the error of the launch.
+// Arguments are valid already (ops.cpp); what a layout needs beyond that is said here and is ensured by
+// cuda_backend.cpp. C++17, for nvcc, for the host compiler and for the emulator.
+//
+// Alignment: every row of an activation, of a cache and of a norm weight starts at a multiple of 16 bytes, since
+// widths are multiples of 8 elements (the backend refuses other models) and buffers are aligned to 256 bytes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace infinilm::cuda {
+
+// Element type of activations, packed weights and KV cache, one for a whole engine. f32 serves checks, not speed.
+enum class Type : int { f32, bf16, f16 };
+
+constexpr int size_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// ---- weights -----------------------------------------------------------------------------------------------------
+
+// Which output feature lies in which row of a packed weight. What an epilogue needs together lies in rows r and r + 8
+// of a tile of 16 rows, which one thread of an mma holds.
+//   natural     row p is feature p
+//   gate_up     rows r < 8 of tile i are the gate of feature 8 i + r, rows r + 8 its up
+//   rope_pairs  a head of head_dim features takes head_dim / 16 tiles; row r < 8 of its tile j is dimension 8 j + r,
+//               row r + 8 dimension 8 j + r + head_dim / 2: the pair that RoPE turns
+enum class RowOrder : int { natural, gate_up, rope_pairs };
+
+// A linear's weight. For bf16 and f16: [num_tiles][num_steps][32 lanes][8] elements, the A fragments of mma_m16n8k16
+// (ptx.cuh), tile by tile of 16 rows, step by step of 16 along k: one 16-byte load of a lane is its fragment. Rows and
+// columns beyond n and k are zero. For f32: [n][k] row-major, natural order, gate before up.
+struct PackedWeight {
+    const void* data = nullptr;
+    const float* bias = nullptr;  // [n], by feature; or null
+    int n = 0, k = 0;             // features (gate and up counted both), multiple of 8; columns, multiple of 8
+    Type type = Type::bf16;
+    RowOrder order = RowOrder::natural;
+    int head_dim = 0;  // of rope_pairs, a multiple of 16
+};
+
+constexpr int num_steps(int k) { return (k + 15) / 16; }
+constexpr int num_tiles(const PackedWeight& w) { return (w.n + 15) / 16; }  // n / 2 is a multiple of 8 with gate_up
+inline size_t packed_bytes(const PackedWeight& w) {
+    return w.type == Type::f32 ? size_t{4} * w.n * w.k : size_t{512} * num_tiles(w) * num_steps(w.k);
+}
+
+// Copies the checkpoint rows of one part (q, k, v; gate, up), features [first, first + rows), into a packed weight
+// whose padding is zero already.
+struct PackArgs {
+    const void* src;  // [rows, k] row-major of src_type, on the device
+    Type src_type;
+    int first, rows;
+    PackedWeight dst;  // data is written
+};
+cudaError_t pack_weight(const PackArgs&, cudaStream_t);
+
+// dst[i] = src[i] in another type.
+struct ConvertArgs {
+    const void* src;
+    Type src_type;
+    void* dst;
+    Type dst_type;
+    int64_t count;
+};
+cudaError_t convert(const ConvertArgs&, cudaStream_t);
+
+// ---- embedding and small row-wise ops ----------------------------------------------------------------------------
+
+struct EmbeddingArgs {
+    const int* ids;      // [num_tokens]; an id outside the vocabulary gives a row of NaN
+    PackedWeight table;  // natural order: a tied lm_head is its own embedding table
+    void* out;           // [num_tokens, k] T
+    int64_t out_stride;  // elements between rows, here and below
+    int num_tokens;
+};
+cudaError_t embedding(const EmbeddingArgs&, cudaStream_t);
+
+struct RmsNormArgs {
+    const void* x;        // [num_tokens, hidden_size] T
+    void* residual;       // null, or [num_tokens, hidden_size] T: residual += x, rounded to T, and that is normed
+    const float* weight;  // [hidden_size]
+    void* out;            // [num_tokens, hidden_size] T; may be x
+    int64_t x_stride, residual_stride, out_stride;
+    int num_tokens, hidden_size;
+    float eps;
+    Type type;
+};
+cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
+
+struct SiluMulArgs {
+    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up
+    void* out;            // [num_tokens, intermediate_size] T
+    int64_t gate_up_stride, out_stride;
+    int num_tokens, intermediate_size;
+    Type type;
+};
+cudaError_t silu_mul(const SiluMulArgs&, cudaStream_t);
+
+struct GatherRowsArgs {
+    const void* x;    // [.., hidden_size] T
+    const int* rows;  // [num_rows]
+    void* out;        // [num_rows, hidden_size] T
+    int64_t x_stride, out_stride;
+    int num_rows, hidden_size;
+    Type type;
+};
+cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
+
+// ---- positions and the cache -------------------------------------------------------------------------------------
+
+struct RopeTableArgs {
+    const int* positions;   // [num_tokens]
+    const float* inv_freq;  // [half]
+    float* cos_sin;         // [num_tokens, 2 * half]: half cosines, then half sines; rows contiguous
+    int num_tokens, half;
+    float attention_factor;
+};
+cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
+
+// Where keys and values go, and how q and k are turned first.
+struct RopeStoreArgs {
+    const float* cos_sin;         // [num_tokens, rotary_dim]
+    const float* q_norm;          // [head_dim] or null, with k_norm
+    const float* k_norm;          // [head_dim] or null
+    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing
+    void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim] T
+    void* v_cache;                // the same
+    int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
+    float eps;
+};
+
+// In place in qkv; then k and v go to the cache.
+struct QkNormRopeStoreArgs {
+    void* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T
+    int64_t qkv_stride;
+    int num_tokens;
+    RopeStoreArgs rope;
+    Type type;
+};
+cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs&, cudaStream_t);
+
+// ---- linears -----------------------------------------------------------------------------------------------------
+
+// out[t, f] = epilogue(sum over k of prologue(x[t]) . weight[f] + bias[f]).
+// Rounding, so that fused and unfused are the same bits: a normed x is rounded to T; with rope a sum (and bias) is
+// rounded to T before it is turned; otherwise the sum stays float32 until out.
+struct LinearArgs {
+    const void* x;  // [num_tokens, k] T
+    int64_t x_stride;
+    int num_tokens;
+    PackedWeight weight;
+    const float* norm_weight = nullptr;  // prologue: x[t] becomes rms_norm(x[t]) * norm_weight ([k])
+    float norm_eps = 0;
+    const void* residual = nullptr;  // [num_tokens, n] T, added at the end; may be out
+    int64_t residual_stride = 0;
+    void* out = nullptr;  // [num_tokens, n] T; gate_up: [num_tokens, n / 2], silu(gate) * up; float if out_float32
+    int64_t out_stride = 0;
+    bool out_float32 = false;
+    bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
+    RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
+};
+
+// At most this many tokens go through linear_decode.
+constexpr int max_decode_tokens = 96;
+cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens <= max_decode_tokens; all of the above
+cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);  // any num_tokens; without norm and rope
+cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);     // the same on Hopper (wgmma)
+cudaError_t linear_f32(const LinearArgs&, cudaStream_t);      // Type::f32, without norm and rope
+bool linear_sm90_built();                                     // whether this library holds code for sm_90a
+
+// ---- attention ---------------------------------------------------------------------------------------------------
+
+// As AttentionParams of src/ops/backend.h. head_dim is a multiple of 8, at most 256.
+struct AttentionArgs {
+    const void* q;                  // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
+    const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim] T
+    const int* block_table;         // [num_seqs, ..], rows block_table_stride apart
+    const int* cu_seqlens_q;        // [num_seqs + 1]
+    const int* context_lens;        // [num_seqs]
+    void* out;                      // [num_tokens, num_heads, head_dim] T, tokens out_stride elements apart
+    int64_t q_stride, out_stride, block_table_stride;
+    int num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+    int max_query_len, max_context_len;  // no sequence has more: bounds of the grid
+    float softmax_scale;
+    int sliding_window;  // 0: none
+    void* workspace;     // attention_workspace_bytes(), aligned to 256; zero before the first use
+    Type type;
+};
+size_t attention_workspace_bytes(const AttentionArgs&);
+cudaError_t attention(const AttentionArgs&, cudaStream_t);      // bf16, f16
+cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);  // Type::f32
+
+// ---- sampling ----------------------------------------------------------------------------------------------------
+
+// As SampleParams of src/ops/backend.h. A row that cannot be sampled gets a negative id: SampleFault.
+enum SampleFault : int { nan_logit = -1, infinite_logit = -2, no_logit = -3 };
+struct SampleArgs {
+    const float* logits;  // [num_rows, vocab_size]
+    int64_t logits_stride;
+    int num_rows, vocab_size;
+    const float* temperature;  // [num_rows], so all below
+    const int* top_k;
+    const float *top_p, *min_p, *random_val;
+    int* ids;
+    float* logprobs;  // of the sampled ids under softmax(logits); or null
+};
+cudaError_t sample(const SampleArgs&, cudaStream_t);
+
+}  // namespace infinilm::cuda
