@@ -55,6 +55,12 @@ def selected_cpu_isa() -> str:
 def cpu_has_bf16_dot() -> bool:
     """Whether it multiplies bfloat16 pairs in one instruction."""
 
+def parse_device(device: str) -> tuple[str, int]:
+    """Kind and index of a device such as 'cuda:1'. ConfigError: it is none."""
+
+def cuda_devices() -> list[dict[str, Any]]:
+    """The usable GPUs, at least one. DeviceError: why there is none."""
+
 def default_num_threads() -> int:
     """Cores this process may use."""
 
@@ -81,15 +87,17 @@ class Backend:
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain') -> PreparedLinear: ...
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0) -> PreparedLinear: ...
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None: ...
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None:
+        """table: [vocab_size, hidden_size], prepared for this call."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
 
-    def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None) -> None: ...
+    def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0) -> None:
+        """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor) -> None: ...
 
@@ -277,7 +285,7 @@ class StepOutput:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, device: str = 'cpu', num_threads: int = 0, isa: str = '') -> None: ...
+    def __init__(self, spec: ModelSpec, device: str = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True) -> None: ...
 
     @property
     def spec(self) -> ModelSpec: ...

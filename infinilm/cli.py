@@ -177,8 +177,8 @@ def _add_model_settings(
     )
     if context:
         group.add_argument("--max-model-len", type=_positive, metavar="N", help="tokens of prompt and output together")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default): cuda if usable")
     if loads:
-        group.add_argument("--device", default="auto", help="cpu or auto (default)")
         group.add_argument("--num-threads", type=_positive, metavar="N", help="CPU threads; default: one per core")
 
 
@@ -220,7 +220,12 @@ def _positive_list(text: str) -> list[int]:
 
 def _model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded."""
-    return {"dtype": args.dtype, "kv_cache": args.kv_cache, "max_model_len": args.max_model_len}
+    return {
+        "device": args.device,
+        "dtype": args.dtype,
+        "kv_cache": args.kv_cache,
+        "max_model_len": args.max_model_len,
+    }
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -238,7 +243,6 @@ def _open_llm(args: argparse.Namespace) -> Iterator[LLM]:
 
     with LLM(
         args.model,
-        device=args.device,
         num_threads=args.num_threads,
         max_num_seqs=1,
         max_num_batched_tokens=_PREFILL_CHUNK,
@@ -471,8 +475,8 @@ def _info(args: argparse.Namespace) -> int:
     }
     if args.model is not None:
         info["model"] = describe.describe_model(args.model, _model_settings(args))
-    elif _model_settings(args) != {"dtype": "auto", "kv_cache": None, "max_model_len": None}:
-        raise ConfigError("--dtype, --kv-cache and --max-model-len describe a model: pass --model too")
+    elif _model_settings(args) != {"device": "auto", "dtype": "auto", "kv_cache": None, "max_model_len": None}:
+        raise ConfigError("--device, --dtype, --kv-cache and --max-model-len describe a model: pass --model too")
     if args.json:
         _put(json.dumps(info, indent=1) + "\n")
     else:
@@ -493,8 +497,16 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     from infinilm import _core, bench
+    from infinilm.errors import ConfigError
     from infinilm.llm import LLM
+    from infinilm.system import resolve_device
 
+    device = resolve_device(args.device)
+    if device != "cpu":
+        raise ConfigError(
+            f"bench measures against the limits of a CPU, not of {device}: pass --device cpu, or run "
+            "'python -m tests.bench.gpu' in the source tree, which measures a GPU"
+        )
     num_threads = args.num_threads or _core.default_num_threads()
     needed = bench.context_needed(
         prompt_len=args.prompt_len,
@@ -506,7 +518,7 @@ def _bench(args: argparse.Namespace) -> int:
     _note(f"loading {args.model}")
     with LLM(
         args.model,
-        device=args.device,
+        device=device,
         dtype=args.dtype,
         max_model_len=needed,
         max_num_seqs=max(args.batch_sizes),

@@ -46,6 +46,7 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "config": {name: getattr(config, name) for name in names},
         "num_parameters": _count_parameters(plan),
         "stored_dtype": plan.stored_dtype,
+        "device": plan.device,
         "dtype": plan.dtype,
         "memory": describe_memory(plan),
     }
@@ -63,15 +64,21 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
         f"infinilm  {info['version']}, Python {info['python']}, {info['platform']}",
         f"cpu       {cpu['isa']} (of {', '.join(cpu['isas'])}), {cpu['num_threads']} threads, "
         f"bfloat16 dot instruction: {'yes' if cpu['bf16_dot'] else 'no'}",
-        f"cuda      {'available' if cuda['available'] else 'not available: ' + cuda['reason']}",
     ]
+    if not cuda["available"]:
+        lines.append(f"cuda      not available: {cuda['reason']}")
+    for index, gpu in enumerate(cuda["devices"]):
+        lines.append(
+            f"cuda:{index}    {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['num_sms']} SMs, "
+            f"{format_bytes(gpu['free_bytes'])} of {format_bytes(gpu['total_bytes'])} free"
+        )
     if "model" in info:
         model = info["model"]
         config = dict(model["config"])
         lines += [
             f"model     {model['path']}",
             f"          {config.pop('architecture')}, {model['num_parameters']:,} parameters, stored as "
-            f"{model['stored_dtype']}, computed in {model['dtype']}",
+            f"{model['stored_dtype']}, computed in {model['dtype']} on {model['device']}",
             *(f"          {name} {value}" for name, value in config.items()),
             *(f"memory    {line}" for line in memory_lines(model["memory"])),
         ]

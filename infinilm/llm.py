@@ -134,10 +134,11 @@ class LLM:
     model
         Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id (needs the [hub] extra).
     device
-        "cpu" or "auto".
+        "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
         "float32", "bfloat16", "float16", or "auto": the checkpoint's; on a CPU without a bfloat16 dot instruction
-        bfloat16 weights are computed with in float32, which is as fast there.
+        bfloat16 weights are computed with in float32, which is as fast there; on a GPU float32 weights become
+        bfloat16, since "float32" there is exact but slow.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: what the model was made for, or as much as the
         KV cache has room for.
@@ -147,6 +148,9 @@ class LLM:
         Tokens of one step; longer prompts are computed in chunks.
     kv_cache
         Memory for the KV cache: bytes, "4GiB", "50%" of what is free, or None for half of what is free.
+    batch_invariant
+        On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
+        lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
         CPU threads; default: one per core this process may use.
     seed
@@ -176,6 +180,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         kv_cache: int | str | None = None,
+        batch_invariant: bool = True,
         num_threads: int | None = None,
         seed: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
@@ -196,9 +201,11 @@ class LLM:
             max_num_seqs=max_num_seqs,
             kv_cache=kv_cache,
             load_format=load_format,
+            device=device,
         )
         self.model_path: Path = plan.path
         self.config: LlamaConfig = plan.config
+        self.device: str = plan.device
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
@@ -207,7 +214,7 @@ class LLM:
             plan.path, chat_template, self.tokenizer.special_tokens
         )
         spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=self.max_model_len)
-        self._engine = _core.InferEngine(spec, "cpu" if device == "auto" else device, num_threads or 0)
+        self._engine = _core.InferEngine(spec, plan.device, num_threads or 0, batch_invariant=batch_invariant)
         if load_format == "dummy":
             self._engine.load_dummy(plan.stored_dtype, seed or 0)
         else:

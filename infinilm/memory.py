@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.families import DTYPES, build_spec
+from infinilm.system import device_free_memory, resolve_device
 
 if TYPE_CHECKING:
     from infinilm.config import LlamaConfig
@@ -155,6 +156,7 @@ class ModelPlan:
 
     path: Path  # the checkpoint folder
     config: LlamaConfig
+    device: str  # "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # of the checkpoint's weights
     dtype: str  # what the engine computes in
     memory: MemoryPlan
@@ -168,8 +170,9 @@ def plan_model(
     max_num_seqs: int = 64,
     kv_cache: int | str | None = None,
     load_format: str = "auto",
+    device: str = "auto",
 ) -> ModelPlan:
-    """Decide dtype, context and cache from config.json and the headers of the weights alone; see `LLM`."""
+    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`."""
     from infinilm.checkpoint import Checkpoint, resolve_model
     from infinilm.config import AutoConfig
 
@@ -182,7 +185,9 @@ def plan_model(
     else:
         with Checkpoint(path) as checkpoint:
             stored = checkpoint.checkpoint_dtype()
-    computed = _resolve_dtype(dtype, stored)
+    device = resolve_device(device)
+    on_cpu = device == "cpu"
+    computed = _resolve_dtype(dtype, stored, on_cpu)
     if max_model_len is not None and max_model_len > config.max_position_embeddings:
         logger.warning(
             "max_model_len=%d is beyond the %d positions the model was made for",
@@ -190,7 +195,8 @@ def plan_model(
             config.max_position_embeddings,
         )
     spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
-    weight_bytes = _weight_bytes(spec, stored, computed)
+    weight_bytes = _weight_bytes(spec, stored if on_cpu and computed == "float32" else computed)
+    free_bytes = available_memory() if on_cpu else device_free_memory(device)
     plan = divide_memory(
         weight_bytes=weight_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token,
@@ -198,9 +204,9 @@ def plan_model(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
-        free_bytes=max(available_memory() - weight_bytes, 0),
+        free_bytes=max(free_bytes - weight_bytes, 0),
     )
-    return ModelPlan(path, config, stored, computed, plan)
+    return ModelPlan(path, config, device, stored, computed, plan)
 
 
 def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
@@ -211,14 +217,20 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     model
         As for `LLM`.
     settings
-        ``dtype``, ``max_model_len``, ``max_num_seqs``, ``kv_cache``, ``load_format``, as for `LLM`.
+        ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``kv_cache``, ``load_format``, as for `LLM`.
     """
     return plan_model(model, **settings).memory
 
 
-def _resolve_dtype(dtype: str, stored: str) -> str:
-    """What to compute in. On a CPU without a bfloat16 dot instruction, float32 is as fast as bfloat16, and exact."""
+def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
+    """What to compute in.
+
+    On a CPU without a bfloat16 dot instruction, float32 is as fast as bfloat16, and exact. On a GPU the tensor cores
+    take 16 bits: bfloat16, also for float32 checkpoints.
+    """
     if dtype == "auto":
+        if not on_cpu:
+            return "float16" if stored == "float16" else "bfloat16"
         if stored == "bfloat16" and not _core.cpu_has_bf16_dot():
             return "float32"
         return stored if stored in DTYPES else "float32"
@@ -227,8 +239,7 @@ def _resolve_dtype(dtype: str, stored: str) -> str:
     return dtype
 
 
-def _weight_bytes(spec: _core.ModelSpec, stored: str, dtype: str) -> int:
-    """Bytes of the weights as the engine keeps them: in place, unless the dtype asks for a conversion."""
-    kept = stored if dtype == "float32" else dtype
+def _weight_bytes(spec: _core.ModelSpec, kept: str) -> int:
+    """Bytes of the weights as the engine keeps them: on a CPU in place, unless the dtype asks for a conversion."""
     element_bytes = 2 if kept in ("bfloat16", "float16") else 4
     return element_bytes * sum(math.prod(shape) for shape in _core.param_shapes(spec).values())

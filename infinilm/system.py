@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infinilm import _core
-
-CUDA_REASON = "this version of infinilm has no CUDA kernels yet"
+from infinilm.errors import DeviceError
 
 
 def backends() -> dict[str, dict[str, Any]]:
@@ -16,8 +15,15 @@ def backends() -> dict[str, dict[str, Any]]:
     -------
     dict
         ``{"cpu": {"available": True, "isa": ..., "isas": [...], "num_threads": ..., "bf16_dot": ...},
-        "cuda": {"available": False, "reason": ...}}``
+        "cuda": {"available": bool, "reason": why not, "devices": [{"name", "compute_capability", "total_bytes",
+        "free_bytes", "num_sms"}, ..]}}``
     """
+    devices: list[dict[str, Any]] = []
+    reason = ""
+    try:
+        devices = _core.cuda_devices()
+    except DeviceError as error:
+        reason = str(error)
     return {
         "cpu": {
             "available": True,
@@ -27,5 +33,26 @@ def backends() -> dict[str, dict[str, Any]]:
             "bf16_dot": _core.cpu_has_bf16_dot(),
             "num_threads": _core.default_num_threads(),
         },
-        "cuda": {"available": False, "reason": CUDA_REASON},
+        "cuda": {"available": bool(devices), "reason": reason, "devices": devices},
     }
+
+
+def resolve_device(device: str) -> str:
+    """What `device="auto"` means here: the first GPU if one is usable, else the CPU; others are only checked."""
+    if device != "auto":
+        _core.parse_device(device)
+        return device
+    try:
+        _core.cuda_devices()
+    except DeviceError:
+        return "cpu"
+    return "cuda"
+
+
+def device_free_memory(device: str) -> int:
+    """Bytes that are free on a GPU such as "cuda:1"."""
+    devices = _core.cuda_devices()
+    index = _core.parse_device(device)[1]
+    if index >= len(devices):
+        raise DeviceError(f"device {device!r}: there are {len(devices)} CUDA devices")
+    return int(devices[index]["free_bytes"])

@@ -85,10 +85,21 @@ void bind_batch(nb::module_& m) {
                Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature,
                std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val, bool return_logits) {
-                new (self) Batch{view(input_ids),    view(positions),    view(slot_mapping), view(block_table),
-                                 view(cu_seqlens_q), view(context_lens), view(logits_rows),  view(temperature),
-                                 view(top_k),        view(top_p),        view(min_p),        view(random_val),
-                                 return_logits};
+                new (self) Batch{view(input_ids),
+                                 view(positions),
+                                 view(slot_mapping),
+                                 view(block_table),
+                                 view(cu_seqlens_q),
+                                 view(context_lens),
+                                 view(logits_rows),
+                                 view(temperature),
+                                 view(top_k),
+                                 view(top_p),
+                                 view(min_p),
+                                 view(random_val),
+                                 return_logits,
+                                 0,
+                                 0};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -115,11 +126,13 @@ void bind_engine(nb::module_& m) {
         .def(
             "__init__",
             [](InferEngine* self, const ModelSpec& spec, const std::string& device, int num_threads,
-               const std::string& isa) {
-                new (self)
-                    InferEngine(spec, {.device = device_from_string(device), .num_threads = num_threads, .isa = isa});
+               const std::string& isa, bool batch_invariant) {
+                new (self) InferEngine(spec, {.device = device_from_string(device),
+                                              .num_threads = num_threads,
+                                              .isa = isa,
+                                              .batch_invariant = batch_invariant});
             },
-            "spec"_a, "device"_a = "cpu", "num_threads"_a = 0, "isa"_a = "")
+            "spec"_a, "device"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true)
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
             "param_shapes", [](const InferEngine& engine) { return param_shapes(engine.param_rows()); },

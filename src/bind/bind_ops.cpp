@@ -6,9 +6,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
+#include "core/check.h"
 #include "core/random.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
+#include "ops/cuda_library.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -27,14 +29,15 @@ TensorView output(const char* op, const char* argument, const Tensor& t) {
 LinearKind linear_kind(const std::string& text) {
     if (text == "plain") return LinearKind::plain;
     if (text == "silu_mul") return LinearKind::silu_mul;
-    throw ConfigError("unknown kind of linear '" + text + "'; expected plain or silu_mul");
+    if (text == "qkv") return LinearKind::qkv;
+    throw ConfigError("unknown kind of linear '" + text + "'; expected plain, silu_mul or qkv");
 }
 
 // Shared, not unique: nanobind would free a unique one as a Backend, and a CpuBackend is aligned to cache lines.
 std::shared_ptr<Backend> make_backend(const std::string& device, const std::string& isa, int num_threads,
                                       const std::string& compute_dtype) {
     if (device_from_string(device).kind != DeviceKind::cpu)
-        throw DeviceError("Backend: only 'cpu' is built, got '" + device + "'");
+        throw DeviceError("Backend: expected 'cpu', got '" + device + "'; other devices are used through InferEngine");
     return cpu::make_cpu_backend(
         {.num_threads = num_threads, .isa = isa, .compute_dtype = dtype_from_string(compute_dtype)});
 }
@@ -59,6 +62,30 @@ void bind_ops(nb::module_& m) {
     m.def(
         "cpu_has_bf16_dot", [] { return cpu::select_kernels().has_bf16_dot; },
         "Whether it multiplies bfloat16 pairs in one instruction.");
+    m.def(
+        "parse_device",
+        [](const std::string& text) {
+            const Device device = device_from_string(text);
+            return std::pair(std::string(device.kind == DeviceKind::cpu ? "cpu" : "cuda"), device.index);
+        },
+        "device"_a, "Kind and index of a device such as 'cuda:1'. ConfigError: it is none.");
+    m.def(
+        "cuda_devices",
+        [] {
+            nb::list out;
+            for (const CudaDevice& device : cuda_devices()) {
+                nb::dict entry;
+                entry["name"] = device.name;
+                entry["compute_capability"] = concat(device.major, ".", device.minor);
+                entry["total_bytes"] = device.total_bytes;
+                entry["free_bytes"] = device.free_bytes;
+                entry["num_sms"] = device.num_sms;
+                out.append(entry);
+            }
+            return out;
+        },
+        nb::sig("def cuda_devices() -> list[dict[str, typing.Any]]"),
+        "The usable GPUs, at least one. DeviceError: why there is none.");
     m.def("default_num_threads", &cpu::default_num_threads, "Cores this process may use.");
     m.def("uniform", &uniform, "seed"_a, "position"_a, "The uniform draw in [0, 1) of a request's seed at a position.");
     using Seeds = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -90,18 +117,24 @@ void bind_ops(nb::module_& m) {
         .def(nb::new_(&make_backend), "device"_a, "isa"_a = "", "num_threads"_a = 0, "compute_dtype"_a = "float32")
         .def(
             "prepare_linear",
-            [](Backend& b, const std::vector<std::pair<Tensor, OptionalTensor>>& parts, const std::string& kind) {
+            [](Backend& b, const std::vector<std::pair<Tensor, OptionalTensor>>& parts, const std::string& kind,
+               int head_dim) {
                 std::vector<LinearPart> joined;
                 for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
-                return std::shared_ptr<PreparedLinear>(ops::prepare_linear(b, std::move(joined), linear_kind(kind)));
+                return std::shared_ptr<PreparedLinear>(
+                    ops::prepare_linear(b, std::move(joined), linear_kind(kind), head_dim));
             },
-            "parts"_a, "kind"_a = "plain")
+            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0)
         .def(
             "embedding",
             [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out) {
-                ops::embedding(b, {.ids = ids, .table = table, .out = output("embedding", "out", out)});
+                Check check("embedding");
+                check.tensor("table", table, {"vocab_size", "hidden_size"});
+                check.require(table.is_contiguous(), "table: must be contiguous");
+                const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain);
+                ops::embedding(b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out)});
             },
-            "ids"_a, "table"_a, "out"_a, Release())
+            "ids"_a, "table"_a, "out"_a, Release(), "table: [vocab_size, hidden_size], prepared for this call.")
         .def(
             "rms_norm",
             [](Backend& b, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
@@ -122,13 +155,15 @@ void bind_ops(nb::module_& m) {
         .def(
             "linear",
             [](Backend& b, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
-               const OptionalTensor& residual) {
+               const OptionalTensor& residual, const OptionalTensor& norm, const OptionalTensor& scratch, float eps) {
                 ops::linear(b, {.x = x,
                                 .weight = weight,
+                                .norm = {.weight = optional_view(norm), .scratch = optional_view(scratch), .eps = eps},
                                 .residual = optional_view(residual),
                                 .out = output("linear", "out", out)});
             },
-            "x"_a, "weight"_a, "out"_a, "residual"_a = nb::none(), Release())
+            "x"_a, "weight"_a, "out"_a, "residual"_a = nb::none(), "norm"_a = nb::none(), "scratch"_a = nb::none(),
+            "eps"_a = 0.0f, Release(), "With norm ([in_features]): of rms_norm(x); scratch is as large as x.")
         .def(
             "rope_table",
             [](Backend& b, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
@@ -172,7 +207,9 @@ void bind_ops(nb::module_& m) {
                                          .context_lens = context_lens,
                                          .out = output("paged_attention", "out", out),
                                          .softmax_scale = softmax_scale,
-                                         .sliding_window = sliding_window});
+                                         .sliding_window = sliding_window,
+                                         .max_query_len = 0,
+                                         .max_context_len = 0});  // a CPU reads the lengths
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, Release())

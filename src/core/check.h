@@ -28,9 +28,10 @@ public:
 
     explicit Check(std::string_view op) : op_(op) {}
 
-    // Host memory, given dimensions, last dimension contiguous. `dtype` nullopt: any floating type.
+    // Given dimensions, last dimension contiguous. `dtype` nullopt: any floating type.
     void tensor(std::string_view argument, const TensorView& view, std::initializer_list<Dim> dims,
                 std::optional<DType> dtype = std::nullopt);
+    std::string_view op() const { return op_; }
     int64_t operator[](std::string_view symbol) const;  // the size a symbol is bound to
     // Throws "op: message" unless `condition` holds.
     template <class... Parts>

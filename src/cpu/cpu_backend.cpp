@@ -69,14 +69,24 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override {
         if (src.bytes() > 0) std::memmove(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
+    std::vector<TensorView> upload(std::span<const TensorView> arrays) override {
+        return {arrays.begin(), arrays.end()};
+    }
     void synchronize() override {}
 
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind) override;
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
+                                                   int head_dim) override;
+    Tensor prepare_vector(const Tensor& vector) override { return vector; }
+    void fill_random(const TensorView& weight, uint64_t seed) override;
 
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;
     void linear(const LinearParams&) override;
+    void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override {
+        linear(p);
+        qk_norm_rope_store_kv(rope);
+    }
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
@@ -127,7 +137,7 @@ private:
     Tensor shared_scratch_;            // uint8
 };
 
-std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind) {
+std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int) {
     auto out = std::make_unique<CpuLinear>();
     out->kind = kind;
     out->in_features = parts[0].weight.shape(1);
@@ -156,11 +166,28 @@ std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPar
     return out;
 }
 
+// Uniform in [-0.02, 0.02] * sqrt(3), so the standard deviation is that of a freshly initialised model; cheap, since it
+// fills gigabytes. xorshift64*: Vigna 2016.
+void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
+    visit_floating(weight.dtype(), [&]<class T>(T) {
+        uint64_t state = (seed + 1) * 0x9e3779b97f4a7c15ull;
+        for (int64_t i = 0; i < weight.numel(); ++i) {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            const auto bits = static_cast<int32_t>((state * 0x2545f4914f6cdd1dull) >> 32);
+            weight.as<T>()[i] = from_float<T>(static_cast<float>(bits) * (0.02f * 1.7320508f / 2147483648.0f));
+        }
+    });
+}
+
 void CpuBackend::linear(const LinearParams& p) {
     const auto& weight = static_cast<const CpuLinear&>(p.weight);
-    LinearArgs args{.x = p.x.as<const float>(),
-                    .x_stride = p.x.stride(0),
-                    .num_tokens = p.x.shape(0),
+    const TensorView& x = p.norm.weight ? p.norm.scratch : p.x;
+    if (p.norm.weight) rms_norm({.x = p.x, .weight = p.norm.weight, .out = x, .eps = p.norm.eps});
+    LinearArgs args{.x = x.as<const float>(),
+                    .x_stride = x.stride(0),
+                    .num_tokens = x.shape(0),
                     .in_features = weight.in_features,
                     .segments = weight.segments.data(),
                     .num_segments = static_cast<int>(weight.segments.size()),
@@ -182,10 +209,11 @@ void CpuBackend::linear(const LinearParams& p) {
 }
 
 void CpuBackend::embedding(const EmbeddingParams& p) {
+    const auto& table = static_cast<const CpuLinear&>(p.table);
     const EmbeddingArgs args{.ids = p.ids.as<const int32_t>(),
-                             .table = p.table.data(),
-                             .element = element(p.table.dtype()),
-                             .hidden_size = p.table.shape(1),
+                             .table = table.weights[0].data(),
+                             .element = table.element,
+                             .hidden_size = table.in_features,
                              .num_tokens = p.ids.shape(0),
                              .out = p.out.as<float>(),
                              .out_stride = p.out.stride(0)};

@@ -298,10 +298,9 @@ void Sampler::sample(const SampleParams& p) {
         const float* logits = p.logits.as<const float>() + row * p.logits.stride(0);
         const bool nan = std::any_of(logits, logits + p.logits.shape(1), [](float v) { return std::isnan(v); });
         const bool infinite = std::find(logits, logits + p.logits.shape(1), INFINITY) != logits + p.logits.shape(1);
-        throw Error(concat("sample: logits of row ", row,
-                           nan        ? " hold NaN"
-                           : infinite ? " hold +inf"
-                                      : " are all -inf"));
+        throw Error(sample_fault_message(row, nan        ? SampleFault::nan
+                                              : infinite ? SampleFault::infinite
+                                                         : SampleFault::empty));
     }
 }
 

@@ -2,7 +2,10 @@
 // Prefill, chunked prefill and decode differ only in the numbers.
 #pragma once
 
+#include "cache/kv_cache.h"
 #include "core/tensor.h"
+#include "model/spec.h"
+#include "ops/backend.h"
 
 namespace infinilm {
 
@@ -22,11 +25,18 @@ struct Batch {
     Tensor min_p;        // [num_rows] float32
     Tensor random_val;   // [num_rows] float32 in [0, 1)
     bool return_logits = false;
+    int max_query_len = 0, max_context_len = 0;  // set by stage()
 };
 
 struct StepOutput {
     Tensor ids;     // [num_rows] int32, absent when nothing was sampled
     Tensor logits;  // [num_rows, vocab_size] float32, absent unless asked for
 };
+
+// The batch on the backend's device, in one transfer, valid until the next call. Where the device's ops cannot read
+// what arrays hold, that is checked here.
+Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
+// The output in host memory. Error: a row that could not be sampled.
+StepOutput to_host(Backend& backend, const StepOutput& output);
 
 }  // namespace infinilm

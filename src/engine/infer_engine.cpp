@@ -1,8 +1,9 @@
 #include "engine/infer_engine.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "cpu/cpu_backend.h"
+#include "ops/cuda_library.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -11,7 +12,8 @@ namespace {
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options) {
     if (options.device.kind == DeviceKind::cuda)
-        throw DeviceError("device 'cuda': this version of infinilm has no CUDA kernels yet; use device='cpu'");
+        return make_cuda_backend(
+            {.device = options.device.index, .dtype = spec.dtype, .batch_invariant = options.batch_invariant});
     return cpu::make_cpu_backend({.num_threads = options.num_threads, .isa = options.isa, .compute_dtype = spec.dtype});
 }
 
@@ -36,26 +38,18 @@ void validate(const ModelSpec& spec) {
     require(spec.mlp.activation == "silu", "activation '", spec.mlp.activation, "' is not supported (supported: silu)");
 }
 
-// Uniform in [-0.02, 0.02] * sqrt(3), so the standard deviation is that of a freshly initialised model; cheap, since it
-// fills gigabytes. xorshift64*: Vigna 2016.
-template <class T>
-void fill_random(T* data, int64_t count, uint64_t state) {
-    for (int64_t i = 0; i < count; ++i) {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        const auto bits = static_cast<int32_t>((state * 0x2545f4914f6cdd1dull) >> 32);
-        data[i] = from_float<T>(static_cast<float>(bits) * (0.02f * 1.7320508f / 2147483648.0f));
-    }
+void fill_with_ones(Backend& backend, const TensorView& tensor) {
+    const Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
+    visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
+    backend.copy(ones, tensor);
 }
 
 }  // namespace
 
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
-    : spec_((validate(spec), spec)),
-      params_(spec),
-      backend_(make_backend(spec, options)),
-      worker_(std::make_unique<RankWorker>()) {}
+    : spec_((validate(spec), spec)), params_(spec), worker_(std::make_unique<RankWorker>()) {
+    on_worker([&] { backend_ = make_backend(spec_, options); });
+}
 
 template <class F>
 auto InferEngine::on_worker(F task) -> decltype(task()) {
@@ -76,14 +70,10 @@ void InferEngine::load_dummy(DType dtype, uint64_t seed) {
     on_worker([&] {
         for (const ParamRow& row : params_.rows()) {
             Tensor tensor = backend_->allocate(dtype, row.shape);
-            const bool is_norm = row.name.ends_with("norm.weight");
-            visit_floating(dtype, [&]<class T>(T) {
-                if (is_norm)
-                    std::fill_n(tensor.as<T>(), tensor.numel(), from_float<T>(1.0f));
-                else
-                    fill_random(tensor.as<T>(), tensor.numel(),
-                                (seed + 1) * 0x9e3779b97f4a7c15ull + std::hash<std::string>{}(row.name));
-            });
+            if (row.name.ends_with("norm.weight"))
+                fill_with_ones(*backend_, tensor);
+            else
+                backend_->fill_random(tensor, seed + std::hash<std::string>{}(row.name));
             params_.load(row.name, std::move(tensor));
         }
     });
@@ -108,7 +98,7 @@ StepOutput InferEngine::forward(const Batch& batch) {
         if (!decoder_) params_.prepare(*backend_);  // throws: names what is missing
         if (cache_.spec() == KvCacheSpec{})
             throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-        return decoder_->forward(batch, cache_);
+        return to_host(*backend_, decoder_->forward(stage(*backend_, batch, spec_, cache_.spec()), cache_));
     });
 }
 

@@ -21,6 +21,9 @@ struct EngineOptions {
     Device device;
     int num_threads = 0;  // CPU threads of the rank; 0: one per available core
     std::string isa;      // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
+    // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
+    // hold to that.
+    bool batch_invariant = true;
 };
 
 class InferEngine {

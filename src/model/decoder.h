@@ -11,17 +11,19 @@ namespace infinilm {
 class Decoder {
 public:
     Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend);
+    // Everything is on the backend's device; ids are valid until the next step.
     StepOutput forward(const Batch& batch, const KvCache& cache);
 
 private:
     // Activations of one step. Kept between steps and grown when a step has more tokens than any before.
     struct Workspace {
         int64_t num_tokens = 0;
-        Tensor x, normed;  // [num_tokens, hidden_size]: the residual stream, and its norm
-        Tensor qkv;        // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
-        Tensor attn;       // [num_tokens, num_heads * head_dim]
-        Tensor inner;      // [num_tokens, intermediate_size]
-        Tensor cos_sin;    // [num_tokens, rotary_dim] float32
+        Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
+        Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+        Tensor attn;             // [num_tokens, num_heads * head_dim]
+        Tensor inner;            // [num_tokens, intermediate_size]
+        Tensor cos_sin;          // [num_tokens, rotary_dim] float32
+        Tensor ids;              // [num_tokens] int32, as many as are sampled
     };
     void reserve(int64_t num_tokens);
 

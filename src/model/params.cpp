@@ -28,30 +28,32 @@ Params::Params(const ModelSpec& spec) : spec_(spec) {
         }
     };
 
-    row("model.embed_tokens.weight", {vocab, hidden}, weights_.embed_tokens);
+    auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size) {
+        row(name + ".weight", {size}, weights.loaded);
+    };
+
+    linear(weights_.embed_tokens, hidden, false, {{"model.embed_tokens", vocab}});
     weights_.layers.resize(spec.num_layers);  // destinations stay where they are from here on
     for (int i = 0; i < spec.num_layers; ++i) {
         LayerWeights& w = weights_.layers[i];
         const std::string layer = concat("model.layers.", i, ".");
-        row(layer + "input_layernorm.weight", {hidden}, w.input_layernorm);
+        vector(w.input_layernorm, layer + "input_layernorm", hidden);
         linear(w.qkv_proj, hidden, attention.qkv_bias,
                {{layer + "self_attn.q_proj", q_dim},
                 {layer + "self_attn.k_proj", kv_dim},
                 {layer + "self_attn.v_proj", kv_dim}});
         if (attention.qk_norm) {
-            row(layer + "self_attn.q_norm.weight", {head_dim}, w.q_norm);
-            row(layer + "self_attn.k_norm.weight", {head_dim}, w.k_norm);
+            vector(w.q_norm, layer + "self_attn.q_norm", head_dim);
+            vector(w.k_norm, layer + "self_attn.k_norm", head_dim);
         }
         linear(w.o_proj, q_dim, attention.out_bias, {{layer + "self_attn.o_proj", hidden}});
-        row(layer + "post_attention_layernorm.weight", {hidden}, w.post_attention_layernorm);
+        vector(w.post_attention_layernorm, layer + "post_attention_layernorm", hidden);
         linear(w.gate_up_proj, hidden, spec.mlp.bias,
                {{layer + "mlp.gate_proj", inner}, {layer + "mlp.up_proj", inner}});
         linear(w.down_proj, inner, spec.mlp.bias, {{layer + "mlp.down_proj", hidden}});
     }
-    row("model.norm.weight", {hidden}, weights_.norm);
-    if (spec.tie_word_embeddings)
-        weights_.lm_head.parts.resize(1);  // takes embed_tokens in prepare()
-    else
+    vector(weights_.norm, "model.norm", hidden);
+    if (!spec.tie_word_embeddings)  // else prepare() shares embed_tokens
         linear(weights_.lm_head, hidden, false, {{"lm_head", vocab}});
 }
 
@@ -71,6 +73,7 @@ void Params::load(const std::string& name, Tensor tensor) {
                                  infinilm::name(tensor.dtype())));
     if (!tensor.is_contiguous())
         throw WeightError(concat("parameter '", name, "': expected a contiguous tensor; pass a contiguous copy"));
+    bytes_ += tensor.bytes();
     *row.destination = std::move(tensor);
 }
 
@@ -88,38 +91,49 @@ void Params::prepare(Backend& backend) {
         throw WeightError(concat(names.size(), " of ", rows_.size(), " parameters are not loaded: ", list,
                                  names.size() > 8 ? ", ..." : ""));
     }
-    auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain) {
-        w.prepared = ops::prepare_linear(backend, w.parts, kind);
+    auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain, int head_dim = 0) {
+        w.prepared = ops::prepare_linear(backend, w.parts, kind, head_dim);
     };
+    auto prepare_vector = [&](VectorWeights& w) { w.prepared = backend.prepare_vector(w.loaded); };
+    prepare(weights_.embed_tokens);
     for (LayerWeights& layer : weights_.layers) {
-        prepare(layer.qkv_proj);
+        prepare_vector(layer.input_layernorm);
+        prepare(layer.qkv_proj, LinearKind::qkv, spec_.attention.head_dim);
+        prepare_vector(layer.q_norm);
+        prepare_vector(layer.k_norm);
         prepare(layer.o_proj);
+        prepare_vector(layer.post_attention_layernorm);
         prepare(layer.gate_up_proj, LinearKind::silu_mul);
         prepare(layer.down_proj);
     }
-    if (spec_.tie_word_embeddings) weights_.lm_head.parts[0].weight = weights_.embed_tokens;
-    prepare(weights_.lm_head);
+    prepare_vector(weights_.norm);
+    if (spec_.tie_word_embeddings)
+        weights_.lm_head.prepared = weights_.embed_tokens.prepared;
+    else
+        prepare(weights_.lm_head);
     prepared_ = true;
-}
-
-int64_t Params::bytes() const {
-    int64_t total = 0;
+    // Dummy weights made on a device: the prepared form is enough. Files stay mapped, which costs nothing.
     for (const ParamRow& row : rows_)
-        if (*row.destination) total += row.destination->bytes();
-    return total;
+        if (row.destination->device().kind != DeviceKind::cpu) *row.destination = {};
 }
 
 void Params::clear() {
     for (const ParamRow& row : rows_) *row.destination = {};
-    auto drop = [](LinearWeights& w) { w.prepared.reset(); };
+    bytes_ = 0;
+    auto drop = [](auto& w) { w.prepared = {}; };
+    drop(weights_.embed_tokens);
     for (LayerWeights& layer : weights_.layers) {
+        drop(layer.input_layernorm);
         drop(layer.qkv_proj);
+        drop(layer.q_norm);
+        drop(layer.k_norm);
         drop(layer.o_proj);
+        drop(layer.post_attention_layernorm);
         drop(layer.gate_up_proj);
         drop(layer.down_proj);
     }
+    drop(weights_.norm);
     drop(weights_.lm_head);
-    if (spec_.tie_word_embeddings) weights_.lm_head.parts[0] = {};
     prepared_ = false;
 }
 

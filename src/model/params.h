@@ -15,23 +15,28 @@ namespace infinilm {
 // A linear layer: the checkpoint tensors it joins, and the backend's form of them once all are loaded.
 struct LinearWeights {
     std::vector<LinearPart> parts;
-    std::unique_ptr<PreparedLinear> prepared;
+    std::shared_ptr<PreparedLinear> prepared;
+};
+
+// A norm weight: the checkpoint tensor, and the backend's form of it.
+struct VectorWeights {
+    Tensor loaded, prepared;
 };
 
 struct LayerWeights {
-    Tensor input_layernorm;           // [hidden_size]
-    LinearWeights qkv_proj;           // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    Tensor q_norm, k_norm;            // [head_dim], with qk_norm
-    LinearWeights o_proj;             // [hidden_size, num_heads * head_dim]
-    Tensor post_attention_layernorm;  // [hidden_size]
-    LinearWeights gate_up_proj;       // gate, up: each [intermediate_size, hidden_size]
-    LinearWeights down_proj;          // [hidden_size, intermediate_size]
+    VectorWeights input_layernorm;           // [hidden_size]
+    LinearWeights qkv_proj;                  // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    VectorWeights q_norm, k_norm;            // [head_dim], with qk_norm
+    LinearWeights o_proj;                    // [hidden_size, num_heads * head_dim]
+    VectorWeights post_attention_layernorm;  // [hidden_size]
+    LinearWeights gate_up_proj;              // gate, up: each [intermediate_size, hidden_size]
+    LinearWeights down_proj;                 // [hidden_size, intermediate_size]
 };
 
 struct ModelWeights {
-    Tensor embed_tokens;  // [vocab_size, hidden_size]
+    LinearWeights embed_tokens;  // [vocab_size, hidden_size]
     std::vector<LayerWeights> layers;
-    Tensor norm;            // [hidden_size]
+    VectorWeights norm;     // [hidden_size]
     LinearWeights lm_head;  // [vocab_size, hidden_size]; shares embed_tokens when tied
 };
 
@@ -55,14 +60,15 @@ public:
     void prepare(Backend& backend);
     bool prepared() const { return prepared_; }
     const ModelWeights& weights() const { return weights_; }
-    int64_t bytes() const;  // of the loaded tensors
-    void clear();           // lets go of every tensor
+    int64_t bytes() const { return bytes_; }  // of the loaded tensors
+    void clear();                             // lets go of every tensor
 
 private:
     ModelSpec spec_;
     ModelWeights weights_;
     std::vector<ParamRow> rows_;
     std::map<std::string, size_t> by_name_;
+    int64_t bytes_ = 0;
     bool prepared_ = false;
 };
 

@@ -23,6 +23,7 @@ struct LinearPart {
 enum class LinearKind {
     plain,     // out[t, n] = x[t] . weight[n] + bias[n] (+ residual[t, n])
     silu_mul,  // two parts, gate and up, of equal shape: out[t, n] = silu(gate[n] . x[t] + b) * (up[n] . x[t] + b)
+    qkv,       // plain; the parts are q, k and v of heads of head_dim, and linear_rope_store_kv may follow
 };
 
 // Weights in the form a backend wants them, made once at load time by prepare_linear.
@@ -33,15 +34,16 @@ public:
     LinearKind kind = LinearKind::plain;
 };
 
+// Rows of the weight of a plain linear of one part: a tied lm_head is its own embedding table.
 struct EmbeddingParams {
-    TensorView ids;    // [num_tokens] int32
-    TensorView table;  // [vocab_size, hidden_size] any floating dtype
-    TensorView out;    // [num_tokens, hidden_size] activation
+    TensorView ids;               // [num_tokens] int32
+    const PreparedLinear& table;  // [vocab_size, hidden_size]
+    TensorView out;               // [num_tokens, hidden_size] activation
 };
 
 struct RmsNormParams {
     TensorView x;       // [num_tokens, hidden_size] activation
-    TensorView weight;  // [hidden_size] any floating dtype
+    TensorView weight;  // [hidden_size] prepared by prepare_vector
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
 };
@@ -50,16 +52,24 @@ struct RmsNormParams {
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
-    TensorView weight;    // [hidden_size] any floating dtype
+    TensorView weight;    // [hidden_size] prepared by prepare_vector
     TensorView out;       // [num_tokens, hidden_size] activation; may be x
     float eps;
+};
+
+// RMSNorm as the first thing a linear does: the same bits as rms_norm, then linear.
+struct NormPrologue {
+    TensorView weight;   // [in_features] prepared by prepare_vector, or absent: no norm
+    TensorView scratch;  // [num_tokens, in_features] activation: where a backend may leave the normed x
+    float eps = 0;
 };
 
 struct LinearParams {
     TensorView x;  // [num_tokens, in_features] activation
     const PreparedLinear& weight;
+    NormPrologue norm;
     TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
-    TensorView out;       // [num_tokens, out_features] activation (float32 where the caller asks for logits)
+    TensorView out;       // [num_tokens, out_features] activation, or float32: logits
 };
 
 // Cosines and sines of a step's positions, made once per step and used by every layer.
@@ -75,7 +85,7 @@ struct RopeTableParams {
 struct RopeStoreParams {
     TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
     TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim
-    TensorView q_norm;        // [head_dim] any floating dtype, or absent
+    TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
     TensorView k_norm;        // [head_dim], present exactly when q_norm is
     TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1 to store nothing
     TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
@@ -97,6 +107,8 @@ struct AttentionParams {
     TensorView out;           // [num_tokens, num_heads, head_dim] activation
     float softmax_scale;
     int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+    // No sequence of this step has more queries or keys: what a device needs to know of lengths it cannot read.
+    int max_query_len, max_context_len;
 };
 
 struct SiluMulParams {
@@ -121,8 +133,12 @@ struct SampleParams {
     TensorView top_p;        // [num_rows] float32
     TensorView min_p;        // [num_rows] float32
     TensorView random_val;   // [num_rows] float32 in [0, 1)
-    TensorView ids;          // out [num_rows] int32
+    TensorView ids;          // out [num_rows] int32; a device that cannot throw gives a SampleFault instead
 };
+
+// Why a row cannot be sampled. A CPU backend throws what sample_fault_message says.
+enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
+std::string sample_fault_message(int64_t row, SampleFault fault);
 
 class Backend {
 public:
@@ -133,18 +149,26 @@ public:
 
     // Memory. Zeroed; freed with the last owner.
     virtual Tensor allocate(DType dtype, std::span<const int64_t> shape) = 0;
-    virtual void copy(const TensorView& src,
-                      const TensorView& dst) = 0;  // same shape and dtype, contiguous; any device
-    virtual void synchronize() = 0;                // waits until all work submitted is done
+    // Same shape and dtype, contiguous; host or this device each. Done when it returns, if one of them is the host.
+    virtual void copy(const TensorView& src, const TensorView& dst) = 0;
+    // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
+    // absent.
+    virtual std::vector<TensorView> upload(std::span<const TensorView> arrays) = 0;
+    virtual void synchronize() = 0;  // waits until all work submitted is done
 
-    // Load time.
-    virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind) = 0;
+    // Load time. The sources are in host memory or on the device, of any floating dtype.
+    virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
+                                                           int head_dim) = 0;  // head_dim: of qkv, else 0
+    virtual Tensor prepare_vector(const Tensor& vector) = 0;                   // a norm weight; absent stays absent
+    virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;     // for benchmarks: deviation 0.02
 
     // Ops.
     virtual void embedding(const EmbeddingParams&) = 0;
     virtual void rms_norm(const RmsNormParams&) = 0;
     virtual void add_rms_norm(const AddRmsNormParams&) = 0;
     virtual void linear(const LinearParams&) = 0;
+    // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
+    virtual void linear_rope_store_kv(const LinearParams&, const RopeStoreParams& rope) = 0;
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
     virtual void paged_attention(const AttentionParams&) = 0;

@@ -2,10 +2,10 @@
 // the numbers are in host memory, that ids, slots, blocks and lengths stay inside what they index.
 #include "ops/ops.h"
 
-#include <cmath>
 #include <string>
 
 #include "core/check.h"
+#include "ops/values.h"
 
 namespace infinilm::ops {
 
@@ -42,15 +42,6 @@ public:
         contiguous("v_cache", v_cache);
         require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
     }
-    // Each of values[n] in [lowest, end); looked at only where the host can.
-    template <class T>
-    void values(std::string_view argument, const TensorView& view, int64_t lowest, int64_t end, std::string_view what) {
-        if (view.device().kind != DeviceKind::cpu) return;
-        const T* value = view.as<const T>();
-        for (int64_t i = 0; i < view.shape(0); ++i)
-            require(value[i] >= lowest && value[i] < end, argument, "[", i, "] is ", value[i], ", expected ", lowest,
-                    " to ", end - 1, " (", what, " is ", end, ")");
-    }
 
     const DType activation;
 
@@ -58,49 +49,13 @@ private:
     Device device_;
 };
 
-// Queries, keys and blocks of every sequence.
-void check_sequences(OpCheck& check, const AttentionParams& p) {
-    const int64_t num_tokens = check["num_tokens"], num_seqs = check["num_seqs"], block_size = check["block_size"];
-    const int32_t* cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>();  // [num_seqs + 1]
-    const int64_t capacity = check["max_blocks_per_seq"] * block_size;
-    check.require(cu_seqlens_q[0] == 0, "cu_seqlens_q[0] is ", cu_seqlens_q[0], ", expected 0");
-    check.require(cu_seqlens_q[num_seqs] == num_tokens, "cu_seqlens_q[", num_seqs, "] is ", cu_seqlens_q[num_seqs],
-                  ", expected num_tokens, which is ", num_tokens);
-    for (int64_t s = 0; s < num_seqs; ++s) {
-        const int64_t num_queries = int64_t{cu_seqlens_q[s + 1]} - cu_seqlens_q[s];
-        check.require(num_queries >= 0, "cu_seqlens_q[", s + 1, "] is ", cu_seqlens_q[s + 1], ", less than ",
-                      cu_seqlens_q[s], " before it");
-        const int64_t context = p.context_lens.as<const int32_t>()[s];
-        check.require(context >= num_queries, "context_lens[", s, "] is ", context, ", less than the ", num_queries,
-                      " queries of the sequence");
-        check.require(context <= capacity, "context_lens[", s, "] is ", context,
-                      ", more than its block_table holds: ", check["max_blocks_per_seq"], " blocks of ", block_size);
-        if (num_queries == 0) continue;
-        // Blocks wholly before the sliding window may have been given to someone else.
-        const int64_t first_key =
-            p.sliding_window ? std::max<int64_t>(0, context - num_queries + 1 - p.sliding_window) : 0;
-        const int32_t* row = p.block_table.as<const int32_t>() + s * p.block_table.stride(0);  // [max_blocks_per_seq]
-        for (int64_t b = first_key / block_size; b * block_size < context; ++b)
-            check.require(row[b] >= 0 && row[b] < check["num_blocks"], "block_table[", s, "][", b, "] is ", row[b],
-                          ", expected 0 to ", check["num_blocks"] - 1, " (num_blocks is ", check["num_blocks"], ")");
-    }
-}
-
 }  // namespace
 
 void embedding(Backend& backend, const EmbeddingParams& p) {
     OpCheck check("embedding", backend);
     check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
-    check.tensor("table", p.table, {"vocab_size", "hidden_size"});
-    check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
-    check.contiguous("table", p.table);
-    if (p.ids.device().kind == DeviceKind::cpu) {
-        const int32_t* ids = p.ids.as<const int32_t>();
-        for (int64_t i = 0; i < p.ids.shape(0); ++i)
-            if (ids[i] < 0 || ids[i] >= p.table.shape(0))
-                throw RequestError(concat("embedding: ids[", i, "] is ", ids[i], ", expected 0 to ",
-                                          p.table.shape(0) - 1, " (vocab_size is ", p.table.shape(0), ")"));
-    }
+    check.tensor("out", p.out, {"num_tokens", p.table.in_features}, check.activation);
+    if (readable(p.ids)) check_ids(check, "ids", p.ids, p.table.out_features);
     backend.embedding(p);
 }
 
@@ -121,24 +76,7 @@ void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
     backend.add_rms_norm(p);
 }
 
-void linear(Backend& backend, const LinearParams& p) {
-    OpCheck check("linear", backend);
-    check.tensor("x", p.x, {"num_tokens", p.weight.in_features}, check.activation);
-    if (p.residual) check.tensor("residual", p.residual, {"num_tokens", p.weight.out_features}, check.activation);
-    check.tensor("out", p.out, {"num_tokens", p.weight.out_features}, check.activation);
-    backend.linear(p);
-}
-
-void rope_table(Backend& backend, const RopeTableParams& p) {
-    OpCheck check("rope_table", backend);
-    check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
-    check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
-    check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
-    backend.rope_table(p);
-}
-
-void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
-    OpCheck check("qk_norm_rope_store_kv", backend);
+static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     check.require(p.num_heads > 0 && p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads == 0,
                   "expected num_heads to be a positive multiple of num_kv_heads, got ", p.num_heads, " and ",
                   p.num_kv_heads);
@@ -157,8 +95,47 @@ void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
     }
     check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
     check.caches(p.k_cache, p.v_cache, p.num_kv_heads, p.head_dim);
-    check.values<int64_t>("slot_mapping", p.slot_mapping, -1, check["num_blocks"] * check["block_size"],
-                          "num_blocks * block_size");
+    if (readable(p.slot_mapping))
+        check_slots(check, "slot_mapping", p.slot_mapping, check["num_blocks"] * check["block_size"]);
+}
+
+static void check_linear(OpCheck& check, const LinearParams& p) {
+    check.tensor("x", p.x, {"num_tokens", p.weight.in_features}, check.activation);
+    if (p.norm.weight) {
+        check.tensor("norm.weight", p.norm.weight, {p.weight.in_features});
+        check.tensor("norm.scratch", p.norm.scratch, {"num_tokens", p.weight.in_features}, check.activation);
+    }
+    if (p.residual) check.tensor("residual", p.residual, {"num_tokens", p.weight.out_features}, check.activation);
+    const bool float32 = p.out && p.out.dtype() == DType::float32;
+    check.tensor("out", p.out, {"num_tokens", p.weight.out_features}, float32 ? DType::float32 : check.activation);
+}
+
+void linear(Backend& backend, const LinearParams& p) {
+    OpCheck check("linear", backend);
+    check_linear(check, p);
+    backend.linear(p);
+}
+
+void linear_rope_store_kv(Backend& backend, const LinearParams& p, const RopeStoreParams& rope) {
+    OpCheck check("linear_rope_store_kv", backend);
+    check_linear(check, p);
+    check.require(p.weight.kind == LinearKind::qkv, "expected a weight prepared as qkv");
+    check.require(p.out.data() == rope.qkv.data(), "expected rope.qkv to be out");
+    check_rope_store(check, rope);
+    backend.linear_rope_store_kv(p, rope);
+}
+
+void rope_table(Backend& backend, const RopeTableParams& p) {
+    OpCheck check("rope_table", backend);
+    check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
+    check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
+    check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
+    backend.rope_table(p);
+}
+
+void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
+    OpCheck check("qk_norm_rope_store_kv", backend);
+    check_rope_store(check, p);
     backend.qk_norm_rope_store_kv(p);
 }
 
@@ -180,7 +157,14 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
             check.fail(argument, ": the heads of a token must be contiguous, got strides ",
                        shape_string(view.strides()));
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
-    if (p.cu_seqlens_q.device().kind == DeviceKind::cpu) check_sequences(check, p);
+    if (readable(p.cu_seqlens_q))
+        check_sequences(check, {.block_table = p.block_table,
+                                .cu_seqlens_q = p.cu_seqlens_q,
+                                .context_lens = p.context_lens,
+                                .num_tokens = check["num_tokens"],
+                                .num_blocks = check["num_blocks"],
+                                .block_size = check["block_size"],
+                                .sliding_window = p.sliding_window});
     backend.paged_attention(p);
 }
 
@@ -198,7 +182,7 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("rows", p.rows, {"num_rows"}, DType::int32);
     check.tensor("out", p.out, {"num_rows", "hidden_size"}, check.activation);
-    check.values<int32_t>("rows", p.rows, 0, check["num_tokens"], "num_tokens");
+    if (readable(p.rows)) check_rows(check, "rows", p.rows, check["num_tokens"]);
     backend.gather_rows(p);
 }
 
@@ -212,26 +196,20 @@ void sample(Backend& backend, const SampleParams& p) {
     check.tensor("random_val", p.random_val, {"num_rows"}, DType::float32);
     check.tensor("ids", p.ids, {"num_rows"}, DType::int32);
     check.require(check["vocab_size"] > 0, "logits: vocab_size must be positive");
-    if (p.temperature.device().kind == DeviceKind::cpu)
-        for (int64_t row = 0; row < check["num_rows"]; ++row) {
-            const float temperature = p.temperature.as<const float>()[row],
-                        random_val = p.random_val.as<const float>()[row];
-            check.require(temperature >= 0 && std::isfinite(temperature), "temperature[", row,
-                          "] must be 0 or positive and finite, got ", temperature);
-            check.require(random_val >= 0 && random_val < 1, "random_val[", row, "] must be in [0, 1), got ",
-                          random_val);
-            check.require(!std::isnan(p.top_p.as<const float>()[row]), "top_p[", row, "] is NaN");
-            check.require(!std::isnan(p.min_p.as<const float>()[row]), "min_p[", row, "] is NaN");
-        }
+    if (readable(p.temperature)) check_sampling(check, p.temperature, p.top_p, p.min_p, p.random_val);
     backend.sample(p);
 }
 
-std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind) {
+std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind,
+                                               int head_dim) {
     OpCheck check("prepare_linear", backend);
     check.require(kind != LinearKind::silu_mul || parts.size() == 2, "silu_mul takes two parts, gate and up, got ",
                   parts.size());
     check.require(!parts.empty(), "expected at least one part, got none");
-    // Names live as long as the check, which remembers them.
+    check.require(kind != LinearKind::qkv || (parts.size() == 3 && head_dim > 0),
+                  "qkv takes three parts, q, k and v, and the head_dim of their heads; got ", parts.size(),
+                  " and head_dim ", head_dim);
+    // On any device: check.Check::tensor does not ask. Names live as long as the check, which remembers them.
     std::vector<std::string> names;
     names.reserve(2 * parts.size());
     for (const LinearPart& part : parts) {
@@ -239,13 +217,24 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
         const std::string& weight = names.emplace_back(concat("weight of part ", index));
         const std::string& bias = names.emplace_back(concat("bias of part ", index));
         if (kind == LinearKind::silu_mul)
-            check.tensor(weight, part.weight, {"out_features", "in_features"});
+            check.Check::tensor(weight, part.weight, {"out_features", "in_features"});
         else
-            check.tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
+            check.Check::tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
         check.contiguous(weight, part.weight);
-        if (part.bias) check.tensor(bias, part.bias, {part.weight.shape(0)});
+        if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
-    return backend.prepare_linear(std::move(parts), kind);
+    return backend.prepare_linear(std::move(parts), kind, head_dim);
 }
 
 }  // namespace infinilm::ops
+
+namespace infinilm {
+
+std::string sample_fault_message(int64_t row, SampleFault fault) {
+    return concat("sample: logits of row ", row,
+                  fault == SampleFault::nan        ? " hold NaN"
+                  : fault == SampleFault::infinite ? " hold +inf"
+                                                   : " are all -inf");
+}
+
+}  // namespace infinilm

@@ -1,0 +1,81 @@
+#include "engine/batch.h"
+
+#include <algorithm>
+
+#include "ops/values.h"
+
+namespace infinilm {
+
+namespace {
+
+void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cache) {
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
+    check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
+    check.tensor("block_table", b.block_table, {"num_seqs", "max_blocks_per_seq"}, DType::int32);
+    check.tensor("context_lens", b.context_lens, {"num_seqs"}, DType::int32);
+    check.tensor("cu_seqlens_q", b.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
+    check_ids(check, "input_ids", b.input_ids, spec.vocab_size);
+    check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);
+    check_rows(check, "logits_rows", b.logits_rows, check["num_tokens"]);
+    // A layer that sees everything needs all blocks; else those of the widest window.
+    const std::vector<int>& windows = spec.attention.sliding_window;
+    const bool all = std::ranges::find(windows, 0) != windows.end();
+    check_sequences(check, {.block_table = b.block_table,
+                            .cu_seqlens_q = b.cu_seqlens_q,
+                            .context_lens = b.context_lens,
+                            .num_tokens = check["num_tokens"],
+                            .num_blocks = cache.num_blocks,
+                            .block_size = cache.block_size,
+                            .sliding_window = all ? 0 : *std::ranges::max_element(windows)});
+    if (!b.temperature) return;
+    check.tensor("temperature", b.temperature, {"num_rows"}, DType::float32);
+    check.tensor("top_k", b.top_k, {"num_rows"}, DType::int32);
+    check.tensor("top_p", b.top_p, {"num_rows"}, DType::float32);
+    check.tensor("min_p", b.min_p, {"num_rows"}, DType::float32);
+    check.tensor("random_val", b.random_val, {"num_rows"}, DType::float32);
+    check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
+}
+
+Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
+    Tensor host = allocate_host(tensor.dtype(), tensor.shape());
+    backend.copy(tensor, host);
+    return host;
+}
+
+}  // namespace
+
+Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache) {
+    Batch staged = batch;
+    const auto* lens = batch.context_lens.as<const int32_t>();
+    for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
+        staged.max_context_len = std::max(staged.max_context_len, lens[s]);
+    const auto* starts = batch.cu_seqlens_q.as<const int32_t>();
+    for (int64_t s = 1; s < batch.cu_seqlens_q.shape(0); ++s)
+        staged.max_query_len = std::max(staged.max_query_len, starts[s] - starts[s - 1]);
+    if (backend.device().kind == DeviceKind::cpu) return staged;
+    check_values(batch, spec, cache);
+    Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
+                              &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
+                              &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val};
+    std::vector<TensorView> arrays;
+    for (const Tensor* field : fields) arrays.push_back(*field);
+    arrays = backend.upload(arrays);
+    for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
+    return staged;
+}
+
+StepOutput to_host(Backend& backend, const StepOutput& output) {
+    StepOutput host = output;
+    if (output.logits && !readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
+    if (!output.ids) return host;
+    host.ids = copy_to_host(backend, output.ids);  // always: the decoder's buffer serves the next step
+    for (int64_t row = 0; row < host.ids.shape(0); ++row)
+        if (const int32_t id = host.ids.as<const int32_t>()[row]; id < 0)
+            throw Error(sample_fault_message(row, static_cast<SampleFault>(id)));
+    return host;
+}
+
+}  // namespace infinilm

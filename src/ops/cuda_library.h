@@ -1,0 +1,40 @@
+// The CUDA backend is a shared library of its own, opened on first use, so that one build runs on machines with and
+// without a GPU. This is both sides' view of it: what it exports, and how the core finds and opens it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace infinilm {
+
+struct CudaOptions {
+    int device = 0;
+    DType dtype = DType::bfloat16;  // of activations, packed weights and cache
+    bool batch_invariant = true;
+};
+
+struct CudaDevice {
+    std::string name;
+    int major = 0, minor = 0;  // compute capability
+    int64_t total_bytes = 0, free_bytes = 0;
+    int num_sms = 0;
+};
+
+// What the library exports, as a table: one symbol, and a number that tells a library of another version.
+struct CudaLibrary {
+    int abi;
+    std::vector<CudaDevice> (*devices)();  // at least one; DeviceError: why there is none
+    std::unique_ptr<Backend> (*make_backend)(const CudaOptions&);
+};
+inline constexpr int cuda_library_abi = 1;  // raise it when Backend, its structs or these change
+inline constexpr const char* cuda_library_symbol = "infinilm_cuda_library";
+
+// Each of these opens the library if need be. DeviceError: it is not built, cannot be opened, or finds no driver, too
+// old a driver, no device, or a device it has no code for; the message says which and what to do.
+std::vector<CudaDevice> cuda_devices();
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
+
+}  // namespace infinilm

@@ -1,0 +1,76 @@
+#include "ops/values.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace infinilm {
+
+namespace {
+
+// Each of values[n] in [lowest, end).
+template <class T>
+void check_range(const Check& check, std::string_view argument, const TensorView& view, int64_t lowest, int64_t end,
+                 std::string_view what) {
+    const T* value = view.as<const T>();
+    for (int64_t i = 0; i < view.shape(0); ++i)
+        check.require(value[i] >= lowest && value[i] < end, argument, "[", i, "] is ", value[i], ", expected ", lowest,
+                      " to ", end - 1, " (", what, " is ", end, ")");
+}
+
+}  // namespace
+
+void check_ids(const Check& check, std::string_view argument, const TensorView& ids, int64_t vocab_size) {
+    const int32_t* id = ids.as<const int32_t>();
+    for (int64_t i = 0; i < ids.shape(0); ++i)
+        if (id[i] < 0 || id[i] >= vocab_size)
+            throw RequestError(concat(check.op(), ": ", argument, "[", i, "] is ", id[i], ", expected 0 to ",
+                                      vocab_size - 1, " (vocab_size is ", vocab_size, ")"));
+}
+
+void check_slots(const Check& check, std::string_view argument, const TensorView& slot_mapping, int64_t num_slots) {
+    check_range<int64_t>(check, argument, slot_mapping, -1, num_slots, "num_blocks * block_size");
+}
+
+void check_rows(const Check& check, std::string_view argument, const TensorView& rows, int64_t num_tokens) {
+    check_range<int32_t>(check, argument, rows, 0, num_tokens, "num_tokens");
+}
+
+void check_sampling(const Check& check, const TensorView& temperatures, const TensorView& top_p,
+                    const TensorView& min_p, const TensorView& random_vals) {
+    for (int64_t row = 0; row < temperatures.shape(0); ++row) {
+        const float temperature = temperatures.as<const float>()[row], random_val = random_vals.as<const float>()[row];
+        check.require(temperature >= 0 && std::isfinite(temperature), "temperature[", row,
+                      "] must be 0 or positive and finite, got ", temperature);
+        check.require(random_val >= 0 && random_val < 1, "random_val[", row, "] must be in [0, 1), got ", random_val);
+        check.require(!std::isnan(top_p.as<const float>()[row]), "top_p[", row, "] is NaN");
+        check.require(!std::isnan(min_p.as<const float>()[row]), "min_p[", row, "] is NaN");
+    }
+}
+
+void check_sequences(const Check& check, const SequenceValues& p) {
+    const int64_t num_seqs = p.context_lens.shape(0), blocks_per_seq = p.block_table.shape(1);
+    const int32_t* cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>();  // [num_seqs + 1]
+    check.require(cu_seqlens_q[0] == 0, "cu_seqlens_q[0] is ", cu_seqlens_q[0], ", expected 0");
+    check.require(cu_seqlens_q[num_seqs] == p.num_tokens, "cu_seqlens_q[", num_seqs, "] is ", cu_seqlens_q[num_seqs],
+                  ", expected num_tokens, which is ", p.num_tokens);
+    for (int64_t s = 0; s < num_seqs; ++s) {
+        const int64_t num_queries = int64_t{cu_seqlens_q[s + 1]} - cu_seqlens_q[s];
+        check.require(num_queries >= 0, "cu_seqlens_q[", s + 1, "] is ", cu_seqlens_q[s + 1], ", less than ",
+                      cu_seqlens_q[s], " before it");
+        const int64_t context = p.context_lens.as<const int32_t>()[s];
+        check.require(context >= num_queries, "context_lens[", s, "] is ", context, ", less than the ", num_queries,
+                      " queries of the sequence");
+        check.require(context <= blocks_per_seq * p.block_size, "context_lens[", s, "] is ", context,
+                      ", more than its block_table holds: ", blocks_per_seq, " blocks of ", p.block_size);
+        if (num_queries == 0) continue;
+        // Blocks wholly before the sliding window may have been given to someone else.
+        const int64_t first_key =
+            p.sliding_window ? std::max<int64_t>(0, context - num_queries + 1 - p.sliding_window) : 0;
+        const int32_t* row = p.block_table.as<const int32_t>() + s * p.block_table.stride(0);  // [blocks_per_seq]
+        for (int64_t b = first_key / p.block_size; b * p.block_size < context; ++b)
+            check.require(row[b] >= 0 && row[b] < p.num_blocks, "block_table[", s, "][", b, "] is ", row[b],
+                          ", expected 0 to ", p.num_blocks - 1, " (num_blocks is ", p.num_blocks, ")");
+    }
+}
+
+}  // namespace infinilm
