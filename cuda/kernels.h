@@ -67,6 +67,16 @@ struct ConvertArgs {
 };
 cudaError_t convert(const ConvertArgs&, cudaStream_t);
 
+// Uniform numbers of this standard deviation around zero, element i from (seed, i): weights for benchmarks.
+struct FillRandomArgs {
+    void* dst;  // [count]
+    Type type;
+    int64_t count;
+    uint64_t seed;
+    float deviation;
+};
+cudaError_t fill_random(const FillRandomArgs&, cudaStream_t);
+
 // ---- embedding and small row-wise ops ----------------------------------------------------------------------------
 
 struct EmbeddingArgs {

@@ -50,16 +50,19 @@ inline cudaError_t make_tensor_map(TensorMap* map, const TensorMapParams& p) {
             p.swizzle};
     return cudaSuccess;
 #else
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    // Looked up once: the library has no link-time dependency on the driver.
+    static void* const function = [] {
+        void* entry = nullptr;
+        cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+        const cudaError_t error =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+        const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
 #endif
-    if (error != cudaSuccess) return error;
-    if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+        return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : nullptr;
+    }();
+    if (!function) return cudaErrorNotSupported;
     const cuuint64_t size[2] = {p.columns, p.rows}, stride[1] = {p.row_stride_bytes};
     const cuuint32_t box[2] = {p.box_columns, p.box_rows}, step[2] = {1, 1};
     // The element type matters only to out-of-range fills, which are zero for both 16-bit floats.

@@ -8,7 +8,6 @@ the model.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import mmap
 import os
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.dtype_conversion import convert
-from infinilm.errors import ConfigError, WeightError
+from infinilm.errors import ConfigError, WeightError, did_you_mean
 from infinilm.safetensors_header import (
     STORED_DTYPES,
     TensorInfo,
@@ -188,9 +187,7 @@ class Checkpoint:
     def info(self, name: str) -> TensorInfo:
         """Return `tensors[name]`; an unknown name is a `WeightError` with the nearest names."""
         if name not in self.tensors:
-            close = difflib.get_close_matches(name, self.tensors, n=3)
-            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise WeightError(f"{self.folder}: no tensor {name!r}{hint}")
+            raise WeightError(f"{self.folder}: no tensor {name!r}{did_you_mean(name, self.tensors, count=3)}")
         return self.tensors[name]
 
     def _mapping(self, info: TensorInfo) -> mmap.mmap:

@@ -9,7 +9,6 @@ those of Hugging Face's config.json, in the spelling of transformers 4.x (`rope_
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import logging
 import math
@@ -24,7 +23,7 @@ import numpy as np
 
 from infinilm import families
 from infinilm.config_keys import INERT, UNSUPPORTED
-from infinilm.errors import ConfigError
+from infinilm.errors import ConfigError, did_you_mean
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -113,8 +112,8 @@ class LlamaConfig:
     def __init__(self, **values: Any) -> None:
         unknown = [key for key in values if key not in _KNOWN_KEYS]
         if unknown:
-            near = difflib.get_close_matches(unknown[0], sorted(_ACCEPTED_KEYS), n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; fields: {', '.join(sorted(_ACCEPTED_KEYS))}"
+            keys = sorted(_ACCEPTED_KEYS)
+            hint = did_you_mean(unknown[0], keys) or f"; fields: {', '.join(keys)}"
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
         _refuse_unsupported(values)
 

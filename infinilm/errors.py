@@ -5,6 +5,9 @@ Every message names the thing, what was expected, what came, and what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class InfinilmError(Exception):
     """Base of every error raised by infinilm."""
@@ -32,3 +35,9 @@ class RequestError(InfinilmError, ValueError):
 
 class EngineDeadError(InfinilmError):
     """The engine was closed or a rank failed; `__cause__` is the first failing rank's exception."""
+
+
+def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
+    """Return "; did you mean 'x'?" with the nearest known names, or nothing: the end of a message."""
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from infinilm import scheduler as sched
 from infinilm.chat import ChatTemplate
 from infinilm.checkpoint import Checkpoint, load_weights
 from infinilm.config import LlamaConfig
-from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError
+from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError, did_you_mean
 from infinilm.families import build_spec
 from infinilm.memory import MemoryPlan, plan_model
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
@@ -187,8 +187,11 @@ class LLM:
         chat_template: str | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
+        **unknown: NoReturn,
     ) -> None:
         started = time.perf_counter()
+        for name in unknown:
+            raise TypeError(f"LLM has no parameter {name!r}{did_you_mean(name, LLM.__init__.__kwdefaults__ or ())}")
         _check_positive("max_num_seqs", max_num_seqs)
         _check_positive("max_num_batched_tokens", max_num_batched_tokens)
         for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):

@@ -6,7 +6,6 @@ it has an effect: what this version cannot do yet is refused, never ignored.
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from infinilm.errors import ConfigError, RequestError
+from infinilm.errors import ConfigError, RequestError, did_you_mean
 
 __all__ = ["SamplingParams", "make_sampling_params"]
 
@@ -51,9 +50,8 @@ _OTHER_NAMES = {
 def _unknown_keyword(name: str) -> TypeError:
     """Return the error for a keyword that is no field, with the nearest field."""
     names = [f.name for f in fields(SamplingParams)]
-    close = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    note = " (0 is greedy)" if close == ["temperature"] else ""
-    hint = f"; did you mean {close[0]!r}{note}?" if close else f"; it has {', '.join(names)}"
+    hint = did_you_mean(_OTHER_NAMES.get(name, name), names) or f"; it has {', '.join(names)}"
+    hint = hint.replace("'temperature'", "'temperature' (0 is greedy)")
     return TypeError(f"SamplingParams has no parameter {name!r}{hint}")
 
 

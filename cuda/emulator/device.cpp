@@ -29,6 +29,7 @@ int shared_memory_optin() {
 }
 
 int device_count() { return setting("INFINILM_EMULATOR_DEVICES", 1); }
+int driver_version() { return device_count() < 0 ? 0 : setting("INFINILM_EMULATOR_DRIVER", CUDART_VERSION); }
 
 cudaError_t check_configuration(const Grid& g, const void* kernel) {
     const size_t threads = size_t{g.block.x} * g.block.y * g.block.z;
@@ -71,7 +72,7 @@ cudaError_t report(cudaError_t error) {
 
 cudaError_t sticky_error() {
     if (sticky != cudaSuccess) return sticky;
-    if (device_count() < 0) return report(cudaErrorInsufficientDriver);
+    if (device_count() < 0 || driver_version() < CUDART_VERSION) return report(cudaErrorInsufficientDriver);
     return device_count() == 0 ? report(cudaErrorNoDevice) : cudaSuccess;
 }
 
@@ -87,7 +88,8 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     Quiet quiet;
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
-    if (compute_capability() < 80) return report(cudaErrorNoKernelImageForDevice);
+    if (compute_capability() < setting("INFINILM_EMULATOR_LEAST_CC", 80))
+        return report(cudaErrorNoKernelImageForDevice);
     Grid g;
     g.kernel = kernel;
     g.grid = config.gridDim;
@@ -140,7 +142,7 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaPeekAtLastError() { return sticky != cudaSuccess ? sticky : last_error; }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-    *version = device_count() < 0 ? 0 : 13000;
+    *version = driver_version();
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {

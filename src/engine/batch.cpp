@@ -67,9 +67,12 @@ Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const K
     return staged;
 }
 
-StepOutput to_host(Backend& backend, const StepOutput& output) {
+StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
-    if (output.logits && !readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
+    if (output.logits) {
+        if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
+        host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);
+    }
     if (!output.ids) return host;
     host.ids = copy_to_host(backend, output.ids);  // always: the decoder's buffer serves the next step
     for (int64_t row = 0; row < host.ids.shape(0); ++row)

@@ -37,6 +37,6 @@ struct StepOutput {
 // what arrays hold, that is checked here.
 Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
 // The output in host memory. Error: a row that could not be sampled.
-StepOutput to_host(Backend& backend, const StepOutput& output);
+StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 
 }  // namespace infinilm

@@ -98,7 +98,8 @@ StepOutput InferEngine::forward(const Batch& batch) {
         if (!decoder_) params_.prepare(*backend_);  // throws: names what is missing
         if (cache_.spec() == KvCacheSpec{})
             throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-        return to_host(*backend_, decoder_->forward(stage(*backend_, batch, spec_, cache_.spec()), cache_));
+        return to_host(*backend_, decoder_->forward(stage(*backend_, batch, spec_, cache_.spec()), cache_),
+                       spec_.vocab_size);
     });
 }
 

@@ -33,7 +33,7 @@ StepOutput Decoder::forward(const Batch& batch, const KvCache& cache) {
     const AttentionSpec& attention = spec_.attention;
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     const float eps = spec_.rms_norm_eps;
-    reserve(num_tokens);
+    reserve(std::max(num_tokens, num_rows));
     auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, num_tokens); };
     const TensorView x = rows(work_.x), normed = rows(work_.normed), qkv = rows(work_.qkv), attn = rows(work_.attn);
     const TensorView inner = rows(work_.inner), cos_sin = rows(work_.cos_sin);
@@ -93,18 +93,20 @@ StepOutput Decoder::forward(const Batch& batch, const KvCache& cache) {
     ops::gather_rows(backend_, {.x = x, .rows = batch.logits_rows, .out = last});
     StepOutput output;
     if (batch.return_logits || !logits_ || logits_.shape(0) < num_rows)
-        output.logits = backend_.allocate(DType::float32, std::array<int64_t, 2>{num_rows, spec_.vocab_size});
+        output.logits =
+            backend_.allocate(DType::float32, std::array<int64_t, 2>{num_rows, (spec_.vocab_size + 7) / 8 * 8});
     else
         output.logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
+    const TensorView logits = output.logits.slice(1, 0, spec_.vocab_size);
     ops::linear(backend_,
                 {.x = last,
                  .weight = *weights_.lm_head.prepared,
-                 .norm = {.weight = weights_.norm.prepared, .scratch = normed.slice(0, 0, num_rows), .eps = eps},
+                 .norm = {.weight = weights_.norm.prepared, .scratch = work_.normed.slice(0, 0, num_rows), .eps = eps},
                  .residual = {},
-                 .out = output.logits});
+                 .out = logits});
     if (batch.temperature) {
         output.ids = Tensor(work_.ids.slice(0, 0, num_rows), work_.ids.owner);
-        ops::sample(backend_, {.logits = output.logits,
+        ops::sample(backend_, {.logits = logits,
                                .temperature = batch.temperature,
                                .top_k = batch.top_k,
                                .top_p = batch.top_p,

@@ -11,7 +11,8 @@ namespace infinilm {
 class Decoder {
 public:
     Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend);
-    // Everything is on the backend's device; ids are valid until the next step.
+    // Everything is on the backend's device; ids are valid until the next step. Rows of logits are padded to a multiple
+    // of 8, as kernels of GPUs want them: [num_rows, >= vocab_size].
     StepOutput forward(const Batch& batch, const KvCache& cache);
 
 private:
@@ -32,7 +33,7 @@ private:
     Backend& backend_;
     Tensor inv_freq_;  // [rotary_dim / 2] float32
     Workspace work_;
-    Tensor logits_;  // [num_rows, vocab_size] float32, kept while nobody asks for it
+    Tensor logits_;  // [num_rows, >= vocab_size] float32, kept while nobody asks for it
 };
 
 }  // namespace infinilm

@@ -1,11 +1,12 @@
 """Fixtures for kernels on the CPU emulator.
 
 The quick suite builds everything plain; `pytest tests/cuda -m sanitizer` runs the AddressSanitizer and ThreadSanitizer
-matrix, which is skipped otherwise.
+matrix, which is skipped otherwise. With INFINILM_TEST_GPU=1 the same cases run on the GPU of this machine.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,11 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from emulation import Outcome, Run, Worker, load_build  # noqa: E402
+import nvcc_build  # noqa: E402
+from emulation import BACKEND, ROOT, Outcome, Run, Worker, load_build  # noqa: E402
+
+ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"
+SIMULATED = {f"INFINILM_EMULATOR_{name}" for name in ("CC", "DEVICES", "MEMORY_MB")}  # what no GPU can be told
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     missing = None if shutil.which("g++") else pytest.mark.skip(reason="the emulator needs g++")
     slow = pytest.mark.skip(reason="the sanitizer matrix runs with -m sanitizer")
+    emulated = pytest.mark.skip(reason="about the emulator, or on a GPU the same as another test")
     for item in items:
         if HERE not in item.path.parents:
             continue
@@ -35,6 +41,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(missing)
         if "sanitizer" in item.keywords and "sanitizer" not in config.option.markexpr:
             item.add_marker(slow)
+        if ON_GPU and _for_the_emulator(item):
+            item.add_marker(emulated)
+
+
+def _for_the_emulator(item: pytest.Item) -> bool:
+    """Whether a test says nothing of a GPU: no kernel runs, it plants a mistake, or it is another schedule."""
+    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    device = nvcc_build.find_device()
+    hopper = parameters.get("kernel") == "sm90" or "hopper.cu" in tuple(parameters.get("case", ()))
+    return (
+        "emulate" not in getattr(item, "fixturenames", ())
+        or "sanitizer" in item.keywords
+        or item.path.stem in ("test_bugs", "test_runtime")
+        or item.name == "test_a_lost_device"
+        or parameters.get("schedule", "fifo") != "fifo"
+        or parameters.get("asynchronous", "late") != "late"
+        or (hopper and not (device and device.is_hopper))
+    )
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +80,7 @@ def emulator_workers() -> Iterator[dict[str | None, Worker]]:
 @pytest.fixture
 def emulate(emulator_cache: Path, emulator_workers: dict[str | None, Worker]) -> Run:
     """`emulate(sources, "module:case", sanitize=, schedule=, settings=, **parameters)`: build, run, say how it went."""
-    builder = load_build()
+    builder: Any = nvcc_build if ON_GPU else load_build()
 
     def run(
         sources: Sequence[str | Path],
@@ -69,11 +93,32 @@ def emulate(emulator_cache: Path, emulator_workers: dict[str | None, Worker]) ->
         ucontext: bool = False,
         **parameters: Any,
     ) -> Outcome:
+        if ON_GPU and not SIMULATED.isdisjoint(settings or {}):
+            pytest.skip("about a simulated device")
         paths = [HERE / "kernels" / s if isinstance(s, str) else s for s in sources]
-        library = builder.build(paths, emulator_cache, sanitize, ucontext=ucontext)
+        library = builder.build(
+            paths, emulator_cache, sanitize, defines=["INFINILM_SM90=1"], includes=[ROOT / "src"], ucontext=ucontext
+        )
         if sanitize not in emulator_workers:
             emulator_workers[sanitize] = Worker(sanitize, builder.environment(sanitize))
-        environment = {"INFINILM_EMULATOR_SCHEDULE": schedule, **(settings or {})}
-        return emulator_workers[sanitize].run(library, case, environment, parameters, timeout)
+        environment = {
+            "INFINILM_CUDA_LIBRARY": str(library),  # what infinilm opens, if it is the whole backend
+            "INFINILM_EMULATOR_SCHEDULE": schedule,
+            **(settings or {}),
+        }
+        outcome = emulator_workers[sanitize].run(library, case, environment, parameters, timeout)
+        if ON_GPU and not outcome.ok:
+            emulator_workers[sanitize].stop()  # a fault of the device stays with the process
+        return outcome
+
+    return run
+
+
+@pytest.fixture
+def simulate(emulate: Run) -> Run:
+    """`simulate("module:case", ..)`: the whole package with `device="cuda"` on the simulated device."""
+
+    def run(case: str, **settings: Any) -> Outcome:
+        return emulate(BACKEND, case, **settings)
 
     return run

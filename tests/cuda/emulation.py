@@ -27,6 +27,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Array = NDArray[Any]
+# What the CUDA library is made of; with the emulator it is the backend of the simulated device.
+BACKEND = (
+    *sorted((ROOT / "cuda").glob("*.cu")),
+    ROOT / "cuda/backend.cpp",
+    ROOT / "cuda/library.cpp",
+    ROOT / "src/core/tensor.cpp",
+)
 H2D, D2H = 1, 2
 SCHEDULES = ("fifo", "lifo", "random:1")  # under which every kernel is tested
 
@@ -91,7 +98,7 @@ class Buffer:
 
 
 class Gpu:
-    """The simulated device of one library, and the C functions the library exports."""
+    """The device of one library, simulated or not, and the C functions the library exports."""
 
     def __init__(self, library: Path | str) -> None:
         self.lib = ctypes.CDLL(str(library))
@@ -103,11 +110,12 @@ class Gpu:
             raise CudaError(code, self.lib.cudaGetErrorName(code).decode())
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Buffer:
-        """Device memory, contents NaN (all bits set)."""
+        """Device memory, contents NaN: all bits set."""
         shape = (shape,) if isinstance(shape, int) else shape
         pointer = ctypes.c_void_p()
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self.check(self.lib.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)))
+        self.check(self.lib.cudaMemset(pointer, 0xFF, ctypes.c_size_t(size)))
         self._buffers.append(Buffer(pointer.value or 0, shape, np.dtype(dtype)))
         return self._buffers[-1]
 

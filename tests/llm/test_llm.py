@@ -588,6 +588,13 @@ def test_bad_settings(folder: Path, settings: dict[str, Any]) -> None:
         LLM(folder, **settings)
 
 
+def test_unknown_setting(folder: Path) -> None:
+    with pytest.raises(TypeError, match="LLM has no parameter 'max_num_seq'; did you mean 'max_num_seqs'"):
+        LLM(folder, max_num_seq=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"LLM has no parameter 'zzz'$"):
+        LLM(folder, zzz=3)  # type: ignore[arg-type]
+
+
 def test_cuda_is_refused_with_the_reason(folder: Path) -> None:
     if infinilm.backends()["cuda"]["available"]:
         pytest.skip("this machine has a usable GPU")

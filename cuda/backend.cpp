@@ -1,0 +1,545 @@
+// One CudaBackend serves one rank: one device, one stream. Called through ops::*, which has validated the arguments, by
+// the rank's worker thread alone. Every op enqueues and returns; copies to and from the host wait.
+#include "backend.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace infinilm::cuda {
+
+namespace {
+
+Type type_of(DType dtype) {
+    switch (dtype) {
+        case DType::bfloat16: return Type::bf16;
+        case DType::float16: return Type::f16;
+        default: return Type::f32;
+    }
+}
+
+void check(cudaError_t error, std::string_view what) {
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // not sticky unless the device is lost
+    if (error == cudaErrorNoKernelImageForDevice)
+        throw DeviceError(concat(what,
+                                 ": this build has no kernels for this GPU; reinstall with "
+                                 "-Csetup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
+    throw DeviceError(concat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+}
+
+struct DeviceMemory {
+    void* data = nullptr;
+    explicit DeviceMemory(size_t bytes) { check(cudaMalloc(&data, bytes), "cudaMalloc"); }
+    ~DeviceMemory() { cudaFree(data); }
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+};
+
+struct CudaLinear : PreparedLinear {
+    PackedWeight packed;
+    std::unique_ptr<DeviceMemory> data, bias;
+};
+
+const PackedWeight& packed(const PreparedLinear& weight) { return static_cast<const CudaLinear&>(weight).packed; }
+
+void require(bool ok, const auto&... parts) {
+    if (!ok) throw DeviceError(concat(parts...));
+}
+
+constexpr size_t alignment = 256;  // of what kernels get
+constexpr int64_t staging_bytes = 64 << 20;
+
+int count(int64_t size) { return static_cast<int>(size); }
+
+}  // namespace
+
+class CudaBackend final : public Backend {
+public:
+    explicit CudaBackend(const CudaOptions& options)
+        : options_(options), type_(type_of(options.dtype)), device_{DeviceKind::cuda, options.device} {
+        const std::vector<CudaDevice> found = devices();
+        require(options.device >= 0 && options.device < count(static_cast<int64_t>(found.size())), "device '",
+                to_string(device_), "': there are ", found.size(), " CUDA devices, 0 to ", found.size() - 1);
+        const CudaDevice& device = found[static_cast<size_t>(options.device)];
+        require(device.major >= 8, "device '", to_string(device_), "' (", device.name, ") has compute capability ",
+                device.major, ".", device.minor, "; infinilm needs 8.0 or later");
+        is_hopper_ = device.major == 9;
+        activate();
+        check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+        // Any kernel tells whether this build has code for the device.
+        const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});
+        run(cuda::fill_random(
+                {.dst = probe.data(), .type = Type::f32, .count = probe.numel(), .seed = 0, .deviation = 0}, stream_),
+            to_string(device_));
+        synchronize();
+    }
+    ~CudaBackend() override {
+        activate();
+        cudaStreamSynchronize(stream_);
+        cudaFreeHost(host_staging_);
+        cudaStreamDestroy(stream_);
+    }
+
+    Device device() const override { return device_; }
+    DType activation_dtype() const override { return options_.dtype; }
+
+    Tensor allocate(DType dtype, std::span<const int64_t> shape) override;
+    void copy(const TensorView& src, const TensorView& dst) override;
+    std::vector<TensorView> upload(std::span<const TensorView> arrays) override;
+    void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
+
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
+                                                   int head_dim) override;
+    Tensor prepare_vector(const Tensor& vector) override;
+    void fill_random(const TensorView& weight, uint64_t seed) override;
+
+    void embedding(const EmbeddingParams&) override;
+    void rms_norm(const RmsNormParams&) override;
+    void add_rms_norm(const AddRmsNormParams&) override;
+    void linear(const LinearParams&) override;
+    void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
+    void rope_table(const RopeTableParams&) override;
+    void qk_norm_rope_store_kv(const RopeStoreParams&) override;
+    void paged_attention(const AttentionParams&) override;
+    void silu_mul(const SiluMulParams&) override;
+    void gather_rows(const GatherRowsParams&) override;
+    void sample(const SampleParams&) override;
+
+private:
+    void activate() { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
+    void run(cudaError_t launched, std::string_view op) { check(launched, op); }
+    bool few(int64_t num_tokens) const { return num_tokens <= max_decode_tokens; }
+    // As a prologue every block norms all of x again, which costs more than a kernel of its own when there is much of
+    // it: 16 rows is where the reads from L2 are estimated to take longer than a launch.
+    bool norm_fused(int64_t num_tokens) const { return type_ != Type::f32 && num_tokens <= 16; }
+    // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
+    void add_norm(const LinearParams& p, LinearArgs& args);
+    // A part's rows in a packed weight, through a staging buffer when they are in host memory.
+    void pack(const TensorView& weight, int first, const PackedWeight& dst);
+    std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
+    LinearArgs linear_args(const LinearParams& p) const;
+    RopeStoreArgs rope_args(const RopeStoreParams& p) const;
+    void run_linear(const LinearArgs& args);
+
+    const CudaOptions options_;
+    const Type type_;
+    const Device device_;
+    bool is_hopper_ = false;
+    cudaStream_t stream_ = nullptr;
+    Tensor attention_workspace_;            // uint8
+    Tensor device_staging_, load_staging_;  // uint8: of upload, of pack
+    void* host_staging_ = nullptr;          // pinned, as large as device_staging_
+};
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+Tensor CudaBackend::allocate(DType dtype, std::span<const int64_t> shape) {
+    activate();
+    const TensorView view(nullptr, dtype, shape, device_);
+    const auto bytes = static_cast<size_t>(std::max<int64_t>(view.bytes(), 1));
+    void* data = nullptr;
+    if (const cudaError_t error = cudaMalloc(&data, bytes); error != cudaSuccess) {
+        cudaGetLastError();
+        size_t free_bytes = 0, total_bytes = 0;
+        cudaMemGetInfo(&free_bytes, &total_bytes);
+        throw DeviceError(concat("out of memory on ", to_string(device_), ": ", bytes, " bytes for a tensor of shape ",
+                                 shape_string(shape), ", ", free_bytes, " of ", total_bytes,
+                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens"));
+    }
+    std::shared_ptr<void> owner(data, [](void* p) { cudaFree(p); });
+    check(cudaMemsetAsync(data, 0, bytes, stream_), "allocate");
+    return {TensorView(data, dtype, shape, device_), std::move(owner)};
+}
+
+void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
+    if (src.bytes() == 0) return;
+    activate();
+    check(cudaMemcpyAsync(dst.data(), src.data(), static_cast<size_t>(src.bytes()), cudaMemcpyDefault, stream_),
+          "copy");
+    if (src.device() != device_ || dst.device() != device_) synchronize();
+}
+
+std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) {
+    activate();
+    auto aligned = [](int64_t bytes) { return (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment; };
+    size_t bytes = 0;
+    for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
+    if (!device_staging_ || static_cast<size_t>(device_staging_.bytes()) < bytes) {
+        synchronize();  // the last step may still read the old one
+        device_staging_ = {};
+        cudaFreeHost(host_staging_);
+        host_staging_ = nullptr;
+        device_staging_ = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
+        check(cudaMallocHost(&host_staging_, 2 * bytes), "upload");
+    }
+    std::vector<TensorView> out;
+    size_t offset = 0;
+    for (const TensorView& array : arrays) {
+        if (!array) {
+            out.emplace_back();
+            continue;
+        }
+        std::memcpy(static_cast<std::byte*>(host_staging_) + offset, array.data(), static_cast<size_t>(array.bytes()));
+        out.emplace_back(device_staging_.as<std::byte>() + offset, array.dtype(), array.shape(), device_);
+        offset += aligned(array.bytes());
+    }
+    // The pinned buffer is written again by the next step, which begins when this one's result has come.
+    check(cudaMemcpyAsync(device_staging_.data(), host_staging_, bytes, cudaMemcpyHostToDevice, stream_), "upload");
+    return out;
+}
+
+// ---- weights -----------------------------------------------------------------------------------------------------
+
+std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
+                                                            int head_dim) {
+    activate();
+    auto out = std::make_unique<CudaLinear>();
+    PackedWeight& weight = out->packed;
+    weight.type = type_;
+    weight.k = count(parts[0].weight.shape(1));
+    const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
+    bool has_bias = false;
+    for (const LinearPart& part : parts) {
+        require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
+                shape_string(part.weight.shape()),
+                ": on CUDA hidden sizes and heads must be multiples of 8; use device='cpu'");
+        weight.n += count(part.weight.shape(0));
+        has_bias |= static_cast<bool>(part.bias);
+    }
+    const int out_features = weight.n, padding = (8 - weight.n % 8) % 8;
+    weight.n += padding;
+    if (kind == LinearKind::silu_mul) weight.order = RowOrder::gate_up;
+    if (kind == LinearKind::qkv && head_dim % 16 == 0 && type_ != Type::f32) {
+        weight.order = RowOrder::rope_pairs;
+        weight.head_dim = head_dim;
+    }
+    out->kind = kind;
+    out->in_features = weight.k;
+    out->out_features = kind == LinearKind::silu_mul ? out_features / 2 : out_features;
+    out->data = std::make_unique<DeviceMemory>(packed_bytes(weight));
+    weight.data = out->data->data;
+    check(cudaMemsetAsync(out->data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
+    int first = 0;
+    for (const LinearPart& part : parts) {
+        pack(part.weight, first, weight);
+        first += count(part.weight.shape(0));
+    }
+    if (has_bias) {
+        std::vector<TensorView> biases;
+        for (const LinearPart& part : parts)
+            biases.push_back(part.bias ? part.bias.view()
+                                       : TensorView(nullptr, DType::float32, {part.weight.shape(0)}));
+        biases.emplace_back(nullptr, DType::float32, std::initializer_list<int64_t>{padding});
+        out->bias = device_floats(biases);
+        weight.bias = static_cast<const float*>(out->bias->data);
+    }
+    return out;
+}
+
+void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& dst) {
+    const int64_t rows = weight.shape(0), row_bytes = weight.shape(1) * size_bytes(weight.dtype());
+    auto run_pack = [&](const void* src, int64_t begin, int64_t end) {
+        run(pack_weight({.src = src,
+                         .src_type = type_of(weight.dtype()),
+                         .first = first + count(begin),
+                         .rows = count(end - begin),
+                         .dst = dst},
+                        stream_),
+            "prepare_linear");
+    };
+    if (weight.device() == device_) return run_pack(weight.data(), 0, rows);
+    if (!load_staging_) load_staging_ = allocate(DType::uint8, std::array{staging_bytes});
+    const int64_t chunk = std::max<int64_t>(1, staging_bytes / row_bytes);
+    require(row_bytes <= staging_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+        const int64_t end = std::min(begin + chunk, rows);
+        check(cudaMemcpyAsync(load_staging_.data(), weight.as<const std::byte>() + begin * row_bytes,
+                              static_cast<size_t>((end - begin) * row_bytes), cudaMemcpyHostToDevice, stream_),
+              "prepare_linear");
+        run_pack(load_staging_.data(), begin, end);
+    }
+    synchronize();  // the source may go when this returns
+}
+
+// Vectors of any floating dtype, one after the other as float32; absent ones are zero.
+std::unique_ptr<DeviceMemory> CudaBackend::device_floats(const std::vector<TensorView>& vectors) {
+    std::vector<float> values;
+    for (const TensorView& vector : vectors) {
+        const size_t at = values.size();
+        values.resize(at + static_cast<size_t>(vector.shape(0)), 0.0f);
+        if (!vector) continue;
+        Tensor host = allocate_host(vector.dtype(), vector.shape());
+        copy(vector, host);
+        visit_floating(vector.dtype(), [&]<class T>(T) {
+            for (int64_t i = 0; i < vector.shape(0); ++i)
+                values[at + static_cast<size_t>(i)] = infinilm::to_float(host.as<const T>()[i]);
+        });
+    }
+    auto memory = std::make_unique<DeviceMemory>(values.size() * sizeof(float));
+    check(cudaMemcpyAsync(memory->data, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream_),
+          "prepare");
+    synchronize();
+    return memory;
+}
+
+Tensor CudaBackend::prepare_vector(const Tensor& vector) {
+    if (!vector) return {};
+    activate();
+    std::shared_ptr<DeviceMemory> memory = device_floats({vector});
+    return {TensorView(memory->data, DType::float32, vector.shape(), device_), memory};
+}
+
+void CudaBackend::fill_random(const TensorView& weight, uint64_t seed) {
+    activate();
+    run(cuda::fill_random({.dst = weight.data(),
+                           .type = type_of(weight.dtype()),
+                           .count = weight.numel(),
+                           .seed = seed,
+                           .deviation = 0.02f},
+                          stream_),
+        "fill_random");
+}
+
+// ---- ops ---------------------------------------------------------------------------------------------------------
+
+void CudaBackend::embedding(const EmbeddingParams& p) {
+    activate();
+    if (p.ids.numel() == 0) return;
+    run(cuda::embedding({.ids = p.ids.as<const int>(),
+                         .table = packed(p.table),
+                         .out = p.out.data(),
+                         .out_stride = p.out.stride(0),
+                         .num_tokens = count(p.ids.shape(0))},
+                        stream_),
+        "embedding");
+}
+
+void CudaBackend::rms_norm(const RmsNormParams& p) {
+    activate();
+    if (p.x.numel() == 0) return;
+    run(cuda::rms_norm({.x = p.x.data(),
+                        .residual = nullptr,
+                        .weight = p.weight.as<const float>(),
+                        .out = p.out.data(),
+                        .x_stride = p.x.stride(0),
+                        .residual_stride = 0,
+                        .out_stride = p.out.stride(0),
+                        .num_tokens = count(p.x.shape(0)),
+                        .hidden_size = count(p.x.shape(1)),
+                        .eps = p.eps,
+                        .type = type_},
+                       stream_),
+        "rms_norm");
+}
+
+void CudaBackend::add_rms_norm(const AddRmsNormParams& p) {
+    activate();
+    if (p.x.numel() == 0) return;
+    run(cuda::rms_norm({.x = p.x.data(),
+                        .residual = p.residual.data(),
+                        .weight = p.weight.as<const float>(),
+                        .out = p.out.data(),
+                        .x_stride = p.x.stride(0),
+                        .residual_stride = p.residual.stride(0),
+                        .out_stride = p.out.stride(0),
+                        .num_tokens = count(p.x.shape(0)),
+                        .hidden_size = count(p.x.shape(1)),
+                        .eps = p.eps,
+                        .type = type_},
+                       stream_),
+        "add_rms_norm");
+}
+
+LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
+    LinearArgs args;
+    // Kernels write whole vectors of 8: rows of logits of any vocabulary are padded to that (Decoder).
+    require(p.out.stride(0) >= packed(p.weight).n / (p.weight.kind == LinearKind::silu_mul ? 2 : 1), "linear: out has ",
+            p.out.stride(0), " elements a row, ", packed(p.weight).n, " are written");
+    args.x = p.x.data();
+    args.x_stride = p.x.stride(0);
+    args.num_tokens = count(p.x.shape(0));
+    args.weight = packed(p.weight);
+    args.residual = p.residual.data();
+    args.residual_stride = p.residual ? p.residual.stride(0) : 0;
+    args.out = p.out.data();
+    args.out_stride = p.out.stride(0);
+    args.out_float32 = p.out.dtype() == DType::float32 && type_ != Type::f32;
+    return args;
+}
+
+void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
+    if (!p.norm.weight) return;
+    if (norm_fused(args.num_tokens)) {
+        args.norm_weight = p.norm.weight.as<const float>();
+        args.norm_eps = p.norm.eps;
+        return;
+    }
+    rms_norm({.x = p.x, .weight = p.norm.weight, .out = p.norm.scratch, .eps = p.norm.eps});
+    args.x = p.norm.scratch.data();
+    args.x_stride = p.norm.scratch.stride(0);
+}
+
+void CudaBackend::run_linear(const LinearArgs& args) {
+    if (type_ == Type::f32) return run(linear_f32(args, stream_), "linear");
+    if (few(args.num_tokens)) return run(linear_decode(args, stream_), "linear");
+#if INFINILM_SM90
+    if (is_hopper_ && !options_.batch_invariant) return run(linear_sm90(args, stream_), "linear");
+#endif
+    run(linear_prefill(args, stream_), "linear");
+}
+
+void CudaBackend::linear(const LinearParams& p) {
+    activate();
+    if (p.x.numel() == 0) return;
+    LinearArgs args = linear_args(p);
+    add_norm(p, args);
+    run_linear(args);
+}
+
+void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
+    const PackedWeight& weight = packed(p.weight);
+    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0)) && p.x.numel() > 0 && !rope.q_norm &&
+                       rope.cos_sin.shape(1) == rope.head_dim;
+    if (!fused) {
+        linear(p);
+        return qk_norm_rope_store_kv(rope);
+    }
+    activate();
+    LinearArgs args = linear_args(p);
+    add_norm(p, args);
+    args.has_rope = true;
+    args.rope = rope_args(rope);
+    run_linear(args);
+}
+
+void CudaBackend::rope_table(const RopeTableParams& p) {
+    activate();
+    if (p.positions.numel() == 0) return;
+    run(cuda::rope_table({.positions = p.positions.as<const int>(),
+                          .inv_freq = p.inv_freq.as<const float>(),
+                          .cos_sin = p.cos_sin.as<float>(),
+                          .num_tokens = count(p.positions.shape(0)),
+                          .half = count(p.inv_freq.shape(0)),
+                          .attention_factor = p.attention_factor},
+                         stream_),
+        "rope_table");
+}
+
+RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
+    return {.cos_sin = p.cos_sin.as<const float>(),
+            .q_norm = p.q_norm.as<const float>(),
+            .k_norm = p.k_norm.as<const float>(),
+            .slot_mapping = p.slot_mapping.as<const int64_t>(),
+            .k_cache = p.k_cache.data(),
+            .v_cache = p.v_cache.data(),
+            .num_heads = p.num_heads,
+            .num_kv_heads = p.num_kv_heads,
+            .head_dim = p.head_dim,
+            .rotary_dim = count(p.cos_sin.shape(1)),
+            .block_size = count(p.k_cache.shape(2)),
+            .eps = p.eps};
+}
+
+void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
+    activate();
+    if (p.qkv.numel() == 0) return;
+    run(cuda::qk_norm_rope_store_kv({.qkv = p.qkv.data(),
+                                     .qkv_stride = p.qkv.stride(0),
+                                     .num_tokens = count(p.qkv.shape(0)),
+                                     .rope = rope_args(p),
+                                     .type = type_},
+                                    stream_),
+        "qk_norm_rope_store_kv");
+}
+
+void CudaBackend::paged_attention(const AttentionParams& p) {
+    activate();
+    if (p.q.numel() == 0) return;
+    require(p.q.shape(2) % 8 == 0 && p.q.shape(2) <= 256, "head_dim ", p.q.shape(2),
+            ": CUDA attention takes multiples of 8 up to 256; use device='cpu'");
+    AttentionArgs args{.q = p.q.data(),
+                       .k_cache = p.k_cache.data(),
+                       .v_cache = p.v_cache.data(),
+                       .block_table = p.block_table.as<const int>(),
+                       .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
+                       .context_lens = p.context_lens.as<const int>(),
+                       .out = p.out.data(),
+                       .q_stride = p.q.stride(0),
+                       .out_stride = p.out.stride(0),
+                       .block_table_stride = p.block_table.stride(0),
+                       .num_seqs = count(p.context_lens.shape(0)),
+                       .num_heads = count(p.q.shape(1)),
+                       .num_kv_heads = count(p.k_cache.shape(1)),
+                       .head_dim = count(p.q.shape(2)),
+                       .block_size = count(p.k_cache.shape(2)),
+                       .max_query_len = p.max_query_len,
+                       .max_context_len = p.max_context_len,
+                       .softmax_scale = p.softmax_scale,
+                       .sliding_window = p.sliding_window,
+                       .workspace = nullptr,
+                       .type = type_};
+    if (type_ == Type::f32) return run(attention_f32(args, stream_), "paged_attention");
+    const auto bytes = static_cast<int64_t>(attention_workspace_bytes(args));
+    if (bytes > 0 && (!attention_workspace_ || attention_workspace_.bytes() < bytes)) {
+        synchronize();  // the last call may still use the old one
+        attention_workspace_ = {};
+        attention_workspace_ = allocate(DType::uint8, std::array{bytes});
+    }
+    args.workspace = attention_workspace_.data();
+    run(attention(args, stream_), "paged_attention");
+}
+
+void CudaBackend::silu_mul(const SiluMulParams& p) {
+    activate();
+    if (p.out.numel() == 0) return;
+    run(cuda::silu_mul({.gate_up = p.gate_up.data(),
+                        .out = p.out.data(),
+                        .gate_up_stride = p.gate_up.stride(0),
+                        .out_stride = p.out.stride(0),
+                        .num_tokens = count(p.out.shape(0)),
+                        .intermediate_size = count(p.out.shape(1)),
+                        .type = type_},
+                       stream_),
+        "silu_mul");
+}
+
+void CudaBackend::gather_rows(const GatherRowsParams& p) {
+    activate();
+    if (p.out.numel() == 0) return;
+    run(cuda::gather_rows({.x = p.x.data(),
+                           .rows = p.rows.as<const int>(),
+                           .out = p.out.data(),
+                           .x_stride = p.x.stride(0),
+                           .out_stride = p.out.stride(0),
+                           .num_rows = count(p.rows.shape(0)),
+                           .hidden_size = count(p.x.shape(1)),
+                           .type = type_},
+                          stream_),
+        "gather_rows");
+}
+
+void CudaBackend::sample(const SampleParams& p) {
+    activate();
+    if (p.ids.numel() == 0) return;
+    run(cuda::sample({.logits = p.logits.as<const float>(),
+                      .logits_stride = p.logits.stride(0),
+                      .num_rows = count(p.logits.shape(0)),
+                      .vocab_size = count(p.logits.shape(1)),
+                      .temperature = p.temperature.as<const float>(),
+                      .top_k = p.top_k.as<const int>(),
+                      .top_p = p.top_p.as<const float>(),
+                      .min_p = p.min_p.as<const float>(),
+                      .random_val = p.random_val.as<const float>(),
+                      .ids = p.ids.as<int>(),
+                      .logprobs = nullptr},
+                     stream_),
+        "sample");
+}
+
+std::unique_ptr<Backend> make_backend(const CudaOptions& options) { return std::make_unique<CudaBackend>(options); }
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,111 @@
+// RMSNorm of rows, with and without the addition of a residual in front.
+// Mapping: one warp per row. Few rows get blocks of one warp, so that they spread over the SMs; many, of four.
+// Bytes: a row is read once and written once (with a residual both twice): 2 or 4 * hidden_size * sizeof(T) a row, and
+// the weight out of L2; the floor is that over the memory bandwidth. A row of at most 4096 columns of 16 bits (2048 of
+// 32) stays in registers, a longer one is read again from L1 or L2. 16-byte accesses (kernels.h, Alignment).
+// The order of sums is that of norm.cuh. Idea: rows in registers and the fused addition, as in vLLM
+// csrc/layernorm_kernels.cu and flashinfer include/flashinfer/norm.cuh.
+#include "launch.cuh"
+#include "norm.cuh"
+#include "visit.cuh"
+
+namespace infinilm::cuda {
+
+constexpr int kNormWarps = 4;
+constexpr int kFewRows = 1024;  // about the warps that the SMs hold at once with one warp a block
+
+// 8 neighbouring elements in as few registers as they need.
+template <class T>
+struct Vector {
+    uint4 words;
+
+    __device__ __forceinline__ void load(const T* address) { words = *reinterpret_cast<const uint4*>(address); }
+    __device__ __forceinline__ void unpack(float (&x)[8]) const { unpack8<T>(words, x); }
+    __device__ __forceinline__ void pack(const float (&x)[8]) { words = pack8<T>(x); }
+    __device__ __forceinline__ void store(T* address) const { *reinterpret_cast<uint4*>(address) = words; }
+};
+template <>
+struct Vector<float> {
+    float values[8];
+
+    __device__ __forceinline__ void load(const float* address) { load8(address, values); }
+    __device__ __forceinline__ void unpack(float (&x)[8]) const { memcpy(x, values, sizeof(x)); }
+    __device__ __forceinline__ void pack(const float (&x)[8]) { memcpy(values, x, sizeof(x)); }
+    __device__ __forceinline__ void store(float* address) const { store8(address, values); }
+};
+
+// v += what lies at `residual`, rounded to T.
+template <class T>
+__device__ __forceinline__ void add(Vector<T>& v, const T* residual) {
+    float a[8], b[8];
+    v.unpack(a);
+    load8(residual, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] = __fadd_rn(b[i], a[i]);
+    v.pack(a);
+}
+
+template <class T>
+__device__ __forceinline__ void put(const Vector<T>& v, float scale, const float* weight, T* out) {
+    float x[8];
+    v.unpack(x);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint4 w = load_readonly_16(weight + 4 * half);  // may run ahead of the stores to `out`
+        const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[4 * half + i] = normed(x[4 * half + i], scale, __uint_as_float(words[i]));
+    }
+    store8(out, x);
+}
+
+template <class T, bool kResidual>
+__global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs args) {
+    constexpr int kHeld = 32 / sizeof(T), kChunk = 256 * kHeld;  // vectors of a lane: 64 registers; columns
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
+    if (row >= args.num_tokens) return;
+    // each [hidden_size]
+    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+    T* residual = kResidual ? static_cast<T*>(args.residual) + row * args.residual_stride : nullptr;
+    T* out = static_cast<T*>(args.out) + row * args.out_stride;
+    const int size = args.hidden_size;
+
+    // A chunk is loaded as a whole before any of it is stored: the compiler cannot know that the rows do not overlap,
+    // and would wait for one vector after the other.
+    Vector<T> held[kHeld];
+    auto for_vectors = [&](int begin, auto f) {
+#pragma unroll
+        for (int h = 0; h < kHeld; ++h)
+            if (const int i = begin + static_cast<int>(lane_id()) * 8 + 256 * h; i < size) f(held[h], i);
+    };
+    float sum = 0.0f;
+    for (int begin = 0; begin < size; begin += kChunk) {
+        for_vectors(begin, [&](Vector<T>& v, int i) { v.load(x + i); });
+        if constexpr (kResidual) {
+            for_vectors(begin, [&](Vector<T>& v, int i) { add(v, residual + i); });
+            for_vectors(begin, [&](Vector<T>& v, int i) { v.store(residual + i); });
+        }
+        for_vectors(begin, [&](Vector<T>& v, int) {
+            float values[8];
+            v.unpack(values);
+            add_squares(sum, values);
+        });
+    }
+    const float scale = inverse_rms(sum, size, args.eps);
+    for (int begin = 0; begin < size; begin += kChunk) {
+        if (size > kChunk) for_vectors(begin, [&](Vector<T>& v, int i) { v.load((kResidual ? residual : x) + i); });
+        for_vectors(begin, [&](Vector<T>& v, int i) { put(v, scale, args.weight + i, out + i); });
+    }
+}
+
+cudaError_t rms_norm(const RmsNormArgs& args, cudaStream_t stream) {
+    if (args.num_tokens == 0) return cudaSuccess;
+    const int warps = args.num_tokens < kFewRows ? 1 : kNormWarps;
+    const LaunchConfig config{dim3(ceil_div(args.num_tokens, warps)), dim3(32 * warps), 0, stream};
+    return visit(args.type, [&](auto t) {
+        using T = decltype(t);
+        return launch(args.residual ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, config, args);
+    });
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,159 @@
+// Ops that write each element once: embedding, silu_mul, gather_rows; and at load time convert and pack_weight.
+// Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one thread per
+// element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is that over the
+// memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but for sources of
+// load time, which need only the alignment of an element.
+#include "launch.cuh"
+#include "linear.cuh"
+#include "norm.cuh"
+#include "visit.cuh"
+
+namespace infinilm::cuda {
+
+constexpr int kRowThreads = 128;
+
+// One thread per vector of a row: row blockIdx.x, vector row_vector().
+__device__ __forceinline__ int row_vector() { return static_cast<int>(blockIdx.y * kRowThreads + threadIdx.x); }
+static LaunchConfig row_grid(int num_rows, int vectors, cudaStream_t stream) {
+    return {dim3(num_rows, ceil_div(vectors, kRowThreads)), dim3(kRowThreads), 0, stream};
+}
+
+// ---- embedding ---------------------------------------------------------------------------------------------------
+
+// A row of a step of 16 columns lies in four lanes of the packed table, beside the row 8 above or below it: its 32
+// bytes are spread over 64, of which the memory reads all.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs args) {
+    const int vector = row_vector();
+    if (vector >= args.table.k / 8) return;
+    const int id = args.ids[blockIdx.x], step = vector / 2, r = id % 16;
+    T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + vector * 8;  // [8]
+    uint4 v = make_uint4(~0u, ~0u, ~0u, ~0u);  // NaN in each type
+    const bool known = id >= 0 && id < args.table.n;
+    if constexpr (sizeof(T) == 4) {
+        const uint4* row = static_cast<const uint4*>(args.table.data) +
+                           (known ? static_cast<int64_t>(id) * args.table.k + vector * 8 : 0) / 4;
+        reinterpret_cast<uint4*>(out)[0] = known ? row[0] : v;
+        reinterpret_cast<uint4*>(out)[1] = known ? row[1] : v;
+    } else {
+        if (known) {
+            const uint32_t* fragments = static_cast<const uint32_t*>(args.table.data) +
+                                        (static_cast<int64_t>(id / 16) * num_steps(args.table.k) + step) * 128;
+            const uint32_t* words = fragments + r % 8 * 16 + r / 8 + vector % 2 * 2;  // register, of lane 4 (r % 8)
+            v = make_uint4(words[0], words[4], words[8], words[12]);
+        }
+        *reinterpret_cast<uint4*>(out) = v;
+    }
+}
+
+cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
+    if (args.num_tokens == 0) return cudaSuccess;
+    const LaunchConfig config = row_grid(args.num_tokens, args.table.k / 8, stream);
+    return visit(args.table.type, [&](auto t) { return launch(embedding_kernel<decltype(t)>, config, args); });
+}
+
+// ---- silu_mul ----------------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) silu_mul_kernel(SiluMulArgs args) {
+    const int i = row_vector() * 8;
+    if (i >= args.intermediate_size) return;
+    const T* gate = static_cast<const T*>(args.gate_up) + static_cast<int64_t>(blockIdx.x) * args.gate_up_stride + i;
+    float x[8], up[8];
+    load8(gate, x);
+    load8(gate + args.intermediate_size, up);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = __fmul_rn(silu(x[j]), up[j]);
+    store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);
+}
+
+cudaError_t silu_mul(const SiluMulArgs& args, cudaStream_t stream) {
+    if (args.num_tokens == 0) return cudaSuccess;
+    const LaunchConfig config = row_grid(args.num_tokens, args.intermediate_size / 8, stream);
+    return visit(args.type, [&](auto t) { return launch(silu_mul_kernel<decltype(t)>, config, args); });
+}
+
+// ---- gather_rows -------------------------------------------------------------------------------------------------
+
+// The same for all types: a row is `vectors` times 16 bytes; strides in those, too.
+__global__ void __launch_bounds__(kRowThreads)
+    gather_rows_kernel(const uint4* x, const int* rows, uint4* out, int64_t x_stride, int64_t out_stride, int vectors) {
+    const int i = row_vector();
+    if (i < vectors) out[blockIdx.x * out_stride + i] = x[rows[blockIdx.x] * x_stride + i];
+}
+
+cudaError_t gather_rows(const GatherRowsArgs& args, cudaStream_t stream) {
+    if (args.num_rows == 0) return cudaSuccess;
+    const int per_vector = 16 / size_bytes(args.type), vectors = args.hidden_size / per_vector;
+    return launch(gather_rows_kernel, row_grid(args.num_rows, vectors, stream), static_cast<const uint4*>(args.x),
+                  args.rows, static_cast<uint4*>(args.out), args.x_stride / per_vector, args.out_stride / per_vector,
+                  vectors);
+}
+
+// ---- convert -----------------------------------------------------------------------------------------------------
+
+template <class S, class D>
+__global__ void __launch_bounds__(kRowThreads) convert_kernel(const S* src, D* dst, int64_t count) {
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kRowThreads;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < count; i += threads)
+        dst[i] = from_float<D>(to_float(src[i]));
+}
+
+// Blocks for a loop over `count`: enough to fill a GPU, few enough for the limit of a grid.
+static dim3 loop_grid(int64_t count) {
+    const int64_t blocks = ceil_div<int64_t>(count, kRowThreads);
+    return dim3(static_cast<unsigned>(blocks < 16384 ? blocks : 16384));
+}
+
+cudaError_t convert(const ConvertArgs& args, cudaStream_t stream) {
+    if (args.count == 0) return cudaSuccess;
+    return visit(args.src_type, [&](auto s) {
+        return visit(args.dst_type, [&](auto d) {
+            using S = decltype(s);
+            using D = decltype(d);
+            return launch(convert_kernel<S, D>, {loop_grid(args.count), dim3(kRowThreads), 0, stream},
+                          static_cast<const S*>(args.src), static_cast<D*>(args.dst), args.count);
+        });
+    });
+}
+
+// ---- pack_weight -------------------------------------------------------------------------------------------------
+
+// One turn of the loop per fragment (tile, step, lane), of which the rows of this part are written: words 0 and 2 are
+// row lane / 4 of the tile, words 1 and 3 the row 8 below.
+template <class S, class D>
+__global__ void __launch_bounds__(kRowThreads) pack_kernel(PackArgs args) {
+    const PackedWeight& dst = args.dst;
+    const int steps = num_steps(dst.k);
+    const int64_t count = static_cast<int64_t>(num_tiles(dst)) * steps * 32;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kRowThreads;
+    uint32_t* words = static_cast<uint32_t*>(const_cast<void*>(dst.data));  // [num_tiles][num_steps][32][4]
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < count; i += threads) {
+        const int lane = static_cast<int>(i % 32), step = static_cast<int>(i / 32 % steps);
+        const int tile = static_cast<int>(i / 32 / steps);
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            const int row = feature_of_row(dst, tile * 16 + lane / 4 + word % 2 * 8) - args.first;
+            const int column = step * 16 + lane % 4 * 2 + word / 2 * 8;
+            if (row < 0 || row >= args.rows || column >= dst.k) continue;
+            const S* src = static_cast<const S*>(args.src) + static_cast<int64_t>(row) * dst.k + column;
+            words[4 * i + word] = pack2<D>(to_float(src[0]), to_float(src[1]));
+        }
+    }
+}
+
+cudaError_t pack_weight(const PackArgs& args, cudaStream_t stream) {
+    const PackedWeight& dst = args.dst;
+    if (dst.type == Type::f32) {
+        float* rows = static_cast<float*>(const_cast<void*>(dst.data)) + static_cast<int64_t>(args.first) * dst.k;
+        return convert({args.src, args.src_type, rows, Type::f32, static_cast<int64_t>(args.rows) * dst.k}, stream);
+    }
+    const dim3 grid = loop_grid(static_cast<int64_t>(num_tiles(dst)) * num_steps(dst.k) * 32);
+    const LaunchConfig config{grid, dim3(kRowThreads), 0, stream};
+    return visit(args.src_type, [&](auto s) {
+        using S = decltype(s);
+        return launch(dst.type == Type::bf16 ? pack_kernel<S, bf16> : pack_kernel<S, f16>, config, args);
+    });
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,226 @@
+"""Whole models on the simulated device: `device="cuda"` through the package's own loader and engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from emulation import ROOT, Gpu
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import infinilm
+from infinilm import LLM, AutoConfig, _core
+from infinilm.families import build_spec
+
+GOLDEN = ROOT / "tests/golden"
+EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def open_llm(folder: Path, **settings: Any) -> LLM:
+    """With a small cache: memory of the simulated device is real."""
+    return LLM(folder, **{"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", "use_tqdm": False, **settings})
+
+
+def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM) -> None:
+    """By relative norm. A value is rounded about ten times a layer; independent errors add in squares, and softmaxes
+    and norms amplify them: 4.
+    """
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    bound = 4 * EPSILON[llm.dtype] * np.sqrt(10 * llm.config.num_hidden_layers + 2)
+    if llm.dtype == "float32":
+        bound *= 16  # sums of the sizes of these models, in another order
+    assert error <= bound, f"relative error {error:.2e}, expected at most {bound:.2e}"
+
+
+def golden(_: Gpu, name: str, dtype: str) -> None:
+    """The logits of transformers; in float32 its greedy tokens, too."""
+    expected = np.load(GOLDEN / name / "expected.npz")
+    prompt = expected["input_ids"].tolist()
+    with open_llm(GOLDEN / name, dtype=dtype, max_model_len=int(expected["max_model_len"])) as llm:
+        assert llm.device == "cuda"
+        assert_close(llm.forward(prompt), expected["logits"], llm)
+        if dtype == "float32":
+            greedy = expected["greedy_ids"].tolist()
+            output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
+            assert list(output[0].outputs[0].token_ids) == greedy
+
+
+# ---- random models of every family, in sizes that a GPU takes ----
+
+BASE = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+}
+LLAMA = {**BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-mqa-tied": {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "llama-biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+    "llama-yarn": {**LLAMA, "rope_scaling": YARN},
+    "llama-head-24": {**LLAMA, "head_dim": 24},
+    "mistral-window": {
+        **BASE,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 9,
+        "head_dim": 32,
+    },
+    "qwen2": {**BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 8},
+    "qwen3": {**BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+}
+
+
+def make_model(name: str, folder: Path, **changes: Any) -> Path:
+    """A checkpoint with random weights, all of deviation 1 / sqrt(in_features), norms around 1."""
+    folder = folder / "-".join([name, *(f"{k}{v}" for k, v in changes.items())])
+    if (folder / "model.safetensors").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**MODELS[name], **changes}))
+    spec = build_spec(AutoConfig.from_pretrained(folder), dtype="float32", max_model_len=128)
+    rng = np.random.default_rng(1)
+    weights = {}
+    for key, shape in _core.param_shapes(spec).items():
+        noise = rng.standard_normal(shape).astype(np.float32)
+        weights[key] = 1 + 0.1 * noise if key.endswith("norm.weight") else noise / np.float32(shape[-1] ** 0.5)
+    weights["model.embed_tokens.weight"] *= np.float32(spec.hidden_size**0.5)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(2)
+    return [rng.integers(0, vocab_size, n).tolist() for n in lengths]
+
+
+def parity(_: Gpu, name: str, folder: str, dtype: str, length: int) -> None:
+    """The CPU backend's logits, which transformers has confirmed; in float32 its sampled tokens, too."""
+    model = make_model(name, Path(folder))
+    (prompt,) = prompts(131, length)
+    with open_llm(model, dtype=dtype) as llm, open_llm(model, device="cpu", dtype="float32") as cpu:
+        assert_close(llm.forward(prompt), cpu.forward(prompt), llm)
+        if dtype == "float32":
+            sampling = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 3, "max_tokens": 6}
+            got, want = (m.generate(prompt, use_tqdm=False, ignore_eos=True, **sampling) for m in (llm, cpu))
+            assert got[0].outputs[0].token_ids == want[0].outputs[0].token_ids
+
+
+def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """Bit for bit: a prompt alone, in chunks, among others; through kernels for few tokens and for many."""
+    model = make_model(name, Path(folder))
+    long, short, middle = prompts(131, 130, 5, 40)
+    with open_llm(model, dtype=dtype) as llm:
+        whole = llm.forward(long)
+        alone = llm.generate([short, long, middle], temperature=0, max_tokens=4, use_tqdm=False, ignore_eos=True)
+        single = llm.generate([long], temperature=0, max_tokens=4, use_tqdm=False, ignore_eos=True)
+    assert alone[1].outputs[0].token_ids == single[0].outputs[0].token_ids
+    with open_llm(model, dtype=dtype, max_num_batched_tokens=37) as llm:
+        chunked = llm.forward(long)
+    assert whole.tobytes() == chunked.tobytes()
+    with open_llm(model, dtype=dtype, max_num_batched_tokens=1) as llm:
+        one_by_one = llm.forward(long[:20])
+    assert whole[:20].tobytes() == one_by_one.tobytes()
+
+
+def fast_prefill(_: Gpu, name: str, folder: str) -> None:
+    """`batch_invariant=False` may take other kernels for long prompts (wgmma): close, not equal."""
+    model = make_model(name, Path(folder))
+    (prompt,) = prompts(131, 110)
+    with open_llm(model, dtype="bfloat16") as llm, open_llm(model, dtype="bfloat16", batch_invariant=False) as fast:
+        assert_close(fast.forward(prompt), llm.forward(prompt), llm)
+
+
+# ---- errors ----
+
+
+def fails_with(_: Gpu, expected: str, **settings: Any) -> None:
+    """The reason is in DeviceError, in backends(), and "auto" falls back to the CPU."""
+    try:
+        open_llm(GOLDEN / "qwen3", **settings).close()
+    except infinilm.DeviceError as error:
+        assert expected in str(error), str(error)
+    else:
+        raise AssertionError("no DeviceError")
+
+
+def no_device(gpu: Gpu, expected: str) -> None:
+    """The reason is told by backends() and by the error, and "auto" means the CPU."""
+    fails_with(gpu, expected)
+    cuda = infinilm.backends()["cuda"]
+    assert not cuda["available"] and expected in cuda["reason"]
+    with open_llm(GOLDEN / "qwen3", device="auto") as llm:
+        assert llm.device == "cpu"
+
+
+def a_lost_device(gpu: Gpu) -> None:
+    """A fault on the device is told as such; the engine closes."""
+    llm = open_llm(GOLDEN / "qwen3")
+    prompt = [1, 2, 3]
+    before = llm.forward(prompt)
+    gpu.lib.infinilm_emulator_inject_error(700)
+    try:
+        llm.forward(prompt)
+    except infinilm.DeviceError as error:
+        assert "cudaErrorIllegalAddress" in str(error)
+    else:
+        raise AssertionError("no DeviceError")
+    gpu.lib.infinilm_emulator_inject_error(0)
+    assert llm.forward(prompt).tobytes() == before.tobytes()
+    llm.close()
+
+
+def bad_steps(_: Gpu, folder: str) -> None:
+    """What the device's ops cannot see is refused before the step leaves; the engine goes on."""
+    model = make_model("llama", Path(folder))
+    spec = build_spec(AutoConfig.from_pretrained(model), dtype="bfloat16", max_model_len=32)
+    engine = _core.InferEngine(spec, "cuda")
+    engine.load_dummy("bfloat16")
+    engine.finish_loading()
+    engine.reset_cache(2, 16)
+
+    def batch(**changes: Any) -> _core.Batch:
+        good: dict[str, Any] = {
+            "input_ids": np.array([1, 2, 3], np.int32),
+            "positions": np.arange(3, dtype=np.int32),
+            "slot_mapping": np.arange(3, dtype=np.int64),
+            "block_table": np.array([[0]], np.int32),
+            "cu_seqlens_q": np.array([0, 3], np.int32),
+            "context_lens": np.array([3], np.int32),
+            "logits_rows": np.array([2], np.int32),
+        }
+        return _core.Batch(**{**good, **changes}, return_logits=True)
+
+    before = engine.forward(batch()).logits
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("input_ids[1] is 131", {"input_ids": np.array([1, 131, 3], np.int32)}),
+        ("slot_mapping[2] is 32", {"slot_mapping": np.array([0, 1, 32], np.int64)}),
+        ("block_table[0][0] is 2", {"block_table": np.array([[2]], np.int32)}),
+        ("context_lens[0] is 17", {"context_lens": np.array([17], np.int32)}),
+        ("cu_seqlens_q[1] is 2", {"cu_seqlens_q": np.array([0, 2], np.int32)}),
+        ("logits_rows[0] is 3", {"logits_rows": np.array([3], np.int32)}),
+        ("positions", {"positions": np.arange(2, dtype=np.int32)}),
+    ]
+    for expected, changes in bad:
+        try:
+            engine.forward(batch(**changes))
+        except infinilm.InfinilmError as error:
+            assert expected in str(error), str(error)
+        else:
+            raise AssertionError(f"no error for {changes}")
+    after = engine.forward(batch()).logits
+    assert before is not None and after is not None and before.numpy().tobytes() == after.numpy().tobytes()
+    engine.close()

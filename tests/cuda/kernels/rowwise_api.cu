@@ -1,0 +1,70 @@
+// C functions over the launchers of the row-wise kernels, for rowwise_cases.py. Types and orders are their numbers in
+// kernels.h.
+#include "kernels.h"
+
+using namespace infinilm::cuda;
+
+static PackedWeight packed(const void* data, const float* bias, int n, int k, int type, int order, int head_dim) {
+    PackedWeight w;
+    w.data = data, w.bias = bias, w.n = n, w.k = k;
+    w.type = static_cast<Type>(type), w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
+    return w;
+}
+
+extern "C" {
+
+int norm_rows(const void* x, void* residual, const float* weight, void* out, int64_t x_stride, int64_t residual_stride,
+              int64_t out_stride, int num_tokens, int hidden_size, float eps, int type) {
+    return rms_norm({x, residual, weight, out, x_stride, residual_stride, out_stride, num_tokens, hidden_size, eps,
+                     static_cast<Type>(type)},
+                    nullptr);
+}
+
+int make_rope_table(const int* positions, const float* inv_freq, float* cos_sin, int num_tokens, int half,
+                    float attention_factor) {
+    return rope_table({positions, inv_freq, cos_sin, num_tokens, half, attention_factor}, nullptr);
+}
+
+int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_sin, const float* q_norm,
+               const float* k_norm, const int64_t* slot_mapping, void* k_cache, void* v_cache, int num_heads,
+               int num_kv_heads, int head_dim, int rotary_dim, int block_size, float eps, int type) {
+    const RopeStoreArgs rope{cos_sin,   q_norm,       k_norm,   slot_mapping, k_cache,    v_cache,
+                             num_heads, num_kv_heads, head_dim, rotary_dim,   block_size, eps};
+    return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Type>(type)}, nullptr);
+}
+
+int embed(const int* ids, const void* table, int n, int k, int type, void* out, int64_t out_stride, int num_tokens) {
+    return embedding({ids, packed(table, nullptr, n, k, type, 0, 0), out, out_stride, num_tokens}, nullptr);
+}
+
+int multiply_silu(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
+                  int intermediate_size, int type) {
+    return silu_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size, static_cast<Type>(type)},
+                    nullptr);
+}
+
+int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t out_stride, int num_rows,
+           int hidden_size, int type) {
+    return gather_rows({x, rows, out, x_stride, out_stride, num_rows, hidden_size, static_cast<Type>(type)}, nullptr);
+}
+
+int convert_elements(const void* src, int src_type, void* dst, int dst_type, int64_t count) {
+    return convert({src, static_cast<Type>(src_type), dst, static_cast<Type>(dst_type), count}, nullptr);
+}
+
+int pack_rows(const void* src, int src_type, int first, int rows, void* data, int n, int k, int type, int order,
+              int head_dim) {
+    return pack_weight(
+        {src, static_cast<Type>(src_type), first, rows, packed(data, nullptr, n, k, type, order, head_dim)}, nullptr);
+}
+
+int multiply_f32(const float* x, int64_t x_stride, int num_tokens, const float* weight, const float* bias, int n, int k,
+                 int order, const float* residual, int64_t residual_stride, float* out, int64_t out_stride) {
+    LinearArgs args{};
+    args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
+    args.weight = packed(weight, bias, n, k, static_cast<int>(Type::f32), order, 0);
+    args.residual = residual, args.residual_stride = residual_stride, args.out = out, args.out_stride = out_stride;
+    return linear_f32(args, nullptr);
+}
+
+}  // extern "C"

@@ -1,0 +1,117 @@
+"""Cases for linear_prefill and linear_sm90 against numpy: float64, and the very bits of the sum order of linear.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from emulation import Array, Gpu
+from frames import KINDS, Frame, assert_bitwise, assert_close, decode, encode, normal, of
+from packing import ORDERS, pack
+
+KERNELS = ("prefill", "sm90", "decode")  # the numbers of linear_prefill_api.cu
+MAX_DECODE_TOKENS = 96
+SLICES = 8
+F64 = np.float64
+
+
+@dataclass
+class Linear:
+    """One linear and its input, made from a seed. residual: "", "apart" or "in_place"."""
+
+    seed: int
+    tokens: int
+    n: int
+    k: int
+    kind: str
+    order: str = "natural"
+    head_dim: int = 0
+    bias: bool = False
+    residual: str = ""
+    out_float32: bool = False
+    pad: int = 0
+    x: Array = field(init=False)
+    weight: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.x = encode(normal(self.seed, self.tokens, self.k), self.kind)
+        self.weight = encode(normal(self.seed + 1, self.n, self.k), self.kind)
+        self.width = self.n // 2 if self.order == "gate_up" else self.n
+        self.out_kind = "f32" if self.out_float32 else self.kind
+        self.biases = normal(self.seed + 2, self.n) if self.bias else None
+        self.residuals = encode(normal(self.seed + 3, self.tokens, self.width), self.kind) if self.residual else None
+
+    def run(self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None) -> Array:
+        """Rows [first, first + tokens) of out, as stored; they are all that is in the call."""
+        rows = slice(first, first + (self.tokens if tokens is None else tokens))
+        x = of(gpu, self.x[rows], self.kind, self.pad)
+        residual = None
+        if self.residuals is not None:
+            residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
+        shape = (len(self.x[rows]), self.width)
+        out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
+        packed = pack(decode(self.weight, self.kind), self.order, self.head_dim, self.kind)
+        gpu.call(
+            "run_linear", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0], gpu.upload(packed),
+            None if self.biases is None else gpu.upload(self.biases), self.n, self.k, KINDS.index(self.kind),
+            ORDERS.index(self.order), self.head_dim, residual.pointer if residual else None,
+            ctypes.c_int64(residual.stride if residual else 0), out.pointer, ctypes.c_int64(out.stride),
+            int(self.out_float32),
+        )  # fmt: skip
+        got = out.get()
+        gpu.close()
+        return got
+
+    def sums(self) -> Array:
+        """x . weight^T as linear.cuh orders it, [tokens, n] float32; the emulator's mma adds one product at a time."""
+        x, weight = decode(self.x, self.kind), decode(self.weight, self.kind)
+        steps, total = -(-self.k // 16), np.zeros((self.tokens, self.n), np.float32)
+        for part in range(SLICES):
+            chain = np.zeros_like(total)
+            for k in range(16 * (steps * part // SLICES), min(16 * (steps * (part + 1) // SLICES), self.k)):
+                chain += x[:, k, None] * weight[None, :, k]  # products of 16-bit floats are exact
+            total += chain
+        return total
+
+    def finished(self, sums: Array) -> Array:
+        """Outputs of sums [tokens, n], in their type."""
+        y = sums if self.biases is None else sums + self.biases
+        if self.order == "gate_up":
+            gate, up = y[:, : self.width], y[:, self.width :]
+            y = gate / (1 + np.exp(-gate)) * up
+        return y if self.residuals is None else y + decode(self.residuals, self.kind)
+
+    def check(self, got: Array) -> None:
+        """Near the float64 result; the very bits of the order where no exp is in it."""
+        x, weight = decode(self.x, self.kind).astype(F64), decode(self.weight, self.kind).astype(F64)
+        want = self.finished(x @ weight.T)
+        scale = self._scale(np.abs(x) @ np.abs(weight.T) / max(1, self.k) ** 0.5)
+        assert_close(got, want, self.out_kind, self.k, scale)
+        if self.order != "gate_up":
+            assert_bitwise(got, encode(self.finished(self.sums()), self.out_kind))
+
+    def _scale(self, size: Array) -> Array:
+        """About how large the terms of an output are, given those of its sums: for the tolerance."""
+        size = size + 1.0 + (0.0 if self.biases is None else np.abs(self.biases))
+        if self.order != "gate_up":
+            return size
+        return 2 * size[:, : self.width] * size[:, self.width :]
+
+
+def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
+    """Outputs are right, and nothing but them is written."""
+    for shape in shapes:
+        linear = Linear(**shape)
+        linear.check(linear.run(gpu, kernel))
+
+
+def batch(gpu: Gpu, kernel: str, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
+    """A row's bits do not depend on the other rows of the call, and few rows get the same from linear_decode."""
+    linear = Linear(**shape)
+    whole = linear.run(gpu, kernel)
+    for first, tokens in parts:
+        assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
+        if tokens <= MAX_DECODE_TOKENS:
+            assert_bitwise(linear.run(gpu, "decode", first, tokens), whole[first : first + tokens])

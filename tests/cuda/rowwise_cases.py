@@ -1,0 +1,305 @@
+"""Cases for cuda/{norm,rope,rowwise,linear_f32}.cu against float64 numpy. Run by the worker process.
+
+A case loops over the shapes it is given, each a dict of the numbers that one call needs, and over the types.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from emulation import Array, Gpu
+from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
+from packing import ORDERS, pack
+
+F64 = np.float64
+Shape = dict[str, Any]
+EPS = 1e-6
+
+
+def _long(value: int) -> ctypes.c_int64:
+    return ctypes.c_int64(value)
+
+
+def _stored(seed: int, kind: str, *shape: int, scale: float = 1.0) -> tuple[Array, Array]:
+    """Random values as stored, and the float64 values of that."""
+    stored = encode(normal(seed, *shape) * np.float32(scale), kind)
+    return stored, decode(stored, kind).astype(F64)
+
+
+def _silu(x: Array) -> Array:
+    small = np.exp(-np.abs(x))
+    return x * np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+# ---------------------------------------------------------------------------------------------- norm.cu
+
+
+def _norm(
+    gpu: Gpu, kind: str, x: Array, residual: Array | None, weight: Array, pad: int, in_place: bool
+) -> list[Array]:
+    rows, width = x.shape
+    out = Frame(gpu, kind, x.shape, pad) if not in_place else None
+    dx = of(gpu, x, kind, 2 * pad)
+    total = of(gpu, residual, kind, 3 * pad) if residual is not None else None
+    target = out or dx
+    gpu.call(
+        "norm_rows", dx.pointer, total.pointer if total else None, gpu.upload(weight), target.pointer, _long(dx.stride),
+        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, KINDS.index(kind),
+    )  # fmt: skip
+    return [target.get(), *([total.get()] if total else [])]
+
+
+def rms_norm(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Values; residual rounded to T; in place; a row alone has the bits it has among others."""
+    for shape in shapes:
+        rows, width, pad, seed = (shape[n] for n in ("rows", "width", "pad", "seed"))
+        weight = normal(seed, width)
+        for kind in KINDS:
+            x, exact = _stored(seed + 1, kind, rows, width, scale=shape["scale"])
+            residual, residual_exact = _stored(seed + 2, kind, rows, width)
+            for added in (False, True):
+                want = exact
+                if added:
+                    want = decode(encode((residual_exact + exact).astype(np.float32), kind), kind).astype(F64)
+                got = _norm(gpu, kind, x, residual if added else None, weight, pad, False)
+                if added:
+                    assert_bitwise(got[1], encode(want, kind))
+                mean = (want * want).mean(1, keepdims=True)
+                assert_close(got[0], want / np.sqrt(mean + np.float32(EPS)) * weight, kind, width)
+                assert_bitwise(_norm(gpu, kind, x, residual if added else None, weight, pad, True)[0], got[0])
+                row = rows // 2
+                alone = slice(row, row + 1)
+                assert_bitwise(
+                    _norm(gpu, kind, x[alone], residual[alone] if added else None, weight, 0, False)[0], got[0][alone]
+                )
+
+
+# ---------------------------------------------------------------------------------------------- rope.cu
+
+
+def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Large positions too: as exact as the CPU backend."""
+    for shape in shapes:
+        tokens, half, factor = shape["rows"], shape["half"], float(np.float32(shape["factor"]))
+        positions: Array = (
+            np.random.default_rng(shape["seed"]).integers(0, shape["longest"], (tokens,)).astype(np.int32)
+        )
+        positions[0] = shape["longest"] - 1
+        inv_freq: Array = (shape["theta"] ** (-np.arange(half) / half)).astype(np.float32)
+        out = Frame(gpu, "f32", (1, tokens * 2 * half))
+        gpu.call(
+            "make_rope_table", gpu.upload(positions), gpu.upload(inv_freq), out.pointer, tokens, half, factor
+        )  # fmt: skip
+        angle = positions[:, None].astype(F64) * inv_freq
+        want = np.concatenate([np.cos(angle), np.sin(angle)], 1) * factor
+        error = np.abs(out.get().reshape(tokens, 2 * half) - want)
+        assert (error <= UNIT["f32"] * np.abs(want) + 1e-12).all(), error.max()
+
+
+def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int) -> list[Array]:
+    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows."""
+    heads, kv_heads, head_dim, block_size = (shape[n] for n in ("heads", "kv_heads", "head_dim", "block_size"))
+    qkv = of(gpu, data["qkv"], kind, pad)
+    caches = [of(gpu, data["cache"], kind) for _ in range(2)]
+    norms = [gpu.upload(data[n]) if shape["norm"] else None for n in ("q_norm", "k_norm")]
+    gpu.call(
+        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), gpu.upload(data["cos_sin"]), *norms,
+        gpu.upload(data["slots"]), caches[0].pointer, caches[1].pointer, heads, kv_heads, head_dim,
+        shape["rotary_dim"], block_size, EPS, KINDS.index(kind),
+    )  # fmt: skip
+    return [qkv.get(), *(c.get() for c in caches)]
+
+
+def _rope_data(kind: str, shape: Shape) -> dict[str, Any]:
+    tokens, head_dim, rotary_dim, seed = (shape[n] for n in ("rows", "head_dim", "rotary_dim", "seed"))
+    heads, kv_heads, block_size = shape["heads"], shape["kv_heads"], shape["block_size"]
+    num_blocks = -(-2 * tokens // block_size)
+    rng = np.random.default_rng(seed)
+    slots = rng.permutation(num_blocks * block_size)[:tokens].astype(np.int64)
+    slots[rng.random(tokens) < 0.2] = -1
+    angle = rng.random((tokens, rotary_dim // 2)) * 7
+    return {
+        "qkv": _stored(seed, kind, tokens, (heads + 2 * kv_heads) * head_dim)[0],
+        "cos_sin": np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32),
+        "q_norm": normal(seed + 1, head_dim),
+        "k_norm": normal(seed + 2, head_dim),
+        "slots": slots,
+        "cache": _stored(seed + 3, kind, num_blocks * kv_heads * block_size, head_dim)[0],
+    }
+
+
+def _rope_want(kind: str, shape: Shape, data: dict[str, Any]) -> tuple[Array, Array]:
+    """q and k turned, [tokens, heads + kv_heads, head_dim], and the size of what was added in them."""
+    heads, kv_heads, head_dim, half = shape["heads"], shape["kv_heads"], shape["head_dim"], shape["rotary_dim"] // 2
+    qkv = decode(data["qkv"], kind).astype(F64).reshape(shape["rows"], heads + 2 * kv_heads, head_dim)
+    x = qkv[:, : heads + kv_heads]
+    if shape["norm"]:
+        weight = np.repeat([data["q_norm"], data["k_norm"]], [heads, kv_heads], axis=0)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(EPS)) * weight
+    cosine, sine = np.split(data["cos_sin"].astype(F64)[:, None], 2, axis=-1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = [first * cosine - second * sine, second * cosine + first * sine, rest]
+    size = np.abs(first) + np.abs(second)
+    return np.concatenate(turned, -1), np.concatenate([size, size, np.abs(rest)], -1)
+
+
+def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
+    """q and k normed and turned in place, v left alone, both caches at the slots; alone as among others."""
+    for shape in shapes:
+        tokens, heads, kv_heads, head_dim = (shape[n] for n in ("rows", "heads", "kv_heads", "head_dim"))
+        for kind in KINDS:
+            data = _rope_data(kind, shape)
+            got, *caches = _rope_call(gpu, kind, shape, data, shape["pad"])
+            by_head = got.reshape(tokens, -1, head_dim)
+            before = data["qkv"].reshape(by_head.shape)
+            want, size = _rope_want(kind, shape, data)
+            rounded = 1.1 * UNIT[kind] * size if shape["norm"] else 0.0  # before it is turned, too
+            assert_close(by_head[:, : heads + kv_heads], want, kind, head_dim, size, rounded)
+            assert_bitwise(by_head[:, heads + kv_heads :], before[:, heads + kv_heads :])
+            for cache, first in zip(caches, (heads, heads + kv_heads), strict=True):
+                expected = data["cache"].reshape(-1, kv_heads, shape["block_size"], head_dim).copy()
+                for token, slot in enumerate(data["slots"].tolist()):
+                    if slot >= 0:
+                        block, offset = divmod(slot, shape["block_size"])
+                        expected[block, :, offset] = by_head[token, first : first + kv_heads]
+                assert_bitwise(cache, expected.reshape(cache.shape))
+            row = tokens // 2
+            alone = {n: v[row : row + 1] if n in ("qkv", "cos_sin", "slots") else v for n, v in data.items()}
+            assert_bitwise(_rope_call(gpu, kind, shape, alone, 0)[0], got[row : row + 1])
+
+
+# ---------------------------------------------------------------------------------------------- rowwise.cu
+
+
+def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Rows of a packed table; NaN for an id that is none."""
+    for shape in shapes:
+        tokens, width, vocab_size, pad = (shape[n] for n in ("rows", "width", "vocab_size", "pad"))
+        ids = np.random.default_rng(shape["seed"]).integers(0, vocab_size, tokens).astype(np.int32)
+        ids[-1] = vocab_size - 1
+        bad = {0: -1, tokens // 2: vocab_size} if tokens > 2 else {}
+        ids[list(bad)] = list(bad.values())
+        for kind in KINDS:
+            rows, exact = _stored(shape["seed"], kind, vocab_size, width)
+            table = rows if kind == "f32" else pack(exact, kind=kind)
+            out = Frame(gpu, kind, (tokens, width), pad)
+            gpu.call(
+                "embed", gpu.upload(ids), gpu.upload(table), vocab_size, width, KINDS.index(kind), out.pointer,
+                _long(out.stride), tokens,
+            )  # fmt: skip
+            got = out.get()
+            good = np.setdiff1d(np.arange(tokens), list(bad))
+            assert_bitwise(got[good], rows[ids[good]])
+            assert np.isnan(decode(got[list(bad)], kind)).all()
+
+
+def silu_mul(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Large gates of both signs too."""
+    for shape in shapes:
+        rows, width, pad = shape["rows"], shape["width"], shape["pad"]
+        for kind in KINDS:
+            x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
+            dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
+            gpu.call(
+                "multiply_silu", dx.pointer, out.pointer, _long(dx.stride), _long(out.stride), rows, width,
+                KINDS.index(kind),
+            )  # fmt: skip
+            with np.errstate(over="ignore"):
+                want = _silu(exact[:, :width]) * exact[:, width:]
+            assert_close(out.get(), want, kind, 1, scale=1e-28)  # exp(89) is infinite: 0 instead of 1e-36
+
+
+def gather_rows(gpu: Gpu, shapes: list[Shape]) -> None:
+    for shape in shapes:
+        rows, width, pad = shape["rows"], shape["width"], shape["pad"]
+        index = np.random.default_rng(shape["seed"]).integers(0, rows, 2 * rows + 1).astype(np.int32)
+        for kind in KINDS:
+            x = _stored(shape["seed"], kind, rows, width)[0]
+            dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (len(index), width), 2 * pad)
+            gpu.call(
+                "gather", dx.pointer, gpu.upload(index), out.pointer, _long(dx.stride), _long(out.stride), len(index),
+                width, KINDS.index(kind),
+            )  # fmt: skip
+            assert_bitwise(out.get(), x[index])
+
+
+def convert(gpu: Gpu, counts: list[int]) -> None:
+    """Every pair of types, any count; overflow and subnormals of f16 among the values."""
+    for count in counts:
+        values = normal(count, 1, count) * np.float32(10.0) ** np.linspace(-9, 9, count, dtype=np.float32)
+        for source in KINDS:
+            with np.errstate(over="ignore"):
+                stored = encode(values, source)
+                expected = {kind: encode(decode(stored, source), kind) for kind in KINDS}
+            src = of(gpu, stored, source)
+            for target in KINDS:
+                dst = Frame(gpu, target, (1, count))
+                gpu.call(
+                    "convert_elements", src.pointer, KINDS.index(source), dst.pointer, KINDS.index(target), _long(count)
+                )
+                assert_bitwise(dst.get(), expected[target])
+
+
+def pack_weight(gpu: Gpu, shapes: list[Shape]) -> None:
+    """The layout of packing.py, bit for bit: in parts, with padding, from every type into every type."""
+    for shape in shapes:
+        order, parts, k, head_dim = shape["order"], shape["parts"], shape["k"], shape["head_dim"]
+        n = sum(parts)
+        for source in KINDS:
+            stored = encode(normal(shape["seed"], n, k), source)
+            values = decode(stored, source)
+            for target in KINDS:
+                want = values if target == "f32" else pack(values, order, head_dim, target)
+                empty = np.zeros((1, want.size), want.dtype)
+                data = of(gpu, empty, target)
+                first = 0
+                for rows in parts:
+                    part = of(gpu, stored[first : first + rows], source)
+                    gpu.call(
+                        "pack_rows", part.pointer, KINDS.index(source), first, rows, data.pointer, n, k,
+                        KINDS.index(target), ORDERS.index(order), head_dim,
+                    )  # fmt: skip
+                    first += rows
+                assert_bitwise(data.get().reshape(want.shape), want)
+
+
+# ---------------------------------------------------------------------------------------------- linear_f32.cu
+
+
+def _linear(gpu: Gpu, x: Array, weight: Array, bias: Array | None, residual: Array | None, shape: Shape) -> Array:
+    gate_up, pad = shape["gate_up"], shape["pad"]
+    n, k = weight.shape
+    width = n // 2 if gate_up else n
+    dx, out = of(gpu, x, "f32", pad), Frame(gpu, "f32", (len(x), width), 2 * pad)
+    added = of(gpu, residual, "f32", 3 * pad) if residual is not None else None
+    gpu.call(
+        "multiply_f32", dx.pointer, _long(dx.stride), len(x), gpu.upload(weight),
+        None if bias is None else gpu.upload(bias), n, k, int(gate_up), added.pointer if added else None,
+        _long(added.stride if added else 0), out.pointer, _long(out.stride),
+    )  # fmt: skip
+    return out.get()
+
+
+def linear_f32(gpu: Gpu, shapes: list[Shape]) -> None:
+    """With and without bias, residual and silu(gate) * up; alone as among others."""
+    for shape in shapes:
+        tokens, n, k, seed = (shape[name] for name in ("rows", "n", "k", "seed"))
+        width = n // 2 if shape["gate_up"] else n
+        x, weight = normal(seed, tokens, k), normal(seed + 1, n, k)
+        bias = normal(seed + 2, n) if shape["bias"] else None
+        residual = normal(seed + 3, tokens, width) if shape["residual"] else None
+        got = _linear(gpu, x, weight, bias, residual, shape)
+        want = x.astype(F64) @ weight.T.astype(F64) + (0 if bias is None else bias)
+        size: Array = np.sqrt(float(k)) * np.ones((tokens, width))
+        if shape["gate_up"]:
+            gate, up = want[:, :width], want[:, width:]
+            size = size * (1 + np.abs(gate) + np.abs(up))
+            want = _silu(gate) * up
+        if residual is not None:
+            want = want + residual
+        assert_close(got, want, "f32", k, size)
+        row = slice(tokens // 2, tokens // 2 + 1)
+        alone = _linear(gpu, x[row], weight, bias, None if residual is None else residual[row], shape)
+        assert_bitwise(alone, got[row])

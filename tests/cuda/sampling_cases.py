@@ -1,0 +1,191 @@
+"""Cases for cuda/sampling.cu: ids equal to two oracles. Run by the worker process.
+
+One is the float64 sampler of tests/reference, which shares nothing with the kernel; its ids count where no decision is
+within 1e-9 of a boundary. The other adds the integer weights of src/cpu/sampling.cpp one by one in order; its ids must
+be met always, and so must those of the CPU backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+from emulation import HERE, Array, Gpu
+from frames import Frame, assert_bitwise, of
+
+sys.path.insert(0, str(HERE.parent))
+from reference import ops as oracle
+
+F64 = np.float64
+BELOW_ONE = np.float32(1 - 2**-24)
+NAN_LOGIT, INFINITE_LOGIT, NO_LOGIT = -1, -2, -3  # SampleFault
+COLUMNS = (("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32),
+           ("random_val", np.float32))  # fmt: skip
+
+
+def make_logits(rng: np.random.Generator, rows: int, vocab_size: int, kind: str) -> Array:
+    """Smooth, with many ties, all equal, nearly so, one dominant, or with masked (-inf) entries."""
+    logits = (rng.standard_normal((rows, vocab_size)) * 3).astype(np.float32)
+    if kind == "ties":
+        logits = np.round(logits)  # -0 among them
+    elif kind == "equal":
+        logits[...] = logits[:, :1]
+    elif kind == "close":  # differ in the last bits of the key only
+        logits = np.float32(5) + rng.integers(-3, 4, logits.shape).astype(np.float32) * np.float32(2**-21)
+    elif kind == "peaked":
+        logits[np.arange(rows), rng.integers(0, vocab_size, rows)] += 30
+    elif kind == "masked":
+        hidden = rng.random(logits.shape) < 0.7
+        hidden[np.arange(rows), rng.integers(0, vocab_size, rows)] = False
+        logits[hidden] = -np.inf
+    return logits
+
+
+def make_requests(rng: np.random.Generator, rows: int, vocab_size: int) -> dict[str, Array]:
+    """Every row its own parameters, extreme ones among them."""
+    values = {
+        "temperature": rng.choice([0.0, 1e-38, 1e-3, 0.3, 0.7, 1.0, 1.0, 1.5, 1e3, 1e37], rows),
+        "top_k": rng.choice([-1, 0, 0, 0, 1, 2, 5, 40, vocab_size - 1, vocab_size, 2**31 - 1], rows),
+        "top_p": rng.choice([0.0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0, 1.0, 1.0], rows),
+        "min_p": rng.choice([0.0, 0.0, 0.0, 1e-9, 0.01, 0.5, 1.0], rows),
+        "random_val": np.where(rng.random(rows) < 0.3, rng.choice([0.0, BELOW_ONE], rows), rng.random(rows)),
+    }
+    drawn = {name: values[name].astype(kind) for name, kind in COLUMNS}
+    drawn["random_val"] = np.minimum(drawn["random_val"], BELOW_ONE)
+    return drawn
+
+
+def draw(gpu: Gpu, logits: Array, requests: dict[str, Array], pad: int = 0, wanted: bool = True) -> tuple[Array, Array]:
+    """Ids and, if wanted, their log probabilities."""
+    rows, vocab_size = logits.shape
+    ids, logprobs = gpu.upload(np.full(rows + 1, -77, np.int32)), Frame(gpu, "f32", (1, rows))
+    inside = of(gpu, logits, "f32", pad)
+    columns = [gpu.upload(requests[name]) for name, _ in COLUMNS]
+    gpu.call(
+        "draw", inside.pointer, ctypes.c_int64(inside.stride), rows, vocab_size, *columns, ids,
+        logprobs.pointer if wanted else None,
+    )  # fmt: skip
+    got = gpu.download(ids)
+    assert got[-1] == -77
+    return got[:-1], logprobs.get()[0]
+
+
+# ---------------------------------------------------------------------------------------------- the exact oracle
+
+
+def weights(logits: Array, temperature: np.float32) -> tuple[Array, int]:
+    """The integer weights of src/cpu/sampling.cpp, and that of the largest logit; numpy fuses nothing either."""
+    largest = logits.max()
+    one = 2 ** min(45, 63 - int(logits.size).bit_length())
+    with np.errstate(all="ignore"):
+        reach = np.minimum(np.float32(32) * temperature, np.finfo(np.float32).max)
+        near = largest - logits <= reach
+        x = np.where(near, (logits.astype(F64) - F64(largest)) / F64(temperature), 0.0)
+    magic = F64(1.5 * 2**52)
+    shifted = x * float.fromhex("0x1.71547652b82fep0") + magic
+    n = shifted - magic
+    r = (x - n * float.fromhex("0x1.62e42fee00000p-1")) - n * float.fromhex("0x1.a39ef35793c76p-33")
+    p = np.full_like(r, 1 / 6227020800)
+    for factor in (479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1):
+        p = p * r + 1 / factor
+    bits = p.view(np.uint64) + (shifted.view(np.uint64) << np.uint64(52))
+    whole = (bits.view(F64) * one + 2.0**52).view(np.uint64) & np.uint64(2**52 - 1)
+    return np.where(near, whole, np.uint64(0)), one
+
+
+def exact_row(
+    logits: Array, temperature: np.float32, top_k: int, top_p: np.float32, min_p: np.float32, random_val: np.float32
+) -> int:
+    """SampleParams with those weights, added in order."""
+    order = np.argsort(-logits, kind="stable")
+    if temperature == 0:
+        return int(order[0])
+    w, one = weights(logits, temperature)
+    if top_k > 0:
+        order = order[:top_k]
+    w = w[order]
+    if top_p < 1:
+        running = np.cumsum(w).astype(F64)
+        w = w[: int(np.argmax(running >= F64(top_p) * running[-1])) + 1]
+    if min_p > 0:
+        w = w[w.astype(F64) >= min(F64(min_p), 1.0) * one]
+    running = np.cumsum(w).astype(F64)
+    return int(order[int(np.argmax(running > F64(random_val) * running[-1]))])
+
+
+# ---------------------------------------------------------------------------------------------- cases
+
+
+def sample(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Both oracles; log probabilities; a row alone as among others."""
+    for shape in shapes:
+        rows, vocab_size = shape["rows"], shape["vocab_size"]
+        rng = np.random.default_rng(shape["seed"])
+        logits, requests = make_logits(rng, rows, vocab_size, shape["kind"]), make_requests(rng, rows, vocab_size)
+        ids, logprobs = draw(gpu, logits, requests, shape["pad"])
+        columns = [requests[name] for name, _ in COLUMNS]
+        for row in range(rows):
+            parameters = tuple(c[row] for c in columns)
+            want = exact_row(logits[row], *parameters)
+            assert ids[row] == want, f"row {row}: {ids[row]} != {want} with {parameters}"
+        want_ids, margin = oracle.sample(logits.astype(F64), *columns)
+        wrong = np.flatnonzero((ids != want_ids) & (margin > 1e-9))
+        assert wrong.size == 0, [(int(r), int(ids[r]), int(want_ids[r]), [float(c[r]) for c in columns]) for r in wrong]
+        shifted = logits.astype(F64) - logits.max(1, keepdims=True)
+        want_logprobs = shifted[np.arange(rows), ids] - np.log(np.exp(shifted).sum(1))
+        # float32 rounds logit - largest by 2^-24 of itself, which few of the terms that count make more than 2^-20.
+        assert (np.abs(logprobs - want_logprobs) <= 2.0**-20 + 2.0**-23 * np.abs(want_logprobs)).all()
+        row = rows // 2
+        alone = {name: column[row : row + 1] for name, column in requests.items()}
+        again = draw(gpu, logits[row : row + 1], alone)
+        assert_bitwise(again[0], ids[row : row + 1])
+        assert_bitwise(again[1], logprobs[row : row + 1])
+        assert_bitwise(draw(gpu, logits[row:], {n: c[row:] for n, c in requests.items()}, wanted=False)[0], ids[row:])
+
+
+def faults(gpu: Gpu, vocab_sizes: list[int]) -> None:
+    """Rows that are no distribution; their neighbours are drawn as ever."""
+    for vocab_size in vocab_sizes:
+        logits = np.zeros((7, vocab_size), np.float32)
+        at = vocab_size // 2
+        logits[1, at], logits[2, at], logits[3] = np.nan, np.inf, -np.inf
+        logits[4, 0], logits[4, vocab_size - 1] = np.inf, -np.nan  # NaN is told first
+        logits[5] = -np.inf
+        logits[5, at] = -50.0
+        for temperature in (0.0, 1.0):
+            values = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "random_val": 0.0}
+            ids, logprobs = draw(gpu, logits, {n: np.full(7, values[n], kind) for n, kind in COLUMNS})
+            assert ids.tolist() == [0, NAN_LOGIT, INFINITE_LOGIT, NO_LOGIT, NAN_LOGIT, at, 0]
+            assert np.isnan(logprobs[1:5]).all() and logprobs[5] == 0
+
+
+def ties(gpu: Gpu, vocab_sizes: list[int]) -> None:
+    """Equal logits: greedy, top_k = 1, top_p = 0 and min_p = 1 take the lowest id; -0 ties with 0."""
+    for vocab_size in vocab_sizes:
+        logits = np.full((4, vocab_size), -1, np.float32)
+        first = vocab_size // 2
+        logits[:, first:] = 0.0
+        logits[:, first] = -0.0
+        columns = ([0, 1, 1, 0.5], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 1], [0.9, 0.99, 0.99, 0])
+        requests = {n: np.array(c, kind) for (n, kind), c in zip(COLUMNS, columns, strict=True)}
+        assert draw(gpu, logits, requests)[0].tolist() == [first] * 4
+
+
+def boundaries(gpu: Gpu, vocab_sizes: list[int]) -> None:
+    """random_val and top_p as near to a boundary between candidates as float32 allows: every bit of a sum counts."""
+    for vocab_size in vocab_sizes:
+        rng = np.random.default_rng(vocab_size)
+        rows = 10
+        logits = make_logits(rng, rows, vocab_size, "smooth")
+        values = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "random_val": BELOW_ONE}
+        requests = {name: np.full(rows, values[name], kind) for name, kind in COLUMNS}
+        for row in range(rows):
+            w = weights(logits[row], np.float32(1.5))[0]
+            running = np.cumsum(np.sort(w)[::-1]).astype(F64)
+            name = ("random_val", "top_p")[row % 2]
+            requests[name][row] = min(running[rng.integers(vocab_size // 2)] / running[-1], BELOW_ONE)
+        ids = draw(gpu, logits, requests)[0]
+        want = [exact_row(logits[row], *(requests[name][row] for name, _ in COLUMNS)) for row in range(rows)]
+        assert ids.tolist() == want

@@ -1,0 +1,136 @@
+"""The whole engine with `device="cuda"` where there is no GPU: tiny models on the simulated device."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device_cases import MODELS
+from emulation import SCHEDULES, Run
+
+# The golden models whose sizes a GPU takes: multiples of 8.
+GOLDEN = (
+    "llama-linear-rope",
+    "llama-llama3-rope-tied",
+    "llama-longrope-long",
+    "llama-longrope-short",
+    "qwen3",
+    "qwen3-layer-types",
+)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cuda-models"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(simulate: Run, name: str, dtype: str) -> None:
+    outcome = simulate("device_cases:golden", name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_as_on_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> None:
+    outcome = simulate("device_cases:parity", name=name, folder=models, dtype=dtype, length=21)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules(simulate: Run, models: str, schedule: str) -> None:
+    """The order in which threads run does not change a bit; long enough for every pipeline to fill."""
+    outcome = simulate(
+        "device_cases:parity", schedule=schedule, name="llama-biases", folder=models, dtype="bfloat16", length=100
+    )
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
+def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
+    outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+def test_fast_prefill(simulate: Run, models: str) -> None:
+    outcome = simulate("device_cases:fast_prefill", name="llama", folder=models)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_sanitized(simulate: Run, models: str, sanitize: str) -> None:
+    outcome = simulate(
+        "device_cases:parity",
+        sanitize=sanitize,
+        timeout=600,
+        name="llama-biases",
+        folder=models,
+        dtype="bfloat16",
+        length=100,
+    )
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("INFINILM_EMULATOR_DEVICES", "-1", "no NVIDIA driver"),
+        ("INFINILM_EMULATOR_DEVICES", "0", "finds no device"),
+        ("INFINILM_EMULATOR_DRIVER", "12040", "supports CUDA 12.4, this build needs 13.0"),
+    ],
+)
+def test_no_usable_device(simulate: Run, variable: str, value: str, expected: str) -> None:
+    outcome = simulate("device_cases:no_device", settings={variable: value}, expected=expected)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"INFINILM_EMULATOR_CC": "75"}, "compute capability 7.5; infinilm needs 8.0 or later"),
+        ({"INFINILM_EMULATOR_CC": "89", "INFINILM_EMULATOR_LEAST_CC": "90"}, "no kernels for this GPU"),
+        ({"INFINILM_EMULATOR_DEVICES": "2"}, "there are 2 CUDA devices"),
+        ({"INFINILM_EMULATOR_MEMORY_MB": "1"}, "out of memory on cuda:0"),
+    ],
+)
+def test_unusable_devices(simulate: Run, settings: dict[str, str], expected: str) -> None:
+    device = "cuda:2" if "INFINILM_EMULATOR_DEVICES" in settings else "cuda"
+    outcome = simulate("device_cases:fails_with", settings=settings, expected=expected, device=device)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        ("absent.so", "there is no such file"),
+        ("text.so", "cannot open the CUDA library"),
+        ("foreign", "is not a CUDA library of infinilm"),
+    ],
+)
+def test_unusable_libraries(tmp_path: Path, library: str, expected: str) -> None:
+    """In a process of its own each: a library is opened once."""
+    (tmp_path / "text.so").write_text("no library")
+    path = importlib.util.find_spec("_ctypes").origin if library == "foreign" else tmp_path / library  # type: ignore
+    code = "import infinilm; print(infinilm.backends()['cuda']['reason'])"
+    environment = {**os.environ, "INFINILM_CUDA_LIBRARY": str(path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+    )
+    assert expected in done.stdout, done.stdout
+
+
+def test_bad_steps(simulate: Run, models: str) -> None:
+    outcome = simulate("device_cases:bad_steps", folder=models)
+    assert outcome.ok, outcome.text
+
+
+def test_a_lost_device(simulate: Run) -> None:
+    outcome = simulate("device_cases:a_lost_device")
+    assert outcome.ok, outcome.text

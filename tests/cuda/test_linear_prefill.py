@@ -1,0 +1,149 @@
+"""linear_prefill and linear_sm90 on the emulator, under every schedule, and Hopper's code through nvcc."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulation import ROOT, SCHEDULES, Run
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from test_nvcc import ARCHITECTURES, FLAGS, _nvcc, needs_nvcc
+
+SOURCES = [
+    *(ROOT / "cuda" / f"{name}.cu" for name in ("linear_prefill", "linear_sm90", "linear_decode")),
+    "linear_prefill_api.cu",
+]
+KERNELS = ("prefill", "sm90")
+SMS = ("1", "4", "132")  # many tiles for a persistent block, or one
+
+# The first example has the first of every choice: those are the demanding ones. Without shrinking, as shapes are small.
+few = settings(
+    max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Every order, and k longer than the stages; with one SM, 97, 200 and 250 tokens make tiles of 128, others 64."""
+
+    def one(order: str, kind: str, tokens: int, n: tuple[int, ...], k: tuple[int, ...], **more: Any) -> dict[str, Any]:
+        return {
+            "order": order, "seed": draw(st.integers(0, 2**31)), "n": draw(st.sampled_from(n)),
+            "tokens": draw(st.sampled_from((tokens, 300, 250, 200, 129, 128, 97, 7, 1))), "k": draw(st.sampled_from(k)),
+            "kind": draw(st.sampled_from((kind, "bf16", "f16"))), "bias": draw(st.sampled_from((True, False))),
+            "pad": draw(st.sampled_from((8, 0, 24))), **more,
+        }  # fmt: skip
+
+    residuals = st.sampled_from(("in_place", "apart", ""))
+    apart = st.sampled_from(("apart", ""))
+    head_dim = draw(st.sampled_from((48, 64, 16)))
+    return [
+        one("natural", "bf16", 97, (24, 8, 128, 136, 200), (40, 24, 8), residual=draw(residuals)),
+        one("natural", "f16", 300, (136, 8, 24, 128, 200), (136, 8, 40), out_float32=True, residual=draw(apart)),
+        one("natural", "bf16", 250, (136, 200), (1000, 520), residual=draw(residuals)),
+        one("gate_up", "f16", 200, (144, 16, 48, 272), (136, 40, 520)),
+        one("rope_pairs", "f16", 129, (3 * head_dim, head_dim), (520, 40, 136), head_dim=head_dim),
+    ]  # fmt: skip
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """A call of many rows, and parts of it that get a call of their own."""
+    shape = {
+        "seed": draw(st.integers(0, 2**31)), "n": draw(st.sampled_from((144, 48))),
+        "tokens": 250, "k": draw(st.sampled_from((520, 264))), "kind": draw(st.sampled_from(("bf16", "f16"))),
+        "bias": True, "residual": draw(st.sampled_from(("apart", ""))),
+    }  # fmt: skip
+    first = draw(st.integers(0, 153))
+    return {"shape": shape, "parts": [(249, 1), (first, 7), (first, 96), (100, 129)]}
+
+
+def _check(emulate: Run, case: str, **where: Any) -> None:
+    outcome = emulate(SOURCES, f"linear_prefill_cases:{case}", **where)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("asynchronous", ["late", "eager"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kernel", KERNELS)
+@few
+@given(shapes=shapes(), sms=st.sampled_from(SMS))
+def test_values(
+    emulate: Run, kernel: str, schedule: str, asynchronous: str, shapes: list[dict[str, Any]], sms: str
+) -> None:
+    where = {"INFINILM_EMULATOR_ASYNC": asynchronous, "INFINILM_EMULATOR_SMS": sms}
+    _check(emulate, "values", schedule=schedule, settings=where, kernel=kernel, shapes=shapes)
+
+
+@pytest.mark.parametrize("order", ["natural", "gate_up"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(few, max_examples=1)
+@given(batch=batches(), sms=st.sampled_from(SMS))
+def test_rows_do_not_depend_on_their_batch(
+    emulate: Run, kernel: str, order: str, batch: dict[str, Any], sms: str
+) -> None:
+    batch["shape"]["order"] = order
+    _check(emulate, "batch", settings={"INFINILM_EMULATOR_SMS": sms}, kernel=kernel, **batch)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(few, max_examples=1)
+@given(shapes=shapes(), sms=st.sampled_from(SMS))
+def test_sanitized(
+    emulate: Run, kernel: str, sanitize: str, schedule: str, shapes: list[dict[str, Any]], sms: str
+) -> None:
+    where = {"INFINILM_EMULATOR_SMS": sms}
+    _check(
+        emulate, "values", sanitize=sanitize, schedule=schedule, settings=where, timeout=300,
+        kernel=kernel, shapes=shapes,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def hopper_code(emulator_cache: Path) -> tuple[Path, str]:
+    """linear_sm90 through nvcc, and what ptxas said; from the cache when nothing has changed."""
+    source = ROOT / "cuda/linear_sm90.cu"
+    command = [str(_nvcc()), *FLAGS, f"-gencode={ARCHITECTURES['90a']}", "-c", str(source)]
+    inputs = [source, *sorted((ROOT / "cuda").glob("*.cuh")), ROOT / "cuda/kernels.h"]
+    digest = hashlib.sha256(repr(command).encode() + b"".join(p.read_bytes() for p in inputs)).hexdigest()[:16]
+    target = emulator_cache / f"linear_sm90-{digest}.o"
+    log = target.with_suffix(".log")
+    if not log.exists():
+        done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        log.write_text(done.stdout + done.stderr)
+    return target, log.read_text()
+
+
+@needs_nvcc
+def test_wgmma_stays_asynchronous(hopper_code: tuple[Path, str]) -> None:
+    """ptxas neither serializes wgmma nor adds waits of its own."""
+    log = hopper_code[1]
+    assert "Used " in log and "serialized" not in log and "injected" not in log, log
+
+
+@needs_nvcc
+def test_hopper_instructions(hopper_code: tuple[Path, str]) -> None:
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin"
+    path = os.pathsep.join([os.environ["PATH"], str(wheel)])
+    dump = shutil.which("cuobjdump", path=path)
+    if not dump or not shutil.which("nvdisasm", path=path):
+        pytest.skip("no cuobjdump and nvdisasm")
+    environment = {**os.environ, "PATH": path}
+    command = [dump, "-sass", str(hopper_code[0])]
+    sass = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    tiles = [f"HGMMA.64x{tokens}x16.F32{kind} " for tokens in (64, 128) for kind in ("", ".BF16")]
+    for instruction in (*tiles, "UTMALDG.2D", "UBLKCP", "USETMAXREG"):
+        assert instruction in sass, f"no {instruction}"
+    assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in sass  # two wgmma in flight

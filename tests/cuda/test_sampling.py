@@ -1,0 +1,64 @@
+"""sample on the emulator: the documented procedure, id for id. The kernel does nothing asynchronous: late is eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulation import ROOT, SCHEDULES, Run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SOURCES = [ROOT / "cuda/sampling.cu", "sampling_api.cu"]
+KINDS = ("smooth", "ties", "equal", "close", "peaked", "masked")
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """One batch of each size; the longest does not fit the kernel's list when it is flat."""
+    return [
+        {
+            "seed": draw(st.integers(0, 2**31)), "vocab_size": vocab_size, "rows": rows,
+            "kind": draw(st.sampled_from(KINDS)), "pad": draw(st.sampled_from((0, 3, 8))),
+        }
+        for vocab_size, rows in ((1, 3), (7, 5), (257, 7), (1000, 7), (5000, 7))
+    ]  # fmt: skip
+
+
+few = settings(
+    max_examples=3, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("faults", {"vocab_sizes": [3, 257]}),
+    ("ties", {"vocab_sizes": [7, 5000]}),
+    ("boundaries", {"vocab_sizes": [257, 5000]}),
+]
+
+
+def _check(emulate: Run, case: str, **parameters: Any) -> None:
+    outcome = emulate(SOURCES, f"sampling_cases:{case}", timeout=300, **parameters)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@few
+@given(drawn=shapes())
+def test_ids_equal_the_oracles(emulate: Run, schedule: str, drawn: list[dict[str, Any]]) -> None:
+    _check(emulate, "sample", schedule=schedule, shapes=drawn)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("case", "parameters"), OTHERS, ids=[case for case, _ in OTHERS])
+def test_other(emulate: Run, case: str, parameters: dict[str, Any], schedule: str) -> None:
+    _check(emulate, case, schedule=schedule, **parameters)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+@settings(few, max_examples=1)
+@given(drawn=shapes())
+def test_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: list[dict[str, Any]]) -> None:
+    two = [{**shape, "rows": 2} for shape in drawn[2::2]]  # a thread takes time
+    _check(emulate, "sample", sanitize=sanitize, schedule=schedule, shapes=two)

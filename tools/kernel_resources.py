@@ -1,0 +1,145 @@
+"""Registers and shared memory of every CUDA kernel, and rules for their machine code, read from the built library.
+
+    python tools/kernel_resources.py            checks the rules
+    python tools/kernel_resources.py --write    also writes the table in docs/kernels.md
+
+Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
+16-byte loads; the Hopper linear multiplies with wgmma. Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the
+packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import defaultdict
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs/kernels.md"
+BEGIN, END = "<!-- kernel resources: begin -->", "<!-- kernel resources: end -->"
+
+
+def find_tool() -> str:
+    folders = [
+        os.environ["PATH"],
+        str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"),
+        *(str(p) for p in Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin")),
+    ]
+    os.environ["PATH"] = os.pathsep.join(folders)  # cuobjdump looks for nvdisasm there, too
+    tool = shutil.which("cuobjdump")
+    if not tool or not shutil.which("nvdisasm"):
+        sys.exit("no cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+    return tool
+
+
+def find_library() -> Path:
+    spec = importlib.util.find_spec("infinilm")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path()
+    library = folder / "libinfinilm_cuda.so"
+    if not library.exists():
+        sys.exit(f"no {library}: infinilm is not installed, or was built without nvcc; pass the library")
+    return library
+
+
+def demangle(names: list[str]) -> dict[str, str]:
+    """`linear_decode<bf16, 2, 1, true>` for each mangled kernel."""
+    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    out = {}
+    for name, full in zip(names, text.splitlines(), strict=True):
+        short = re.sub(r"infinilm::cuda::|\(anonymous namespace\)::|\([^()]*\)$|^void ", "", full)
+        out[name] = re.sub(r"_kernel\b", "", re.sub(r"\((?:int|bool)\)", "", short))
+    return out
+
+
+def read_usage(tool: str, library: Path) -> dict[str, dict[str, tuple[int, int]]]:
+    """{kernel: {architecture: (registers, static shared bytes)}}."""
+    text = subprocess.run([tool, "-res-usage", str(library)], capture_output=True, text=True, check=True).stdout
+    usage: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+    arch = kernel = ""
+    for line in text.splitlines():
+        if match := re.match(r"arch = (\w+)", line):
+            arch = match[1]
+        elif match := re.match(r"\s*Function (\w+):", line):
+            kernel = match[1]
+        elif match := re.match(r"\s*REG:(\d+) .*SHARED:(\d+)", line):
+            usage[kernel][arch] = int(match[1]), int(match[2])
+    return usage
+
+
+def check_code(tool: str, library: Path) -> list[str]:
+    """What breaks a rule."""
+    instructions: dict[tuple[str, str], set[str]] = defaultdict(set)
+    process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    arch = kernel = ""
+    for line in process.stdout:
+        if match := re.match(r"arch = (\w+)", line):
+            arch = match[1]
+        elif match := re.match(r"\s*Function : (\w+)", line):
+            kernel = match[1]
+        elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
+            instructions[kernel, arch].add(match[1])
+    if process.wait() != 0 or not instructions:
+        sys.exit(f"{tool} -sass {library} failed")
+    names = demangle(sorted({k for k, _ in instructions}))
+    faults = []
+    for (kernel, arch), found in instructions.items():
+        name = f"{names[kernel]} ({arch})"
+        if local := {i for i in found if re.match(r"(LDL|STL)\b", i)}:
+            faults.append(f"{name} touches local memory: {', '.join(sorted(local))}")
+        if names[kernel].startswith("linear_decode<") and not any(
+            re.match(r"LDG\..*\b128\.CONSTANT", i) for i in found
+        ):
+            faults.append(f"{name} has no 16-byte loads of weights")
+        if names[kernel].startswith("linear_sm90<") and not any(i.startswith("HGMMA") for i in found):
+            faults.append(f"{name} has no wgmma (HGMMA)")
+    print(f"{len(instructions)} kernels of {len({a for _, a in instructions})} architectures checked")
+    return faults
+
+
+def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
+    """One row per kernel, template arguments of one kernel together: the range over its instances."""
+    names = demangle(sorted(usage))
+    archs = sorted({a for per_arch in usage.values() for a in per_arch})
+    groups: dict[str, list[str]] = defaultdict(list)
+    for mangled, name in names.items():
+        groups[name.partition("<")[0]].append(mangled)
+
+    def cell(values: list[int]) -> str:
+        if not values:
+            return ""
+        return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+    header = ["kernel", "instances", *(f"registers {a}" for a in archs), "static shared bytes"]
+    rows = [header, ["---"] * len(header)]
+    for name, members in sorted(groups.items()):
+        per_arch = [[usage[m][a][0] for m in members if a in usage[m]] for a in archs]
+        shared = [s for m in members for _, s in usage[m].values()]
+        rows.append([f"`{name}`", str(len(members)), *map(cell, per_arch), cell(shared)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Checks the machine code of the CUDA kernels.")
+    parser.add_argument("library", type=Path, nargs="?", help="default: that of the installed package")
+    parser.add_argument("--write", action="store_true", help="write the table in docs/kernels.md")
+    args = parser.parse_args()
+    tool, library = find_tool(), args.library or find_library()
+    if args.write:
+        text = DOCS.read_text()
+        before, _, rest = text.partition(BEGIN)
+        after = rest.partition(END)[2]
+        DOCS.write_text(f"{before}{BEGIN}\n{make_table(read_usage(tool, library))}\n{END}{after}")
+    faults = check_code(tool, library)
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()
