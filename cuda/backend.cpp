@@ -357,8 +357,8 @@ void CudaBackend::add_rms_norm(const AddRmsNormParams& p) {
 LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
     LinearArgs args;
     // Kernels write whole vectors of 8: rows of logits of any vocabulary are padded to that (Decoder).
-    require(p.out.stride(0) >= packed(p.weight).n / (p.weight.kind == LinearKind::silu_mul ? 2 : 1), "linear: out has ",
-            p.out.stride(0), " elements a row, ", packed(p.weight).n, " are written");
+    const int width = packed(p.weight).n / (p.weight.kind == LinearKind::silu_mul && !p.gate_up_apart ? 2 : 1);
+    require(p.out.stride(0) >= width, "linear: out has ", p.out.stride(0), " elements a row, ", width, " are written");
     args.x = p.x.data();
     args.x_stride = p.x.stride(0);
     args.num_tokens = count(p.x.shape(0));
@@ -367,6 +367,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
     args.residual_stride = p.residual ? p.residual.stride(0) : 0;
     args.out = p.out.data();
     args.out_stride = p.out.stride(0);
+    args.gate_up_apart = p.gate_up_apart;
     args.out_float32 = p.out.dtype() == DType::float32 && type_ != Type::f32;
     return args;
 }
@@ -486,8 +487,10 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
     const auto bytes = static_cast<int64_t>(attention_workspace_bytes(args));
     if (bytes > 0 && (!attention_workspace_ || attention_workspace_.bytes() < bytes)) {
         synchronize();  // the last call may still use the old one
+        const int64_t old_bytes = attention_workspace_ ? attention_workspace_.bytes() : 0;
         attention_workspace_ = {};
-        attention_workspace_ = allocate(DType::uint8, std::array{bytes});
+        // Contexts grow a token a step: not a new one each time.
+        attention_workspace_ = allocate(DType::uint8, std::array{std::max(bytes, 2 * old_bytes)});
     }
     args.workspace = attention_workspace_.data();
     run(attention(args, stream_), "paged_attention");

@@ -95,6 +95,12 @@ __host__ __device__ inline f16 from_float<f16>(float v) {
 #endif
 }
 
+// What a float32 value is once it has been stored as T.
+template <class T>
+__host__ __device__ inline float rounded(float v) {
+    return to_float(from_float<T>(v));
+}
+
 // Two values in one register, `low` in the low half: the element order of memory and of mma fragments.
 template <class T>
 __host__ __device__ uint32_t pack2(float low, float high);

@@ -155,8 +155,8 @@ cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs&, cudaStream_t);
 // ---- linears -----------------------------------------------------------------------------------------------------
 
 // out[t, f] = epilogue(sum over k of prologue(x[t]) . weight[f] + bias[f]).
-// Rounding, so that fused and unfused are the same bits: a normed x is rounded to T; with rope a sum (and bias) is
-// rounded to T before it is turned; otherwise the sum stays float32 until out.
+// Rounding, so that fused and unfused are the same bits: a normed x is rounded to T, and a sum (with bias) is rounded
+// to T before it is turned by RoPE, goes through silu(gate) * up or meets the residual.
 struct LinearArgs {
     const void* x;  // [num_tokens, k] T
     int64_t x_stride;
@@ -169,6 +169,7 @@ struct LinearArgs {
     void* out = nullptr;  // [num_tokens, n] T; gate_up: [num_tokens, n / 2], silu(gate) * up; float if out_float32
     int64_t out_stride = 0;
     bool out_float32 = false;
+    bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
     bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
 };
@@ -179,7 +180,6 @@ cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens <= m
 cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);  // any num_tokens; without norm and rope
 cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);     // the same on Hopper (wgmma)
 cudaError_t linear_f32(const LinearArgs&, cudaStream_t);      // Type::f32, without norm and rope
-bool linear_sm90_built();                                     // whether this library holds code for sm_90a
 
 // ---- attention ---------------------------------------------------------------------------------------------------
 

@@ -27,5 +27,14 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+// silu(gate) * up as silu_mul has it of stored values.
+template <class T>
+__device__ __forceinline__ float silu_mul(float gate, float up) {
+    return __fmul_rn(silu(rounded<T>(gate)), rounded<T>(up));
+}
+// Whether the two rows of a pair become one output.
+__host__ __device__ inline bool joins_gate_up(const LinearArgs& args) {
+    return args.weight.order == RowOrder::gate_up && !args.gate_up_apart;
+}
 
 }  // namespace infinilm::cuda

@@ -117,7 +117,8 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const uint32_t
 // Stores y, [token, feature] of out, with the residual added.
 template <class T>
 __device__ __forceinline__ void put(const LinearArgs& args, int token, int feature, float y) {
-    if (args.residual) y += to_float(static_cast<const T*>(args.residual)[token * args.residual_stride + feature]);
+    if (args.residual)
+        y = rounded<T>(y) + to_float(static_cast<const T*>(args.residual)[token * args.residual_stride + feature]);
     const int64_t at = token * args.out_stride + feature;
     if (args.out_float32)
         static_cast<float*>(args.out)[at] = y;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void put_rope(const LinearArgs& args, int token, int 
                                          float second) {
     const RopeStoreArgs& rope = args.rope;
     const int half = rope.head_dim / 2, num_turned = rope.num_heads + rope.num_kv_heads;
-    first = to_float(from_float<T>(first)), second = to_float(from_float<T>(second));
+    first = rounded<T>(first), second = rounded<T>(second);
     if (head < num_turned) {
         const float* table = rope.cos_sin + static_cast<int64_t>(token) * rope.rotary_dim + i;
         rotate(first, second, table[0], table[half]);
@@ -161,8 +162,8 @@ __device__ __forceinline__ void finish(const LinearArgs& args, int token, int ro
     if (args.has_rope) {
         const int head = feature / weight.head_dim;
         put_rope<T>(args, token, head, feature - head * weight.head_dim, first, second);
-    } else if (weight.order == RowOrder::gate_up) {
-        put<T>(args, token, feature, __fmul_rn(silu(first), second));
+    } else if (joins_gate_up(args)) {
+        put<T>(args, token, feature, silu_mul<T>(first, second));
     } else {
         if (feature < weight.n) put<T>(args, token, feature, first);
         if (other < weight.n) put<T>(args, token, other, second);

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(32 * kLinearWarps) linear_f32_kernel(LinearArg
         for (int t = 0; t < kTokens; ++t) {
             if (t >= tokens) continue;
             float y = sums[t] + (weight.bias ? weight.bias[feature] : 0.0f);
-            if constexpr (kGateUp) y = __fmul_rn(silu(y), ups[t] + (weight.bias ? weight.bias[feature + width] : 0.0f));
+            if constexpr (kGateUp) y = silu_mul<float>(y, ups[t] + (weight.bias ? weight.bias[feature + width] : 0.0f));
             if (args.residual)
                 y += static_cast<const float*>(args.residual)[(token + t) * args.residual_stride + feature];
             static_cast<float*>(args.out)[(token + t) * args.out_stride + feature] = y;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(32 * kLinearWarps) linear_f32_kernel(LinearArg
 
 cudaError_t linear_f32(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    const bool gate_up = args.weight.order == RowOrder::gate_up;
+    const bool gate_up = joins_gate_up(args);
     const int width = gate_up ? args.weight.n / 2 : args.weight.n, groups = ceil_div(args.num_tokens, kTokens);
     const dim3 grid(ceil_div(width, kLinearWarps), groups < 65535 ? groups : 65535);
     return launch(gate_up ? linear_f32_kernel<true> : linear_f32_kernel<false>,

@@ -179,6 +179,4 @@ cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     return small ? launch_sm90<f16, 64>(args, num_sms, stream) : launch_sm90<f16, 128>(args, num_sms, stream);
 }
 
-bool linear_sm90_built() { return true; }
-
 }  // namespace infinilm::cuda

@@ -59,7 +59,7 @@ template <class T, class Out, int kRows, int kTokens, int kPieces, int kThreads>
 __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buffer, int tile, int token) {
     const PackedWeight& w = args.weight;
     const int thread = threadIdx.x % kThreads, piece = thread % kPieces;
-    const bool gate_up = w.order == RowOrder::gate_up;
+    const bool gate_up = joins_gate_up(args);
     const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
     if (feature >= (gate_up ? w.n / 2 : w.n)) return;
     const int tokens = min(kTokens, args.num_tokens - token);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
             float r[8];
             load8(static_cast<const T*>(args.residual) + row * args.residual_stride + feature, r);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] += r[i];
+            for (int i = 0; i < 8; ++i) y[i] = rounded<T>(y[i]) + r[i];
         }
         store8(static_cast<Out*>(args.out) + row * args.out_stride + feature, y);
     }
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
                                            float* buffer, int tile, int token, Sync sync) {
     constexpr int kRows = 16 * kTiles * kWarps, kTokens = 8 * kColumns, kThreads = 32 * kWarps;
     const PackedWeight& w = args.weight;
-    const bool gate_up = w.order == RowOrder::gate_up;
+    const bool gate_up = joins_gate_up(args);
     const int group = lane_id() / 4, first = warp_id() % kWarps * kTiles;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
         };
         if (gate_up) {
             stage([&](int t, float gate, float up) {
-                staged<kRows>(buffer, t, first + i)[group] = __fmul_rn(silu(gate), up);
+                staged<kRows>(buffer, t, first + i)[group] = silu_mul<T>(gate, up);
             });
         } else {
             stage([&](int t, float low, float high) {

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kRowThreads) silu_mul_kernel(SiluMulArgs args)
     load8(gate, x);
     load8(gate + args.intermediate_size, up);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = __fmul_rn(silu(x[j]), up[j]);
+    for (int j = 0; j < 8; ++j) x[j] = silu_mul<T>(x[j], up[j]);
     store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);
 }
 

@@ -1,6 +1,6 @@
 """The C++ core of infinilm: tensors, ops and the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy
@@ -301,6 +301,14 @@ class InferEngine:
 
     def finish_loading(self) -> None:
         """All parameters are there: the engine can run."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The parameters as loaded, read-only."""
+
+    def set_hooks(self, callback: Callable[[str, int, Tensor], Tensor | None] | None, names: Sequence[str]) -> None:
+        """
+        Calls callback(name, layer, tensor) inside forward at the named sites; a returned tensor replaces it.
+        """
 
     def reset_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the KV cache anew, empty."""

@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bind/bind.h"
 #include "engine/infer_engine.h"
 
@@ -115,6 +117,53 @@ void bind_batch(nb::module_& m) {
             "[num_rows, vocab_size] float32");
 }
 
+// Element-wise, from any floating dtype and strides to any. Shapes are equal.
+void copy_values(const TensorView& src, const TensorView& dst) {
+    if (src.ndim() > 1) {
+        for (int64_t i = 0; i < src.shape(0); ++i) copy_values(src.select(0, i), dst.select(0, i));
+        return;
+    }
+    visit_floating(src.dtype(), [&]<class S>(S) {
+        visit_floating(dst.dtype(), [&]<class D>(D) {
+            for (int64_t i = 0; i < src.numel(); ++i)
+                dst.as<D>()[i * dst.stride(0)] = from_float<D>(to_float(src.as<const S>()[i * src.stride(0)]));
+        });
+    });
+}
+
+// A Python callback as a hook: called with the GIL, on the rank's thread, while the caller of forward waits without it.
+Hook make_hook(const nb::callable& callback) {
+    // The last reference may go on a thread without the GIL.
+    std::shared_ptr<nb::callable> shared(new nb::callable(callback), [](nb::callable* p) {
+        nb::gil_scoped_acquire gil;
+        delete p;
+    });
+    return [shared](Site site, int layer, const Tensor& value) {
+        nb::gil_scoped_acquire gil;
+        const std::string name = hook_name(site, layer);
+        nb::object tensor = nb::cast(value), result = (*shared)(nb::str(name.c_str()), layer, tensor);
+        if (!result.is_none() && !result.is(tensor)) {
+            Tensor replacement;
+            if (!nb::try_cast(result, replacement))
+                throw Error(concat("hook '", name, "' returned a ", nb::type_name(result.type()).c_str(),
+                                   "; expected an infinilm.Tensor or None"));
+            if (!is_floating(replacement.dtype()) || !std::ranges::equal(replacement.shape(), value.shape()))
+                throw Error(concat("hook '", name, "': expected a replacement of shape ", shape_string(value.shape()),
+                                   " and a floating dtype, got ", shape_string(replacement.shape()), " ",
+                                   infinilm::name(replacement.dtype())));
+            if (replacement.device().kind != DeviceKind::cpu)
+                throw DeviceError(concat("hook '", name, "': expected a replacement in host memory"));
+            copy_values(replacement, value);
+        }
+        result.reset();
+        // The memory serves the next op as soon as this returns. One reference is ours.
+        if (Py_REFCNT(tensor.ptr()) > 1)
+            throw Error(concat("hook '", name,
+                               "' kept its tensor, or a view of it, which is valid only during the call; "
+                               "keep a copy, such as tensor.numpy().copy()"));
+    };
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -147,6 +196,30 @@ void bind_engine(nb::module_& m) {
             },
             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
+        .def(
+            "state_dict",
+            [](InferEngine& engine) {
+                std::vector<std::pair<std::string, Tensor>> tensors;
+                {
+                    nb::gil_scoped_release release;
+                    tensors = engine.state_dict();
+                }
+                nb::dict out;
+                for (auto& [name, tensor] : tensors) out[nb::str(name.c_str())] = nb::cast(std::move(tensor));
+                return out;
+            },
+            nb::sig("def state_dict(self) -> dict[str, Tensor]"), "The parameters as loaded, read-only.")
+        .def(
+            "set_hooks",
+            [](InferEngine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names) {
+                Hook hook = callback ? make_hook(*callback) : Hook();
+                nb::gil_scoped_release release;
+                engine.set_hooks(std::move(hook), names);
+            },
+            "callback"_a.none(), "names"_a,
+            nb::sig("def set_hooks(self, callback: collections.abc.Callable[[str, int, Tensor], Tensor | None] | None, "
+                    "names: collections.abc.Sequence[str]) -> None"),
+            "Calls callback(name, layer, tensor) inside forward at the named sites; a returned tensor replaces it.")
         .def(
             "reset_cache",
             [](InferEngine& engine, int64_t num_blocks, int64_t block_size) {

@@ -192,7 +192,7 @@ void CpuBackend::linear(const LinearParams& p) {
                     .segments = weight.segments.data(),
                     .num_segments = static_cast<int>(weight.segments.size()),
                     .element = weight.element,
-                    .silu_mul = weight.kind == LinearKind::silu_mul,
+                    .silu_mul = weight.kind == LinearKind::silu_mul && !p.gate_up_apart,
                     .bf16_dot = weight.bf16_dot,
                     .residual = p.residual ? p.residual.as<const float>() : nullptr,
                     .residual_stride = p.residual ? p.residual.stride(0) : 0,

@@ -87,9 +87,27 @@ void InferEngine::finish_loading() {
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
+    on_worker([&] { cache_ = cache == KvCacheSpec{} ? KvCache() : KvCache(*backend_, spec_, cache); });
+}
+
+std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() {
+    return on_worker([&] {
+        std::vector<std::pair<std::string, Tensor>> out;
+        for (const ParamRow& row : params_.rows()) {
+            if (!*row.destination && params_.prepared())
+                throw WeightError(concat("state_dict: '", row.name, "' was made on the device and is not kept"));
+            if (!*row.destination) continue;
+            out.emplace_back(row.name, *row.destination).second.read_only = true;
+        }
+        return out;
+    });
+}
+
+void InferEngine::set_hooks(Hook hook, const std::vector<std::string>& names) {
     on_worker([&] {
-        cache_ = {};  // give back before asking for more
-        cache_ = KvCache(*backend_, spec_, cache);
+        auto tap =
+            hook && !names.empty() ? std::make_unique<HookTap>(std::move(hook), names, spec_.num_layers) : nullptr;
+        tap_ = std::move(tap);
     });
 }
 
@@ -98,8 +116,10 @@ StepOutput InferEngine::forward(const Batch& batch) {
         if (!decoder_) params_.prepare(*backend_);  // throws: names what is missing
         if (cache_.spec() == KvCacheSpec{})
             throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-        return to_host(*backend_, decoder_->forward(stage(*backend_, batch, spec_, cache_.spec()), cache_),
-                       spec_.vocab_size);
+        const Batch step = stage(*backend_, batch, spec_, cache_.spec());
+        const StepOutput output =
+            tap_ ? decoder_->forward(step, cache_, *tap_) : decoder_->forward(step, cache_, NoTap());
+        return to_host(*backend_, output, spec_.vocab_size);
     });
 }
 
@@ -112,6 +132,7 @@ void InferEngine::close() {
     if (!worker) return;
     worker.reset();  // joins, after whatever was submitted before
     // Here and not on the worker: letting go of a weight may need the GIL, which this thread may hold.
+    tap_.reset();
     decoder_.reset();
     params_.clear();
     cache_ = {};

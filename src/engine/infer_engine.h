@@ -38,7 +38,12 @@ public:
                     Tensor tensor);               // the full tensor, [out_features, in_features] or [features]
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
-    void reset_cache(const KvCacheSpec& cache);   // allocates, dropping the old contents
+    // The tensors as loaded, read-only, by checkpoint name. WeightError: dummy weights made on a device are not kept.
+    std::vector<std::pair<std::string, Tensor>> state_dict();
+    // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was.
+    void reset_cache(const KvCacheSpec& cache);
+    // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
+    void set_hooks(Hook hook, const std::vector<std::string>& names);
     StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const { return params_.bytes(); }
     void close();  // frees weights, cache and threads; idempotent
@@ -52,6 +57,7 @@ private:
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<Decoder> decoder_;
     KvCache cache_;
+    std::unique_ptr<HookTap> tap_;        // null: no hooks
     std::mutex mutex_;                    // guards worker_
     std::unique_ptr<RankWorker> worker_;  // null once closed
 };

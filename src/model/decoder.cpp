@@ -29,68 +29,184 @@ void Decoder::reserve(int64_t num_tokens) {
              .ids = backend_.allocate(DType::int32, std::array{num_tokens})};
 }
 
-StepOutput Decoder::forward(const Batch& batch, const KvCache& cache) {
+void Decoder::reserve_taps(int64_t num_tokens) {
+    if (num_tokens <= taps_.num_tokens) return;
+    const DType act = backend_.activation_dtype();
+    const int64_t half = static_cast<int64_t>(spec_.rope.inv_freq.size());
+    taps_ = {};
+    taps_ = {.num_tokens = num_tokens,
+             .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
+             .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size}),
+             .identity = backend_.allocate(DType::float32, std::array{num_tokens, 2 * half}),
+             .no_slots = backend_.allocate(DType::int64, std::array{num_tokens})};
+    const Tensor identity = allocate_host(DType::float32, {num_tokens, 2 * half});
+    for (int64_t t = 0; t < num_tokens; ++t) std::fill_n(identity.as<float>() + t * 2 * half, half, 1.0f);
+    backend_.copy(identity, taps_.identity);
+    const Tensor no_slots = allocate_host(DType::int64, {num_tokens});
+    std::fill_n(no_slots.as<int64_t>(), num_tokens, -1);
+    backend_.copy(no_slots, taps_.no_slots);
+}
+
+Decoder::Activations Decoder::activations(int64_t num_tokens) const {
     const AttentionSpec& attention = spec_.attention;
-    const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
-    const float eps = spec_.rms_norm_eps;
-    reserve(std::max(num_tokens, num_rows));
     auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, num_tokens); };
-    const TensorView x = rows(work_.x), normed = rows(work_.normed), qkv = rows(work_.qkv), attn = rows(work_.attn);
-    const TensorView inner = rows(work_.inner), cos_sin = rows(work_.cos_sin);
-    auto norm = [&](const VectorWeights& w) {
-        return NormPrologue{.weight = w.prepared, .scratch = normed, .eps = eps};
-    };
+    const TensorView qkv = rows(work_.qkv);
     const int64_t heads[] = {num_tokens, attention.num_heads, attention.head_dim};
     const int64_t q_strides[] = {qkv.stride(0), attention.head_dim, 1};
-    const TensorView q(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device());  // the first part of qkv
-    const TensorView attn_heads(attn.data(), attn.dtype(), heads, attn.device());
+    return {.x = rows(work_.x),
+            .normed = rows(work_.normed),
+            .qkv = qkv,
+            .q = TensorView(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device()),
+            .attn = rows(work_.attn),
+            .inner = rows(work_.inner),
+            .cos_sin = rows(work_.cos_sin)};
+}
 
-    ops::embedding(backend_, {.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = x});
+RopeStoreParams Decoder::rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const {
+    const LayerWeights& w = weights_.layers[layer];
+    return {.qkv = a.qkv,
+            .cos_sin = a.cos_sin,
+            .q_norm = w.q_norm.prepared,
+            .k_norm = w.k_norm.prepared,
+            .slot_mapping = batch.slot_mapping,
+            .k_cache = cache.k(layer),
+            .v_cache = cache.v(layer),
+            .num_heads = spec_.attention.num_heads,
+            .num_kv_heads = spec_.attention.num_kv_heads,
+            .head_dim = spec_.attention.head_dim,
+            .eps = spec_.rms_norm_eps};
+}
+
+void Decoder::attend(int layer, const Activations& a, const Batch& batch, const KvCache& cache) {
+    ops::paged_attention(backend_, {.q = a.q,
+                                    .k_cache = cache.k(layer),
+                                    .v_cache = cache.v(layer),
+                                    .block_table = batch.block_table,
+                                    .cu_seqlens_q = batch.cu_seqlens_q,
+                                    .context_lens = batch.context_lens,
+                                    .out = TensorView(a.attn.data(), a.attn.dtype(), a.q.shape(), a.attn.device()),
+                                    .softmax_scale = spec_.attention.softmax_scale,
+                                    .sliding_window = spec_.attention.sliding_window[layer],
+                                    .max_query_len = batch.max_query_len,
+                                    .max_context_len = batch.max_context_len});
+}
+
+void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache) {
+    const LayerWeights& w = weights_.layers[layer];
+    auto norm = [&](const VectorWeights& weight) {
+        return NormPrologue{.weight = weight.prepared, .scratch = a.normed, .eps = spec_.rms_norm_eps};
+    };
+    ops::linear_rope_store_kv(
+        backend_,
+        {.x = a.x, .weight = *w.qkv_proj.prepared, .norm = norm(w.input_layernorm), .residual = {}, .out = a.qkv},
+        rope_store(layer, a, batch, cache));
+    attend(layer, a, batch, cache);
+    ops::linear(backend_, {.x = a.attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = a.x, .out = a.x});
+    ops::linear(backend_, {.x = a.x,
+                           .weight = *w.gate_up_proj.prepared,
+                           .norm = norm(w.post_attention_layernorm),
+                           .residual = {},
+                           .out = a.inner});
+    ops::linear(backend_, {.x = a.inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = a.x, .out = a.x});
+}
+
+void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap) {
+    const LayerWeights& w = weights_.layers[layer];
+    const int64_t num_tokens = a.x.shape(0), inner_size = spec_.mlp.intermediate_size;
+    const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
+    const float eps = spec_.rms_norm_eps;
+    const TensorView branch = taps_.branch.slice(0, 0, num_tokens), gate_up = taps_.gate_up.slice(0, 0, num_tokens);
+    auto at = [&](Site site, const TensorView& view, const TensorView& parent, const Tensor& owner) {
+        tap(backend_, site, layer, view, Tensor(parent, owner.owner));
+    };
+    auto whole = [&](Site site, const TensorView& view, const Tensor& owner) { at(site, view, view, owner); };
+    auto heads = [&](Site site, int first, int count) {  // of qkv
+        const int64_t head_dim = spec_.attention.head_dim, shape[] = {num_tokens, count, head_dim};
+        const int64_t strides[] = {a.qkv.stride(0), head_dim, 1};
+        std::byte* data = a.qkv.as<std::byte>() + first * head_dim * size_bytes(a.qkv.dtype());
+        at(site, TensorView(data, a.qkv.dtype(), shape, strides, a.qkv.device()), a.qkv, work_.qkv);
+    };
+    auto linear = [&](const TensorView& x, const LinearWeights& weight, const TensorView& out, bool apart = false) {
+        ops::linear(
+            backend_,
+            {.x = x, .weight = *weight.prepared, .norm = {}, .residual = {}, .out = out, .gate_up_apart = apart});
+    };
+    auto add_branch = [&] {  // to the residual stream; the norm that comes with it is overwritten
+        ops::add_rms_norm(
+            backend_,
+            {.x = branch, .residual = a.x, .weight = w.post_attention_layernorm.prepared, .out = branch, .eps = eps});
+    };
+
+    ops::rms_norm(backend_, {.x = a.x, .weight = w.input_layernorm.prepared, .out = a.normed, .eps = eps});
+    whole(Site::input_layernorm, a.normed, work_.normed);
+    linear(a.normed, w.qkv_proj, a.qkv);
+    heads(Site::q_proj, 0, num_heads);
+    heads(Site::k_proj, num_heads, num_kv_heads);
+    heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
+    // One op norms, turns and stores. Turning by nothing and storing nowhere take it apart.
+    RopeStoreParams params = rope_store(layer, a, batch, cache);
+    const TensorView no_slots = taps_.no_slots.slice(0, 0, num_tokens);
+    const TensorView identity = taps_.identity.slice(0, 0, num_tokens);
+    params.slot_mapping = no_slots;
+    if (params.q_norm) {
+        params.cos_sin = identity;
+        ops::qk_norm_rope_store_kv(backend_, params);
+        heads(Site::q_norm, 0, num_heads);
+        heads(Site::k_norm, num_heads, num_kv_heads);
+    }
+    params.q_norm = params.k_norm = {};
+    params.cos_sin = a.cos_sin;
+    ops::qk_norm_rope_store_kv(backend_, params);
+    heads(Site::q_rope, 0, num_heads);
+    heads(Site::k_rope, num_heads, num_kv_heads);
+    params.cos_sin = identity;
+    params.slot_mapping = batch.slot_mapping;
+    ops::qk_norm_rope_store_kv(backend_, params);
+    attend(layer, a, batch, cache);
+    at(Site::attention, TensorView(a.attn.data(), a.attn.dtype(), a.q.shape(), a.attn.device()), a.attn, work_.attn);
+    linear(a.attn, w.o_proj, branch);
+    whole(Site::o_proj, branch, taps_.branch);
+    add_branch();
+    whole(Site::attention_residual, a.x, work_.x);
+
+    ops::rms_norm(backend_, {.x = a.x, .weight = w.post_attention_layernorm.prepared, .out = a.normed, .eps = eps});
+    whole(Site::post_attention_layernorm, a.normed, work_.normed);
+    linear(a.normed, w.gate_up_proj, gate_up, true);
+    at(Site::gate_proj, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
+    at(Site::up_proj, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
+    ops::silu_mul(backend_, {.gate_up = gate_up, .out = a.inner});
+    whole(Site::activation, a.inner, work_.inner);
+    linear(a.inner, w.down_proj, branch);
+    whole(Site::down_proj, branch, taps_.branch);
+    add_branch();
+    whole(Site::residual, a.x, work_.x);
+}
+
+template <class Tap>
+StepOutput Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
+    const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
+    reserve(std::max(num_tokens, num_rows));
+    const Activations a = activations(num_tokens);
+    ops::embedding(backend_, {.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = a.x});
     ops::rope_table(backend_, {.positions = batch.positions,
                                .inv_freq = inv_freq_,
                                .attention_factor = spec_.rope.attention_factor,
-                               .cos_sin = cos_sin});
-
-    for (int i = 0; i < spec_.num_layers; ++i) {
-        const LayerWeights& w = weights_.layers[i];
-        ops::linear_rope_store_kv(
-            backend_,
-            {.x = x, .weight = *w.qkv_proj.prepared, .norm = norm(w.input_layernorm), .residual = {}, .out = qkv},
-            {.qkv = qkv,
-             .cos_sin = cos_sin,
-             .q_norm = w.q_norm.prepared,
-             .k_norm = w.k_norm.prepared,
-             .slot_mapping = batch.slot_mapping,
-             .k_cache = cache.k(i),
-             .v_cache = cache.v(i),
-             .num_heads = attention.num_heads,
-             .num_kv_heads = attention.num_kv_heads,
-             .head_dim = attention.head_dim,
-             .eps = eps});
-        ops::paged_attention(backend_, {.q = q,
-                                        .k_cache = cache.k(i),
-                                        .v_cache = cache.v(i),
-                                        .block_table = batch.block_table,
-                                        .cu_seqlens_q = batch.cu_seqlens_q,
-                                        .context_lens = batch.context_lens,
-                                        .out = attn_heads,
-                                        .softmax_scale = attention.softmax_scale,
-                                        .sliding_window = attention.sliding_window[i],
-                                        .max_query_len = batch.max_query_len,
-                                        .max_context_len = batch.max_context_len});
-        ops::linear(backend_, {.x = attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = x, .out = x});
-        ops::linear(backend_, {.x = x,
-                               .weight = *w.gate_up_proj.prepared,
-                               .norm = norm(w.post_attention_layernorm),
-                               .residual = {},
-                               .out = inner});
-        ops::linear(backend_, {.x = inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = x, .out = x});
+                               .cos_sin = a.cos_sin});
+    if constexpr (Tap::active) {
+        reserve_taps(num_tokens);
+        tap(backend_, Site::embedding, -1, a.x, Tensor(a.x, work_.x.owner));
+    }
+    for (int layer = 0; layer < spec_.num_layers; ++layer) {
+        if constexpr (Tap::active)
+            run_layer(layer, a, batch, cache, tap);
+        else
+            run_layer(layer, a, batch, cache);
     }
 
     if (num_rows == 0) return {};  // a prefill chunk that is not the last
     // Only the rows whose logits are wanted go through the final norm and the vocabulary.
     const TensorView last = work_.last.slice(0, 0, num_rows);
-    ops::gather_rows(backend_, {.x = x, .rows = batch.logits_rows, .out = last});
+    ops::gather_rows(backend_, {.x = a.x, .rows = batch.logits_rows, .out = last});
     StepOutput output;
     if (batch.return_logits || !logits_ || logits_.shape(0) < num_rows)
         output.logits =
@@ -98,12 +214,16 @@ StepOutput Decoder::forward(const Batch& batch, const KvCache& cache) {
     else
         output.logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
     const TensorView logits = output.logits.slice(1, 0, spec_.vocab_size);
+    NormPrologue norm{
+        .weight = weights_.norm.prepared, .scratch = work_.normed.slice(0, 0, num_rows), .eps = spec_.rms_norm_eps};
+    if constexpr (Tap::active) {
+        ops::rms_norm(backend_, {.x = last, .weight = norm.weight, .out = last, .eps = norm.eps});
+        tap(backend_, Site::final_norm, -1, last, Tensor(last, work_.last.owner));
+        norm = {};
+    }
     ops::linear(backend_,
-                {.x = last,
-                 .weight = *weights_.lm_head.prepared,
-                 .norm = {.weight = weights_.norm.prepared, .scratch = work_.normed.slice(0, 0, num_rows), .eps = eps},
-                 .residual = {},
-                 .out = logits});
+                {.x = last, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = logits});
+    if constexpr (Tap::active) tap(backend_, Site::logits, -1, logits, output.logits);
     if (batch.temperature) {
         output.ids = Tensor(work_.ids.slice(0, 0, num_rows), work_.ids.owner);
         ops::sample(backend_, {.logits = logits,
@@ -117,5 +237,8 @@ StepOutput Decoder::forward(const Batch& batch, const KvCache& cache) {
     if (!batch.return_logits) logits_ = std::exchange(output.logits, {});  // the buffer serves the next step
     return output;
 }
+
+template StepOutput Decoder::forward(const Batch&, const KvCache&, const NoTap&);
+template StepOutput Decoder::forward(const Batch&, const KvCache&, const HookTap&);
 
 }  // namespace infinilm

@@ -70,6 +70,8 @@ struct LinearParams {
     NormPrologue norm;
     TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
     TensorView out;       // [num_tokens, out_features] activation, or float32: logits
+    // A silu_mul weight without its silu_mul: out is [num_tokens, 2 * out_features], gate, then up.
+    bool gate_up_apart = false;
 };
 
 // Cosines and sines of a step's positions, made once per step and used by every layer.

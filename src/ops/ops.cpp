@@ -105,9 +105,11 @@ static void check_linear(OpCheck& check, const LinearParams& p) {
         check.tensor("norm.weight", p.norm.weight, {p.weight.in_features});
         check.tensor("norm.scratch", p.norm.scratch, {"num_tokens", p.weight.in_features}, check.activation);
     }
-    if (p.residual) check.tensor("residual", p.residual, {"num_tokens", p.weight.out_features}, check.activation);
+    const int64_t width = p.gate_up_apart ? 2 * p.weight.out_features : p.weight.out_features;
+    check.require(!p.gate_up_apart || p.weight.kind == LinearKind::silu_mul, "gate_up_apart: the weight has no gate");
+    if (p.residual) check.tensor("residual", p.residual, {"num_tokens", width}, check.activation);
     const bool float32 = p.out && p.out.dtype() == DType::float32;
-    check.tensor("out", p.out, {"num_tokens", p.weight.out_features}, float32 ? DType::float32 : check.activation);
+    check.tensor("out", p.out, {"num_tokens", width}, float32 ? DType::float32 : check.activation);
 }
 
 void linear(Backend& backend, const LinearParams& p) {

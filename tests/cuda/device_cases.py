@@ -144,6 +144,46 @@ def fast_prefill(_: Gpu, name: str, folder: str) -> None:
         assert_close(fast.forward(prompt), llm.forward(prompt), llm)
 
 
+SITES = [
+    "input_layernorm",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q_rope",
+    "k_rope",
+    "attention",
+    "o_proj",
+    "attention_residual",
+    "post_attention_layernorm",
+    "gate_proj",
+    "up_proj",
+    "activation",
+    "down_proj",
+    "residual",
+]
+
+
+def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """With a hook at every site the layers run op by op: the same bits as fused. Replacing goes both ways."""
+    model = make_model(name, Path(folder))
+    (prompt,) = prompts(131, 11)
+    with open_llm(model, dtype=dtype) as llm:
+        engine, seen = llm._engine, []
+        names = [f"layer{i}_{site}" for i in range(llm.config.num_hidden_layers) for site in SITES]
+        before = llm.forward(prompt)
+        engine.set_hooks(lambda name, layer, tensor: seen.append(name), ["embedding", *names, "final_norm", "logits"])
+        assert llm.forward(prompt).tobytes() == before.tobytes()
+        assert len(seen) == len(names) + 3
+
+        def double(name: str, layer: int, tensor: _core.Tensor) -> _core.Tensor:
+            return _core.from_numpy(2 * tensor.numpy().astype(np.float32))
+
+        engine.set_hooks(double, ["logits"])
+        assert llm.forward(prompt).tobytes() == (2 * before).tobytes()
+        engine.set_hooks(None, [])
+        assert llm.forward(prompt).tobytes() == before.tobytes()
+
+
 # ---- errors ----
 
 

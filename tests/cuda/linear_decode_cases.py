@@ -142,11 +142,13 @@ def compare(gpu: Gpu, s: Spec) -> None:
         return
     if s.order == "gate_up":
         (gate, up), (gate_bound, up_bound) = np.split(y, 2, 1), np.split(bound, 2, 1)
+        gate_bound, up_bound = gate_bound + 1.01 * unit * np.abs(gate), up_bound + 1.01 * unit * np.abs(up)
         silu = gate / (1 + np.exp(-gate))
         y = silu * up
         bound = 1.1 * gate_bound * (np.abs(up) + up_bound) + np.abs(silu) * up_bound + 2.0**-20 * np.abs(y)
     if s.residual:
         residual = from_16(inputs.residual, s.kind)
+        bound = bound * (1 + unit) + 1.01 * unit * np.abs(y)  # the sum is rounded before it meets the residual
         y, bound = y + residual, bound + 2.0**-22 * (np.abs(y) + np.abs(residual))
     value = decode(got.out, "f32" if s.float32 else s.kind)
     rounding = 2.0**-23 if s.float32 else unit

@@ -58,6 +58,13 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
+    outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
 def test_fast_prefill(simulate: Run, models: str) -> None:
     outcome = simulate("device_cases:fast_prefill", name="llama", folder=models)
     assert outcome.ok, outcome.text

@@ -1,0 +1,83 @@
+// Taps: where activations can be read and replaced on their way through the decoder. The forward pass is compiled
+// twice, with NoTap, which costs nothing, and with HookTap; the engine chooses once per step.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace infinilm {
+
+enum class Site : uint8_t {
+    embedding,        // [num_tokens, hidden_size]
+    input_layernorm,  // [num_tokens, hidden_size]
+    q_proj,
+    k_proj,
+    v_proj,  // [num_tokens, num_heads or num_kv_heads, head_dim], with bias
+    q_norm,
+    k_norm,  // the same after qk-norm, in models that have it
+    q_rope,
+    k_rope,                    // the same after RoPE
+    attention,                 // [num_tokens, num_heads, head_dim]
+    o_proj,                    // [num_tokens, hidden_size], before the residual is added
+    attention_residual,        // [num_tokens, hidden_size]: the residual stream after the attention block
+    post_attention_layernorm,  // [num_tokens, hidden_size]
+    gate_proj,
+    up_proj,     // [num_tokens, intermediate_size]
+    activation,  // [num_tokens, intermediate_size]: silu(gate) * up
+    down_proj,   // [num_tokens, hidden_size], before the residual is added
+    residual,    // [num_tokens, hidden_size]: the residual stream at the end of the layer
+    final_norm,  // [num_rows, hidden_size]
+    logits,      // [num_rows, vocab_size] float32
+};
+inline constexpr int num_sites = static_cast<int>(Site::logits) + 1;
+inline constexpr std::array<std::string_view, num_sites> site_names = {"embedding",
+                                                                       "input_layernorm",
+                                                                       "q_proj",
+                                                                       "k_proj",
+                                                                       "v_proj",
+                                                                       "q_norm",
+                                                                       "k_norm",
+                                                                       "q_rope",
+                                                                       "k_rope",
+                                                                       "attention",
+                                                                       "o_proj",
+                                                                       "attention_residual",
+                                                                       "post_attention_layernorm",
+                                                                       "gate_proj",
+                                                                       "up_proj",
+                                                                       "activation",
+                                                                       "down_proj",
+                                                                       "residual",
+                                                                       "final_norm",
+                                                                       "logits"};
+constexpr bool in_layer(Site site) {
+    return site != Site::embedding && site != Site::final_norm && site != Site::logits;
+}
+std::string hook_name(Site site, int layer);  // "layer3_q_proj"; layer -1 outside layers: "logits"
+
+// Called with a host tensor that may be read and written during the call.
+using Hook = std::function<void(Site site, int layer, const Tensor& value)>;
+
+struct NoTap {
+    static constexpr bool active = false;
+};
+
+// Calls the hook at the sites that are wanted. `parent` is the contiguous tensor that `view` is a part of: on devices
+// other than the CPU it goes to the host and back.
+class HookTap {
+public:
+    static constexpr bool active = true;
+    // wanted: names as hook_name makes them. ConfigError: one that no site of a model of num_layers has.
+    HookTap(Hook hook, const std::vector<std::string>& wanted, int num_layers);
+    void operator()(Backend& backend, Site site, int layer, const TensorView& view, const Tensor& parent) const;
+
+private:
+    Hook hook_;
+    std::vector<std::array<bool, num_sites>> wanted_;  // [1 + num_layers]: outside layers, then each layer
+};
+
+}  // namespace infinilm

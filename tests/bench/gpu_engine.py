@@ -1,0 +1,240 @@
+"""Measures steps of whole models with random weights on the GPU, as shares of what the device gives. Run by gpu.py.
+
+Steps are handed to the engine directly, without the scheduler: eager decode of sequences that have a context of so many
+tokens, and prompts of one sequence; greedy sampling; blocks of 16 tokens. A step's time is that of the call, host
+work, launches and the copy of the sampled ids included. Its floor is the time of the linears (weights read once, or
+their operations) and that of attention (keys and values, or its operations) one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gpu_measure import Bench, Limits, Reporter, arguments, measure, note, report_limits
+from gpu_peers import find_peers
+from synthetic import SHAPES, shape
+
+from infinilm import _core
+from infinilm.bench import Spread
+from infinilm.config import LlamaConfig
+from infinilm.errors import InfinilmError
+from infinilm.families import build_spec
+
+BLOCK = 16
+UNTIED = {"tie_word_embeddings": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama-3.2-1B": SHAPES["llama-1b"],
+    "Qwen3-0.6B": SHAPES["qwen3-0.6b"],
+    "Llama-3.1-8B": {
+        **shape("llama", 4096, 32, (32, 8, 128), 14336, 128256, 131072, 5e5, **UNTIED),
+        "rope_scaling": {**SHAPES["llama-1b"]["rope_scaling"], "factor": 8.0},
+    },
+    "Qwen3-8B": shape("qwen3", 4096, 36, (32, 8, 128), 12288, 151936, 40960, 1e6, **UNTIED),
+}
+TINY = {"tiny": shape("qwen3", 64, 2, (4, 2, 16), 96, 136, 512, 1e4)}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    models: dict[str, dict[str, Any]] = field(default_factory=lambda: MODELS)
+    batches: tuple[int, ...] = (1, 8, 64, 256)
+    prompts: tuple[int, ...] = (512, 2048, 8192)
+    context: int = 1024
+    rounds: int = 5
+    steps: int = 8  # of a decode in a round
+
+
+QUICK = Sizes({name: MODELS[name] for name in ("Llama-3.2-1B", "Llama-3.1-8B")}, (1, 64), (2048,), rounds=3)
+SIMULATED = Sizes(TINY, (1, 3), (20,), context=36, rounds=1, steps=1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What steps of a model cost, by its shapes; weights and cache have 2 bytes an element."""
+
+    layer_elements: int  # of the linears of all layers
+    head_elements: int
+    layers: int
+    attention_width: int  # num_heads * head_dim
+    kv_bytes_per_token: int
+
+    @classmethod
+    def of(cls, spec: _core.ModelSpec) -> Work:
+        matrices = {name: math.prod(s) for name, s in _core.param_shapes(spec).items() if len(s) == 2}
+        embedding = matrices["model.embed_tokens.weight"]
+        head = matrices.get("lm_head.weight", 0)
+        return cls(
+            layer_elements=sum(matrices.values()) - embedding - head,
+            head_elements=head or embedding,
+            layers=spec.num_layers,
+            attention_width=spec.attention.num_heads * spec.attention.head_dim,
+            kv_bytes_per_token=spec.kv_bytes_per_token,
+        )
+
+    def floor(self, limits: Limits, tokens: int, sampled: int, pairs: int, cached: int) -> float:
+        """Milliseconds; pairs of a query and a key it sees, and tokens whose keys and values are read."""
+        linears = limits.milliseconds(
+            2 * (self.layer_elements + self.head_elements),
+            2 * (tokens * self.layer_elements + sampled * self.head_elements),
+        )
+        attention = limits.milliseconds(
+            cached * self.kv_bytes_per_token, 4 * pairs * self.attention_width * self.layers
+        )
+        return linears + attention
+
+
+class Steps:
+    """Batches for an engine whose cache has room for `most` sequences of `context` tokens."""
+
+    def __init__(self, vocab_size: int, context: int, most: int) -> None:
+        self.vocab_size, self.context = vocab_size, context
+        self.rng = np.random.default_rng(0)
+        per_sequence = -(-context // BLOCK)
+        self.num_blocks = most * per_sequence
+        # Blocks in an order of chance, as after a while of serving.
+        self.table = self.rng.permutation(self.num_blocks).astype(np.int32).reshape(most, per_sequence)
+
+    def batch(self, sequences: range, first: int, last: int) -> _core.Batch:
+        """Tokens first .. last of each of the sequences; the last of each is sampled from."""
+        count, rows = last - first, len(sequences)
+        table = np.ascontiguousarray(self.table[sequences.start : sequences.stop])
+        positions = np.tile(np.arange(first, last, dtype=np.int32), rows)
+        blocks = np.repeat(np.arange(rows), count)
+        arrays = {
+            "input_ids": self.rng.integers(0, self.vocab_size, rows * count).astype(np.int32),
+            "positions": positions,
+            "slot_mapping": table[blocks, positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK,
+            "block_table": table,
+            "cu_seqlens_q": np.arange(rows + 1, dtype=np.int32) * np.int32(count),
+            "context_lens": np.full(rows, last, np.int32),
+            "logits_rows": np.arange(1, rows + 1, dtype=np.int32) * np.int32(count) - np.int32(1),
+            "temperature": np.zeros(rows, np.float32),
+            "top_k": np.zeros(rows, np.int32),
+            "top_p": np.ones(rows, np.float32),
+            "min_p": np.zeros(rows, np.float32),
+            "random_val": np.zeros(rows, np.float32),
+        }
+        return _core.Batch(**arrays)
+
+    def fill(self) -> Iterator[_core.Batch]:
+        """Prompts that fill the cache: keys and values that are read must not be zeros."""
+        together = max(1, 8192 // self.context)
+        for begin in range(0, len(self.table), together):
+            yield self.batch(range(begin, min(begin + together, len(self.table))), 0, self.context)
+
+
+def seconds_of(engine: _core.InferEngine, batch: _core.Batch) -> float:
+    started = time.perf_counter()
+    engine.forward(batch)
+    return time.perf_counter() - started
+
+
+def open_engine(config: dict[str, Any], max_model_len: int, batch_invariant: bool) -> _core.InferEngine:
+    spec = build_spec(LlamaConfig.from_dict(config), dtype="bfloat16", max_model_len=max_model_len)
+    engine = _core.InferEngine(spec, "cuda", batch_invariant=batch_invariant)
+    engine.load_dummy("bfloat16")
+    engine.finish_loading()
+    return engine
+
+
+def cache_for(engine: _core.InferEngine, vocab_size: int, sizes: Sizes) -> tuple[Steps, tuple[int, ...]]:
+    """A cache for the largest batch that fits, and the batches that do."""
+    for i in range(len(sizes.batches), 0, -1):
+        steps = Steps(vocab_size, sizes.context, sizes.batches[i - 1])
+        try:
+            engine.reset_cache(steps.num_blocks, BLOCK)
+        except InfinilmError:
+            continue
+        return steps, sizes.batches[:i]
+    raise InfinilmError("not even the smallest batch fits")
+
+
+def measure_decode(engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter) -> None:
+    work = Work.of(engine.spec)
+    steps, batches = cache_for(engine, engine.spec.vocab_size, sizes)
+    for size in sizes.batches[len(batches) :]:
+        reporter.skip(f"decode: {name}, batch {size}", "not enough memory")
+    for batch in steps.fill():
+        if reporter.left <= 0:
+            break
+        engine.forward(batch)
+    prepared = {size: steps.batch(range(size), sizes.context - 1, sizes.context) for size in batches}
+    for batch in prepared.values():
+        engine.forward(batch)
+    times: dict[int, list[float]] = {size: [] for size in batches}
+    for _ in range(sizes.rounds):
+        for size, batch in prepared.items():
+            if reporter.left > 0 or not times[size]:
+                times[size] += [1e3 * seconds_of(engine, batch) for _ in range(sizes.steps)]
+    for size in batches:
+        floor = work.floor(limits, size, size, size * sizes.context, size * sizes.context)
+        spread = Spread.of(times[size])
+        reporter.emit(
+            "row", group="decode", name=f"{name}, batch {size} at {sizes.context}", floor_ms=floor,
+            ms={"infinilm": spread}, share={"infinilm": floor / spread.median},
+        )  # fmt: skip
+
+
+def measure_prefill(
+    engines: dict[str, _core.InferEngine], name: str, sizes: Sizes, limits: Limits, reporter: Reporter
+) -> None:
+    """Prompts of one sequence, by engines in turn."""
+    for length in sizes.prompts:
+        if reporter.left <= 0:
+            reporter.skip(f"prefill: {name}, {length} tokens")
+            continue
+        steps = Steps(next(iter(engines.values())).spec.vocab_size, length, 1)
+        batch = steps.batch(range(1), 0, length)
+        for engine in engines.values():
+            engine.reset_cache(steps.num_blocks, BLOCK)
+            engine.forward(batch)
+        runs = {what: lambda e=engine, b=batch: 1e3 * seconds_of(e, b) for what, engine in engines.items()}
+        work = Work.of(next(iter(engines.values())).spec)
+        floor = work.floor(limits, length, 1, length * (length + 1) // 2, length)
+        reporter.row("prefill", f"{name}, {length} tokens", floor, measure(runs, sizes.rounds))
+
+
+def measure_model(name: str, config: dict[str, Any], sizes: Sizes, limits: Limits, bench: Bench, r: Reporter) -> None:
+    longest = max(*sizes.prompts, sizes.context)
+    started = time.perf_counter()
+    engine = open_engine(config, longest, True)
+    r.emit("fact", name=f"{name}: random weights made and packed", value=f"{time.perf_counter() - started:.1f} s")
+    engines = {"infinilm": engine}
+    try:
+        measure_decode(engine, name, sizes, limits, r)
+        engine.reset_cache(1, BLOCK)  # gives the memory back
+        if bench.has_sm90:
+            engines["batch_invariant=False"] = open_engine(config, longest, False)
+        measure_prefill(engines, name, sizes, limits, r)
+    finally:
+        for each in engines.values():
+            each.close()
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    reporter = Reporter(args.seconds)
+    bench = Bench(args.library, args.simulate)
+    peers = None if args.simulate else find_peers(bench.flush_bytes)
+    sizes = SIMULATED if args.simulate else QUICK if args.quick else Sizes()
+    limits = report_limits(reporter, bench, peers, sizes.rounds)
+    if peers:
+        peers.release()
+    for name, config in sizes.models.items():
+        if reporter.left <= 0:
+            reporter.skip(f"steps of {name}")
+            continue
+        note(f"steps of {name}")
+        try:
+            measure_model(name, config, sizes, limits, bench, reporter)
+        except InfinilmError as error:
+            reporter.skip(f"steps of {name}", str(error))
+
+
+if __name__ == "__main__":
+    main()

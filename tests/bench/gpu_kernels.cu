@@ -1,0 +1,351 @@
+// What tests/bench/gpu_kernels.py measures, behind C functions of plain numbers: each makes random inputs on the
+// device, captures `calls` launches of one kernel in a graph and gives the milliseconds a launch takes, by events
+// around a replay. Inputs smaller than `flush_bytes` are there several times, used in turn, and that much is written
+// before: a step of a model does not find its weights in the L2 cache either. Zeros are never timed: they are faster.
+// The emulator runs it, too.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "device.cuh"
+#include "kernels.h"
+#include "launch.cuh"
+
+namespace infinilm::cuda {
+
+// Reads 64 KB a block, eight vectors of 16 bytes in flight in a thread. Numbers below 2 have a zero bit: nothing is
+// stored.
+constexpr int kReadVectors = 8, kReadThreads = 512, kReadBytes = kReadVectors * kReadThreads * 16;
+
+__global__ void __launch_bounds__(kReadThreads) read_kernel(const uint4* data, unsigned* out) {
+    data += static_cast<int64_t>(blockIdx.x) * kReadVectors * kReadThreads + threadIdx.x;
+    uint4 v[kReadVectors];
+#pragma unroll
+    for (int i = 0; i < kReadVectors; ++i) v[i] = data[kReadThreads * i];
+    unsigned seen = 0;
+#pragma unroll
+    for (int i = 0; i < kReadVectors; ++i) seen |= v[i].x & v[i].y & v[i].z & v[i].w;
+    if (seen == 0xffffffffu) *out = seen;
+}
+
+namespace bench {
+
+void check(cudaError_t error) {
+    if (error != cudaSuccess) throw error;
+}
+
+// Device memory: random numbers of a type, or what the host has.
+class Memory {
+public:
+    explicit Memory(size_t bytes) { check(cudaMalloc(&data_, std::max<size_t>(bytes, 256))); }
+    Memory(Type type, int64_t count, float deviation) : Memory(static_cast<size_t>(count) * size_bytes(type)) {
+        check(fill_random({data_, type, count, 1, deviation}, nullptr));
+        check(cudaStreamSynchronize(nullptr));
+    }
+    template <class T>
+    explicit Memory(const std::vector<T>& values) : Memory(values.size() * sizeof(T)) {
+        check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    ~Memory() { cudaFree(data_); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    // Copy number i of several that are `bytes` apart.
+    void* at(int64_t i, int64_t bytes) const { return as<uint8_t>() + i * bytes; }
+
+private:
+    void* data_ = nullptr;
+};
+
+// Of an input: enough to fill the cache, no more than are used.
+int64_t copies(int64_t bytes, int64_t flush_bytes, int calls) {
+    return std::clamp<int64_t>((flush_bytes + bytes - 1) / std::max<int64_t>(bytes, 1), 1, calls);
+}
+
+struct Stream {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t start = nullptr, stop = nullptr;
+    Stream() {
+        check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        check(cudaEventCreate(&start));
+        check(cudaEventCreate(&stop));
+    }
+    ~Stream() { cudaEventDestroy(start), cudaEventDestroy(stop), cudaStreamDestroy(stream); }
+};
+
+// launch_one(i, stream) enqueues call i of `calls`.
+template <class Launch>
+void measure(int64_t flush_bytes, int calls, float* milliseconds, const Launch& launch_one) {
+    const Stream s;
+    const Memory flushed(static_cast<size_t>(flush_bytes));
+    check(launch_one(0, s.stream));  // loads the code
+    check(cudaStreamSynchronize(s.stream));
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal));
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < calls && error == cudaSuccess; ++i) error = launch_one(i, s.stream);
+    const cudaError_t ended = cudaStreamEndCapture(s.stream, &graph);
+    check(error);
+    check(ended);
+    cudaGraphExec_t replay = nullptr;
+    error = cudaGraphInstantiate(&replay, graph, 0);
+    cudaGraphDestroy(graph);
+    check(error);
+    auto timed = [&] {
+        check(cudaGraphLaunch(replay, s.stream));  // warm: clocks, translation buffers
+        if (flush_bytes > 0) check(cudaMemsetAsync(flushed.as<void>(), 0, static_cast<size_t>(flush_bytes), s.stream));
+        check(cudaEventRecord(s.start, s.stream));
+        check(cudaGraphLaunch(replay, s.stream));
+        check(cudaEventRecord(s.stop, s.stream));
+        check(cudaEventSynchronize(s.stop));
+        check(cudaEventElapsedTime(milliseconds, s.start, s.stop));
+        *milliseconds /= static_cast<float>(calls);
+    };
+    try {
+        timed();
+    } catch (...) {
+        cudaGraphExecDestroy(replay);
+        throw;
+    }
+    cudaGraphExecDestroy(replay);
+}
+
+// A C function's body: the error it returns.
+template <class Body>
+int guarded(const Body& body) {
+    try {
+        body();
+    } catch (cudaError_t error) {
+        cudaGetLastError();
+        return error;
+    } catch (const std::bad_alloc&) {
+        return cudaErrorMemoryAllocation;
+    }
+    return cudaSuccess;
+}
+
+enum Kernel : int { decode, prefill, sm90 };
+cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
+    switch (kernel) {
+        case decode: return linear_decode(args, stream);
+        case prefill: return linear_prefill(args, stream);
+#if INFINILM_SM90
+        case sm90: return linear_sm90(args, stream);
+#endif
+        default: return cudaErrorNotSupported;
+    }
+}
+
+PackedWeight weight_shape(int n, int k, int order, int head_dim) {
+    PackedWeight w;
+    w.n = n, w.k = k, w.type = Type::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
+    return w;
+}
+
+// Blocks of a cache in an order of chance: [num_seqs, per_seq].
+std::vector<int> shuffled(int count) {
+    std::vector<int> table(static_cast<size_t>(count));
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));  // NOLINT: the same every time
+    return table;
+}
+
+}  // namespace bench
+}  // namespace infinilm::cuda
+
+using namespace infinilm::cuda;
+using namespace infinilm::cuda::bench;
+
+extern "C" {
+
+const char* bench_error(int code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); }
+
+// values: compute capability (major, minor), multiprocessors, bytes of L2, CUDA of driver and of runtime, whether there
+// is linear_sm90.
+int bench_device(char* name, int* values) {
+    return guarded([&] {
+        cudaDeviceProp properties;
+        check(cudaGetDeviceProperties(&properties, 0));
+        std::copy_n(properties.name, 256, name);
+        values[0] = properties.major, values[1] = properties.minor, values[2] = properties.multiProcessorCount;
+        values[3] = properties.l2CacheSize, values[6] = INFINILM_SM90 && properties.major == 9;
+        check(cudaDriverGetVersion(values + 4));
+        check(cudaRuntimeGetVersion(values + 5));
+    });
+}
+
+int bench_copy(int64_t bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const Memory src(Type::bf16, bytes / 2, 1), dst(static_cast<size_t>(bytes));
+        measure(0, calls, milliseconds, [&](int, cudaStream_t stream) {
+            return cudaMemcpyAsync(dst.as<void>(), src.as<void>(), static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                                   stream);
+        });
+    });
+}
+
+// bytes: a multiple of 64 KB.
+int bench_read(int64_t bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const Memory src(Type::bf16, bytes / 2, 1), out(4);
+        measure(0, calls, milliseconds, [&](int, cudaStream_t stream) {
+            const LaunchConfig config{dim3(static_cast<unsigned>(bytes / kReadBytes)), dim3(kReadThreads), 0, stream};
+            return launch(read_kernel, config, src.as<uint4>(), out.as<unsigned>());
+        });
+    });
+}
+
+// kernel: 0 linear_decode, 1 linear_prefill, 2 linear_sm90. order: RowOrder. norm: with the norm as a prologue.
+int bench_linear(int kernel, int num_tokens, int n, int k, int order, int head_dim, int norm, int out_float32,
+                 int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        LinearArgs args;
+        args.weight = weight_shape(n, k, order, head_dim);
+        const auto bytes = static_cast<int64_t>(packed_bytes(args.weight));
+        const int64_t count = copies(bytes, flush_bytes, calls);
+        const Memory weights(Type::bf16, count * bytes / 2, 0.02f), x(Type::bf16, int64_t{num_tokens} * k, 1);
+        const Memory norm_weight(Type::f32, k, 1);
+        args.out_stride = args.weight.order == RowOrder::gate_up ? n / 2 : n;
+        const Memory out(static_cast<size_t>(num_tokens * args.out_stride) * 4);
+        args.x = x.as<void>(), args.x_stride = k, args.num_tokens = num_tokens;
+        args.norm_weight = norm ? norm_weight.as<float>() : nullptr, args.norm_eps = 1e-5f;
+        args.out = out.as<void>(), args.out_float32 = out_float32 != 0;
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            args.weight.data = weights.at(i % count, bytes);
+            return run(kernel, args, stream);
+        });
+    });
+}
+
+// How many of the outputs [num_tokens, n] of two kernels differ in a bit.
+int bench_linear_bits(int kernel, int other, int num_tokens, int n, int k, int64_t* unequal) {
+    return guarded([&] {
+        LinearArgs args;
+        args.weight = weight_shape(n, k, 0, 0);
+        const Memory weight(Type::bf16, static_cast<int64_t>(packed_bytes(args.weight)) / 2, 0.02f);
+        const Memory x(Type::bf16, int64_t{num_tokens} * k, 1);
+        const size_t count = static_cast<size_t>(num_tokens) * static_cast<size_t>(n);
+        args.weight.data = weight.as<void>();
+        args.x = x.as<void>(), args.x_stride = k, args.num_tokens = num_tokens;
+        args.out_stride = n, args.out_float32 = true;
+        std::vector<uint32_t> got[2];
+        for (int i = 0; i < 2; ++i) {
+            const Memory out(4 * count);
+            args.out = out.as<void>();
+            check(run(i ? other : kernel, args, nullptr));
+            got[i].resize(count);
+            check(cudaMemcpy(got[i].data(), out.as<void>(), 4 * count, cudaMemcpyDeviceToHost));
+        }
+        *unequal = std::inner_product(got[0].begin(), got[0].end(), got[1].begin(), int64_t{0}, std::plus<>(),
+                                      [](uint32_t a, uint32_t b) { return int64_t{a != b}; });
+    });
+}
+
+// num_seqs sequences of the same context, the last `queries` tokens of which are computed.
+int bench_attention(int num_seqs, int queries, int context, int num_heads, int num_kv_heads, int head_dim,
+                    int block_size, int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const int per_seq = (context + block_size - 1) / block_size, num_blocks = num_seqs * per_seq;
+        const int64_t tokens = int64_t{num_seqs} * queries, width = int64_t{num_heads} * head_dim;
+        const int64_t elements = int64_t{num_blocks} * num_kv_heads * block_size * head_dim;
+        const int64_t count = copies(2 * 2 * elements, flush_bytes, calls);
+        const Memory k(Type::bf16, count * elements, 1), v(Type::bf16, count * elements, 1);
+        const Memory q(Type::bf16, tokens * width, 1), out(static_cast<size_t>(tokens * width) * 2);
+        std::vector<int> edges(static_cast<size_t>(num_seqs) + 1);
+        for (size_t i = 0; i < edges.size(); ++i) edges[i] = static_cast<int>(i) * queries;
+        const Memory table(shuffled(num_blocks)), cu_seqlens(edges);
+        const Memory lengths(std::vector<int>(static_cast<size_t>(num_seqs), context));
+        AttentionArgs args{};
+        args.q = q.as<void>(), args.out = out.as<void>(), args.q_stride = args.out_stride = width;
+        args.block_table = table.as<int>(), args.block_table_stride = per_seq;
+        args.cu_seqlens_q = cu_seqlens.as<int>(), args.context_lens = lengths.as<int>();
+        args.num_seqs = num_seqs, args.num_heads = num_heads, args.num_kv_heads = num_kv_heads;
+        args.head_dim = head_dim, args.block_size = block_size;
+        args.max_query_len = queries, args.max_context_len = context;
+        args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+        args.type = Type::bf16;
+        const size_t workspace_bytes = attention_workspace_bytes(args);
+        const Memory workspace(workspace_bytes);
+        if (workspace_bytes > 0) check(cudaMemset(workspace.as<void>(), 0, workspace_bytes));
+        check(cudaStreamSynchronize(nullptr));
+        args.workspace = workspace.as<void>();
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            args.k_cache = k.at(i % count, 2 * elements), args.v_cache = v.at(i % count, 2 * elements);
+            return attention(args, stream);
+        });
+    });
+}
+
+int bench_rms_norm(int num_tokens, int hidden_size, int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const int64_t elements = int64_t{num_tokens} * hidden_size, count = copies(4 * elements, flush_bytes, calls);
+        const Memory x(Type::bf16, count * elements, 1), out(static_cast<size_t>(count * elements) * 2);
+        const Memory weight(Type::f32, hidden_size, 1);
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return rms_norm(
+                {x.at(i % count, 2 * elements), nullptr, weight.as<float>(), out.at(i % count, 2 * elements),
+                 hidden_size, 0, hidden_size, num_tokens, hidden_size, 1e-5f, Type::bf16},
+                stream);
+        });
+    });
+}
+
+int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_dim, int qk_norm, int64_t flush_bytes,
+                     int calls, float* milliseconds) {
+    return guarded([&] {
+        constexpr int block_size = 16;
+        const int num_blocks = (num_tokens + block_size - 1) / block_size;
+        const int64_t width = int64_t{num_heads + 2 * num_kv_heads} * head_dim, elements = num_tokens * width;
+        const int64_t cached = int64_t{num_blocks} * block_size * num_kv_heads * head_dim;
+        const int64_t count = copies(2 * elements, flush_bytes, calls);
+        const Memory qkv(Type::bf16, count * elements, 1), cos_sin(Type::f32, int64_t{num_tokens} * head_dim, 1);
+        const Memory k(static_cast<size_t>(cached) * 2), v(static_cast<size_t>(cached) * 2);
+        const Memory norm(Type::f32, head_dim, 1);
+        std::vector<int64_t> slots(static_cast<size_t>(num_tokens));
+        std::iota(slots.begin(), slots.end(), int64_t{0});
+        const Memory slot_mapping(slots);
+        const float* norm_weight = qk_norm ? norm.as<float>() : nullptr;
+        const RopeStoreArgs rope{cos_sin.as<float>(),
+                                 norm_weight,
+                                 norm_weight,
+                                 slot_mapping.as<int64_t>(),
+                                 k.as<void>(),
+                                 v.as<void>(),
+                                 num_heads,
+                                 num_kv_heads,
+                                 head_dim,
+                                 head_dim,
+                                 block_size,
+                                 1e-6f};
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return qk_norm_rope_store_kv({qkv.at(i % count, 2 * elements), width, num_tokens, rope, Type::bf16},
+                                         stream);
+        });
+    });
+}
+
+// Logits as a model's: temperature 0 is greedy.
+int bench_sample(int num_rows, int vocab_size, float temperature, float top_p, int64_t flush_bytes, int calls,
+                 float* milliseconds) {
+    return guarded([&] {
+        const int64_t elements = int64_t{num_rows} * vocab_size, count = copies(4 * elements, flush_bytes, calls);
+        const auto rows = static_cast<size_t>(num_rows);
+        const Memory logits(Type::f32, count * elements, 3), ids(4 * rows);
+        const Memory temperatures(std::vector<float>(rows, temperature)), top_ks(std::vector<int>(rows, 0));
+        const Memory top_ps(std::vector<float>(rows, top_p)), min_ps(std::vector<float>(rows, 0.0f));
+        const Memory random_vals(std::vector<float>(rows, 0.5f));
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return sample({static_cast<float*>(logits.at(i % count, 4 * elements)), vocab_size, num_rows, vocab_size,
+                           temperatures.as<float>(), top_ks.as<int>(), top_ps.as<float>(), min_ps.as<float>(),
+                           random_vals.as<float>(), ids.as<int>(), nullptr},
+                          stream);
+        });
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,221 @@
+"""Measures kernels on the GPU, each as a share of its floor, beside torch and flashinfer. Run by gpu.py.
+
+The floor of a row is the longer of: the fewest bytes it must move over the measured bandwidth (reading, or copying
+where it writes as much as it reads), and its operations over the measured peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from gpu_measure import Bench, Limits, Reporter, Run, arguments, calls_for, measure, note, report_limits
+from gpu_peers import Peers, Runs, find_peers
+
+NATURAL, GATE_UP, ROPE_PAIRS = 0, 1, 2  # RowOrder
+DECODE, PREFILL, SM90 = 0, 1, 2  # kernels of bench_linear
+MAX_DECODE_TOKENS = 96  # as in kernels.h
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a decoder."""
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+
+    def linears(self) -> dict[str, tuple[int, int, int, bool]]:
+        """Features, columns, order, whether the norm is the prologue."""
+        width = self.heads * self.head_dim
+        return {
+            "qkv": (width + 2 * self.kv_heads * self.head_dim, self.hidden, ROPE_PAIRS, True),
+            "o": (self.hidden, width, NATURAL, False),
+            "gate_up": (2 * self.inner, self.hidden, GATE_UP, True),
+            "down": (self.hidden, self.inner, NATURAL, False),
+            "lm_head": (self.vocab, self.hidden, NATURAL, True),
+        }
+
+
+LLAMA_8B = Model("Llama-3.1-8B", 4096, 32, 8, 128, 14336, 128256)
+LLAMA_1B = Model("Llama-3.2-1B", 2048, 32, 8, 64, 8192, 128256)
+TINY = Model("tiny", 64, 4, 2, 16, 96, 136)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: what must be moved and done, how our kernels are called (but for `calls`), and who else does it."""
+
+    group: str
+    name: str
+    num_bytes: int
+    flops: int
+    ours: dict[str, tuple[str, tuple[float, ...]]]
+    peers: Callable[[Peers, int], Runs] | None = None
+    copies: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    models: tuple[Model, ...] = (LLAMA_8B, LLAMA_1B)
+    decode_tokens: tuple[int, ...] = (1, 8, 16, 64)
+    prefill_tokens: tuple[int, ...] = (512, 2048, 8192)
+    batches: tuple[int, ...] = (1, 8, 64, 256)
+    contexts: tuple[int, ...] = (1024, 8192)
+    prefill_contexts: tuple[int, ...] = (2048, 8192)
+    rows: tuple[int, ...] = (1, 64)
+
+
+FULL = Sizes()
+QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1024,), (2048,), (1, 64))
+SIMULATED = Sizes((TINY,), (1, 8), (100,), (1, 2), (40,), (24,), (2,))
+
+
+def linear_row(bench: Bench, model: Model, which: str, num_tokens: int) -> Row:
+    n, k, order, norm = model.linears()[which]
+    prefill = num_tokens > MAX_DECODE_TOKENS
+    written = n // 2 if order == GATE_UP else n
+    float32 = which == "lm_head"
+    kernels = (
+        {"infinilm": DECODE} if not prefill else {"infinilm": PREFILL, **({"sm90": SM90} if bench.has_sm90 else {})}
+    )
+    tail = (order, model.head_dim, int(norm and not prefill), int(float32), bench.flush_bytes)
+    return Row(
+        group="prefill linear" if prefill else "decode linear",
+        name=f"{model.name} {which}, {num_tokens} tokens",
+        num_bytes=2 * n * k + num_tokens * (2 * k + written * (4 if float32 else 2)),
+        flops=2 * n * k * num_tokens,
+        ours={name: ("bench_linear", (kernel, num_tokens, n, k, *tail)) for name, kernel in kernels.items()},
+        peers=lambda p, calls: p.linear(num_tokens, n, k, calls),
+    )
+
+
+def attention_row(bench: Bench, model: Model, num_seqs: int, queries: int, context: int) -> Row:
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    pairs = num_seqs * queries * (2 * context - queries + 1) // 2  # of a query and a key it sees
+    rows = num_seqs * queries
+    return Row(
+        group="prefill attention" if queries > 1 else "decode attention",
+        name=f"{model.name}, {num_seqs} x {context}",
+        num_bytes=4 * num_seqs * context * model.kv_heads * model.head_dim + 4 * rows * model.heads * model.head_dim,
+        flops=4 * pairs * model.heads * model.head_dim,
+        ours={"infinilm": ("bench_attention", (num_seqs, queries, context, *heads, 16, bench.flush_bytes))},
+        peers=lambda p, calls: p.attention(num_seqs, queries, context, *heads, calls),
+    )
+
+
+def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
+    """rms_norm, RoPE with the cache, and the samplers."""
+    flush, hidden, vocab = bench.flush_bytes, model.hidden, model.vocab
+    yield Row(
+        "row-wise", f"rms_norm, {num_tokens} x {hidden}", 4 * num_tokens * hidden, 0,
+        {"infinilm": ("bench_rms_norm", (num_tokens, hidden, flush))},
+        lambda p, calls: p.rms_norm(num_tokens, hidden, calls), copies=True,
+    )  # fmt: skip
+    width = (model.heads + 2 * model.kv_heads) * model.head_dim
+    yield Row(
+        "row-wise", f"rope + store, {num_tokens} x {width}", num_tokens * (4 * width + 4 * model.head_dim), 0,
+        {"infinilm": ("bench_rope_store", (num_tokens, model.heads, model.kv_heads, model.head_dim, 0, flush))},
+        copies=True,
+    )  # fmt: skip
+    for name, temperature, top_p in (("greedy", 0.0, None), ("top_p 0.9", 1.0, 0.9)):
+
+        def peers(p: Peers, calls: int, top_p: float | None = top_p) -> Runs:
+            return p.sample(num_tokens, vocab, top_p, calls)
+
+        yield Row(
+            "sampling", f"{name}, {num_tokens} x {vocab}", 4 * num_tokens * vocab, 0,
+            {"infinilm": ("bench_sample", (num_tokens, vocab, temperature, top_p or 1.0, flush))},
+            peers,
+        )  # fmt: skip
+
+
+def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
+    """What matters most comes first: time may run out."""
+    for i, model in enumerate(sizes.models):
+        for tokens in sizes.decode_tokens:
+            yield from (linear_row(bench, model, which, tokens) for which in model.linears())
+        for context in sizes.contexts if i == 0 else sizes.contexts[:1]:
+            yield from (attention_row(bench, model, batch, 1, context) for batch in sizes.batches)
+        for tokens in sizes.prefill_tokens:
+            yield from (linear_row(bench, model, w, tokens) for w in model.linears() if w != "lm_head")
+        yield from (attention_row(bench, model, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
+        if i == 0:
+            for rows in sizes.rows:
+                yield from small_rows(bench, model, rows)
+
+
+def measure_row(bench: Bench, peers: Peers | None, limits: Limits, row: Row, rounds: int, reporter: Reporter) -> bool:
+    """Whether the device lives: after a fault nothing runs on it any more in this process."""
+    floor = limits.milliseconds(row.num_bytes, row.flops, copies=row.copies)
+    calls = calls_for(floor, bench.simulate)
+    runs: dict[str, Run] = {}
+    for name, (function, numbers) in row.ours.items():
+        runs[name] = partial(bench.run, function, *numbers, calls)
+    if peers and row.peers:
+        runs |= row.peers(peers, calls)
+    measured = measure(runs, rounds)
+    reporter.row(row.group, row.name, floor, measured)
+    runs.clear()
+    try:
+        if measured.errors:
+            bench.run("bench_read", 1 << 16, 1)
+        if peers:
+            peers.release()
+    except RuntimeError as error:
+        reporter.skip("all other kernels", str(error))
+        return False
+    return True
+
+
+def compare_bits(bench: Bench, reporter: Reporter) -> None:
+    """Whether prompts may take wgmma and still be the same, bit for bit; and whether few tokens and many are."""
+    shapes = [(100, 136, 80), (200, 144, 520)] if bench.simulate else [(300, 4096, 4096), (512, 1024, 14336)]
+    unequal = sum(bench.unequal(DECODE, PREFILL, 64, n, k) for _, n, k in shapes)
+    reporter.emit("fact", name="linear_decode equals linear_prefill bit for bit", value="no" if unequal else "yes")
+    if not bench.has_sm90:
+        return reporter.skip("wgmma equals mma.sync bit for bit", "no Hopper GPU")
+    counts = [bench.unequal(PREFILL, SM90, *shape) for shape in shapes]
+    answer = "yes" if not any(counts) else f"no: {sum(counts)} of {sum(t * n for t, n, _ in shapes)} outputs differ"
+    reporter.emit("fact", name="wgmma equals mma.sync bit for bit", value=answer)
+    return None
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    reporter = Reporter(args.seconds)
+    bench = Bench(args.library, args.simulate)
+    peers = None if args.simulate else find_peers(bench.flush_bytes)
+    rounds = 1 if args.simulate else 3 if args.quick else 5
+    if peers:
+        reporter.emit("fact", name="peers", value=peers.version)
+    else:
+        reporter.skip("torch and flashinfer", "simulated" if args.simulate else "no torch that sees the GPU")
+    try:
+        compare_bits(bench, reporter)
+    except RuntimeError as error:
+        reporter.skip("bits of the linears", str(error))
+    limits = report_limits(reporter, bench, peers, rounds)
+    for row in all_rows(bench, SIMULATED if args.simulate else QUICK if args.quick else FULL):
+        if reporter.left <= 0:
+            reporter.skip(f"{row.group}: {row.name}")
+            continue
+        note(f"{row.group}: {row.name}")
+        if not measure_row(bench, peers, limits, row, rounds, reporter):
+            raise SystemExit(1)
+    reporter.emit("fact", name="limits after the last row", value=limits_text(bench.limits(peers, rounds)[0]))
+
+
+def limits_text(limits: Limits) -> str:
+    return f"read {limits.read / 1e9:.0f} GB/s, copy {limits.copy / 1e9:.0f} GB/s, {limits.flops / 1e12:.1f} Tflop/s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The command for a machine with a GPU, on the emulator: that it builds, measures and reports, not how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+
+def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(HERE / "gpu.py"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    cache = getattr(request.config, "cache", None)
+    if cache:  # what tests/cuda has compiled need not be compiled again
+        (tmp_path / "emulator").symlink_to(cache.mkdir("cuda-emulator"))
+    out = tmp_path / "out.json"
+    done = run("--simulate", "--quick", f"--build-dir={tmp_path}", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    rows = result["rows"]
+    assert {row["group"] for row in rows} == {
+        "decode linear", "prefill linear", "decode attention", "prefill attention", "row-wise", "sampling", "decode",
+        "prefill",
+    }  # fmt: skip
+    for row in rows:
+        assert row["floor_ms"] > 0 and row["name"] in done.stdout
+        for name, share in row["share"].items():
+            assert 0 < share == row["floor_ms"] / row["ms"][name]["median"]
+    assert [entry["what"] for entry in result["not_measured"]] == ["tests", "torch and flashinfer"]
+    assert result["facts"]["wgmma equals mma.sync bit for bit"] == "yes"
+    assert set(result["limits"]) == {"kernels", "engine"}
+
+
+def test_no_gpu() -> None:
+    done = run(CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "no NVIDIA GPU" in done.stderr and "--simulate" in done.stderr
+
+
+def test_floors() -> None:
+    """Computed by hand for 4.3 TB/s and 790 Tflop/s: steps of a batch, then of a prompt, in milliseconds."""
+    from gpu_engine import MODELS, Work
+    from gpu_measure import Limits
+
+    from infinilm.config import LlamaConfig
+    from infinilm.families import build_spec
+
+    limits = Limits(read=4.3e12, copy=4.3e12, flops=790e12)
+    expected = {
+        "Llama-3.2-1B": (0.583, 2.80, 5.39),
+        "Qwen3-0.6B": (0.305, 7.38, 2.89),
+        "Llama-3.1-8B": (3.52, 12.85, 37.6),
+    }
+    for name, (one, many, prompt) in expected.items():
+        spec = build_spec(LlamaConfig.from_dict(MODELS[name]), dtype="bfloat16", max_model_len=8192)
+        work = Work.of(spec)
+        got = [work.floor(limits, n, n, 1024 * n, 1024 * n) for n in (1, 256)]
+        got.append(work.floor(limits, 2048, 1, 2048 * 2049 // 2, 2048))
+        assert got == pytest.approx([one, many, prompt], rel=0.01), name

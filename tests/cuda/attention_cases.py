@@ -1,0 +1,184 @@
+"""Cases for attention and attention_f32: against float64, and bit for bit however the work is cut or shared.
+
+Caches hold the keys in shuffled blocks, NaN everywhere else and where no query sees them; blocks wholly unseen are not
+in the table; q is a part of wider rows, NaN besides; out lies between guards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from emulation import ROOT, Array, Buffer, Gpu, from_16, to_16
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference import ops as oracle
+
+F64 = np.float64
+TYPES = {"f32": 0, "bf16": 1, "f16": 2}
+UNIT = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}  # half of the distance between neighbours of 1
+COUNTERS = 16384  # of the workspace, zero between calls
+MOST_SLOTS = 32 << 20  # floats of partial results in the workspace
+LOOSE = 1 << 30  # a bound of the context under which partial results do not fit, but with a window
+Part = tuple[int, int, int]  # sequence, first query, past the last query
+
+
+def _store(values: Array, kind: str) -> Array:
+    return values.astype(np.float32) if kind == "f32" else to_16(values, kind)
+
+
+def _load(bits: Array, kind: str) -> Array:
+    return (bits if kind == "f32" else from_16(bits, kind)).astype(F64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences are (context, queries): the queries are the last of the context. block_size 0: one block each."""
+
+    kind: str
+    heads: tuple[int, int]  # num_heads, num_kv_heads
+    head_dim: int
+    sequences: tuple[tuple[int, int], ...]
+    block_size: int = 16
+    window: int = 0
+    pad: int = 0  # elements after a row
+    seed: int = 0
+
+
+class Problem:
+    """A case's values and its caches on the device."""
+
+    def __init__(self, gpu: Gpu, case: Case) -> None:
+        self.gpu, self.case = gpu, case
+        rng = np.random.default_rng(case.seed)
+        (heads, kv_heads), dim, kind = case.heads, case.head_dim, case.kind
+        self.scale = float(np.float32(dim**-0.5))
+        self.q = [_store(2 * rng.standard_normal((n, heads, dim)), kind) for _, n in case.sequences]
+        self.k, self.v = (
+            [_store(rng.standard_normal((c, kv_heads, dim)), kind) for c, _ in case.sequences] for _ in range(2)
+        )
+        longest = max(c for c, _ in case.sequences)
+        block_size = case.block_size or longest
+        per_sequence = -(-longest // block_size)
+        blocks = rng.permutation(len(case.sequences) * per_sequence + 3)
+        self.block_size, self.table = block_size, np.full((len(case.sequences), per_sequence + 1), -1, np.int32)
+        caches = [_store(np.full((blocks.size, kv_heads, block_size, dim), np.nan), kind) for _ in range(2)]
+        for s, (context, queries) in enumerate(case.sequences):
+            first = max(0, context - queries + 1 - case.window) if case.window else 0
+            for i in range(first // block_size, -(-context // block_size)):
+                self.table[s, i] = block = blocks[s * per_sequence + i]
+                at = np.arange(max(i * block_size, first), min((i + 1) * block_size, context))
+                for cache, values in zip(caches, (self.k, self.v), strict=True):
+                    cache[block][:, at % block_size] = values[s][at].transpose(1, 0, 2)
+        self.caches = [gpu.upload(cache) for cache in caches]
+
+    def whole(self) -> list[Part]:
+        return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
+
+    def workspace(self, num_seqs: int, max_query_len: int, max_context_len: int) -> Buffer:
+        """NaN but for the counters. Nothing else of it is used where partial results reach their limit."""
+        size = self.gpu.lib.attention_bytes
+        size.restype = ctypes.c_size_t
+        case = self.case
+        arguments = num_seqs, *case.heads, case.head_dim, max_query_len, max_context_len, case.window
+        num_slots = size(TYPES[case.kind], *arguments) // 4 - COUNTERS
+        words = np.full(COUNTERS + (max(num_slots, 0) if num_slots < MOST_SLOTS else 0), -1, np.int32)
+        words[:COUNTERS] = 0
+        return self.gpu.upload(words)
+
+    def run(self, parts: list[Part], max_context_len: int | None = None) -> list[Array]:
+        """One call whose sequences are the parts, in their order: the bits of out, by part."""
+        gpu, case = self.gpu, self.case
+        heads, kv_heads = case.heads
+        width, kind = heads * case.head_dim, case.kind
+        queries = [end - begin for _, begin, end in parts]
+        edges = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+        q_stride, out_stride = width + 2 * kv_heads * case.head_dim + case.pad, width + case.pad
+        q = _store(np.full((max(edges[-1], 1), q_stride), np.nan), kind)
+        for (s, begin, end), at in zip(parts, edges, strict=False):
+            q[at : at + end - begin, :width] = self.q[s][begin:end].reshape(end - begin, width)
+        contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
+        guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
+        out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
+        bounds = max(queries), max_context_len or max(contexts)
+        workspace = self.workspace(len(parts), *bounds)
+        inputs = [gpu.upload(a) for a in (q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32))]
+        row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
+        gpu.call(
+            "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:], row, workspace, q_stride, out_stride,
+            self.table.shape[1], len(parts), heads, kv_heads, case.head_dim, self.block_size, *bounds, self.scale,
+            case.window,
+        )  # fmt: skip
+        got = gpu.download(out)
+        assert (got[[0, -1]] == guard).all() and (got[:, width:] == guard).all(), "wrote outside of out"
+        assert not gpu.download(workspace)[:COUNTERS].any(), "a counter was left behind"
+        for buffer in (out, workspace, *inputs):
+            gpu.free(buffer)
+        rows = got[1:-1, :width].view(np.float32) if kind == "f32" else got[1:-1, :width]
+        return np.split(rows.reshape(-1, heads, case.head_dim), edges[1:-1])
+
+    def check(self, got: list[Array]) -> None:
+        """Against float64.
+
+        Weights and outputs are rounded to the type: that bounds every element; being independent, their errors
+        average to no more than the rounding of out by norm. The rest are float32 sums, as in tests/ops.
+        """
+        case, unit = self.case, UNIT[self.case.kind]
+        for bits, q, k, v in zip(got, self.q, self.k, self.v, strict=True):
+            if len(q) == 0:
+                continue
+            inputs = [_load(x, case.kind) for x in (q, k)]
+            want, magnitude = oracle.attention(*inputs, _load(v, case.kind), self.scale, case.window)
+            rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), self.scale, case.window)[0]
+            sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude
+            tiny = 2.0**-25 * len(k) * np.abs(_load(v, case.kind)).max()  # weights below f16's normal numbers
+            error = np.abs(_load(bits, case.kind) - want)
+            assert np.isfinite(error).all(), f"{case}: not finite"
+            bound = unit * (rounded + np.abs(want)) + 4 * sums + tiny
+            assert (error <= bound).all(), f"{case}: worst error {(error / bound).max():.3g} of its bound"
+            norms = [float(np.linalg.norm(x)) for x in (error, want, sums)]
+            assert norms[0] <= 2 * unit * norms[1] + norms[2], f"{case}: relative norm {norms[0] / norms[1]:.3g}"
+
+
+def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None) -> None:
+    """Whole against float64; then, if there are cuts, bit for bit: alone, backwards, in parts, with loose bounds."""
+    problem = Problem(gpu, Case(**shape))
+    whole = problem.whole()
+    want = problem.run(whole)
+    problem.check(want)
+    if cuts is None:
+        return
+
+    def same(parts: list[Part], what: str, max_context_len: int | None = None) -> None:
+        for (s, begin, end), bits in zip(parts, problem.run(parts, max_context_len), strict=True):
+            unequal = np.argwhere(bits.view(np.uint8) != want[s][begin:end].view(np.uint8))
+            assert len(unequal) == 0, f"{problem.case}, {what}: sequence {s}, first at {unequal[0]} from query {begin}"
+
+    for part in whole[:2]:
+        same([part], "alone")
+    same(whole[::-1], "backwards", LOOSE)
+    edges = [sorted({0, n, *(round(c * n) for c in cuts)}) for _, n in problem.case.sequences]
+    same([(s, *pair) for s, e in enumerate(edges) for pair in itertools.pairwise(e)], f"cut at {edges}")
+    single = [(s, i, i + 1) for s, _, n in whole for i in {0, n // 2, *range(max(0, n - 5), n)} if i < n]
+    same(single, "token by token")
+    same(single[::-1], "token by token, not split", LOOSE)
+
+
+def not_a_number(gpu: Gpu, kind: str) -> None:
+    """A query that is not a number makes its own rows NaN and no others, by either kernel."""
+    problem = Problem(gpu, Case(kind, (2, 1), 64, ((300, 1), (140, 40)), 16, 0, 8))
+    want = problem.run(problem.whole())
+    bad = {0: 0, 1: 7}  # the query of each sequence
+    for s, i in bad.items():
+        problem.q[s][i, 1, 5] = _store(np.array(np.nan), kind)
+    for parts in (problem.whole(), [(s, i, i + 1) for s, i in bad.items()]):
+        for (s, begin, end), got in zip(parts, problem.run(parts), strict=True):
+            values = _load(got, kind)
+            assert np.isnan(values[bad[s] - begin, 1]).all(), f"sequence {s}: the row is not NaN"
+            others = np.ones(values.shape[:2], bool)
+            others[bad[s] - begin, 1] = False
+            assert (got[others] == want[s][begin:end][others]).all(), f"sequence {s}: other rows changed"

@@ -1,0 +1,122 @@
+"""Attention on the emulator: every schedule, copies late and eager; the sanitizers with -m sanitizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from attention_cases import Case
+from emulation import ROOT, SCHEDULES, Run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+FILES = ("attention.cu", "attention_decode.cu", "attention_prefill.cu", "attention_f32.cu")
+SOURCES = [*(ROOT / "cuda" / name for name in FILES), "attention_api.cu"]
+HEADS = ((1, 1), (3, 1), (6, 2), (7, 1), (8, 1), (32, 1))
+HEAD_DIMS = (8, 24, 64, 72, 80, 96, 128, 256)
+QUERIES = (0, 1, 2, 5, 17, 64, 130)
+CONTEXTS = (1, 2, 17, 127, 128, 129, 256, 300, 385, 600)
+
+
+def sequences(most_rows: int, group: int) -> st.SearchStrategy[tuple[tuple[int, int], ...]]:
+    """A few (context, queries), about most_rows rows at most, at least one query; a context of >= 3 chunks."""
+
+    def build(drawn: list[tuple[int, int]], long: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        out, left = [], most_rows
+        for context, queries in [*drawn, long]:
+            count = min(queries, context, max(1, left // group))
+            left = max(0, left - count * group)
+            out.append((context, count))
+        return tuple(out)
+
+    pairs = st.lists(st.tuples(st.sampled_from(CONTEXTS), st.sampled_from(QUERIES)), max_size=3)
+    return st.builds(build, pairs, st.tuples(st.sampled_from((300, 385, 600)), st.sampled_from(QUERIES[1:])))
+
+
+@st.composite
+def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 150) -> dict[str, Any]:
+    heads = draw(st.sampled_from(HEADS))
+    head_dim = draw(st.sampled_from(HEAD_DIMS))
+    rows = max(most_rows * 64 // max(head_dim, 64) // heads[1], 1)
+    case = Case(
+        kind=draw(st.sampled_from(kinds)),
+        heads=heads,
+        head_dim=head_dim,
+        sequences=draw(sequences(rows, heads[0] // heads[1])),
+        block_size=draw(st.sampled_from((4, 16, 37, 0))),
+        window=draw(st.sampled_from((0, 0, 1, 7, 130))),
+        pad=draw(st.sampled_from((0, 8, 40))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+    return dataclasses.asdict(case)
+
+
+cuts = st.lists(st.floats(0, 1), min_size=1, max_size=3)
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+late_and_eager = pytest.mark.parametrize("asynchronous", ["late", "eager"])
+# The worker processes behind `emulate` keep nothing from one example to the next.
+few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=3)
+
+
+def check(emulate: Run, case: dict[str, Any], cuts: list[float] | None = None, **how: Any) -> None:
+    outcome = emulate(SOURCES, "attention_cases:attention", shape=case, cuts=cuts, **how)
+    assert outcome.ok, outcome.text
+
+
+@every_schedule
+@late_and_eager
+@few
+@given(case=cases(), cuts=cuts)
+def test_attention(emulate: Run, schedule: str, asynchronous: str, case: dict[str, Any], cuts: list[float]) -> None:
+    """Against float64; then a row's bits alone, in any order, part of a prompt, or by the other kernel."""
+    check(emulate, case, cuts, schedule=schedule, settings={"INFINILM_EMULATOR_ASYNC": asynchronous})
+
+
+@late_and_eager
+@few
+@given(case=cases(kinds=("f32",), most_rows=40), cuts=cuts)
+def test_attention_f32(emulate: Run, asynchronous: str, case: dict[str, Any], cuts: list[float]) -> None:
+    check(emulate, case, cuts, schedule="random:1", settings={"INFINILM_EMULATOR_ASYNC": asynchronous})
+
+
+@every_schedule
+@pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 7), (256, 0)])
+def test_pipelines(emulate: Run, head_dim: int, window: int, schedule: str) -> None:
+    """What hypothesis may miss: both kernels over several chunks in one call; with a window, rows of a tile that see
+    nothing of its first chunk.
+    """
+    case = Case("bf16", (3, 1), head_dim, ((600, 1), (5, 5), (400, 10), (280, 40)), 16, window, 8)
+    check(emulate, dataclasses.asdict(case), schedule=schedule)
+
+
+def test_other_devices(emulate: Run) -> None:
+    """Little shared memory, and more multiprocessors than blocks: one chunk to a block."""
+    for head_dim in (96, 256):
+        case = dataclasses.asdict(Case("f16", (8, 2), head_dim, ((300, 10), (385, 1)), 37, 0, 8))
+        check(emulate, case, [0.4], settings={"INFINILM_EMULATOR_CC": "89", "INFINILM_EMULATOR_SMS": "132"})
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_not_a_number(emulate: Run, kind: str) -> None:
+    outcome = emulate(SOURCES, "attention_cases:not_a_number", kind=kind)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.sanitizer
+@every_schedule
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+@pytest.mark.parametrize(("head_dim", "block_size", "window"), [(64, 16, 0), (80, 37, 130)])
+def test_attention_sanitized(
+    emulate: Run, head_dim: int, block_size: int, window: int, sanitize: str, schedule: str
+) -> None:
+    """Split decode, prefill and a single chunk in one call."""
+    case = Case("bf16", (2, 1), head_dim, ((600, 1), (280, 17), (5, 2)), block_size, window, 8)
+    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule=schedule, timeout=300)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_attention_f32_sanitized(emulate: Run, sanitize: str) -> None:
+    case = Case("f32", (2, 1), 24, ((70, 5), (3, 3)), 37, 33, 8)
+    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule="random:1", timeout=300)
