@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels.h"
@@ -21,6 +22,12 @@ Type type_of(DType dtype) {
     }
 }
 
+// INFINILM_CUDA_SYNC=1: wait after every launch, so that a fault is told with the op it is of.
+bool sync_launches() {
+    const char* text = std::getenv("INFINILM_CUDA_SYNC");
+    return text && std::string_view(text) == "1";
+}
+
 void check(cudaError_t error, std::string_view what) {
     if (error == cudaSuccess) return;
     cudaGetLastError();  // not sticky unless the device is lost
@@ -28,12 +35,25 @@ void check(cudaError_t error, std::string_view what) {
         throw DeviceError(concat(what,
                                  ": this build has no kernels for this GPU; reinstall with "
                                  "-Csetup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
-    throw DeviceError(concat(what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+    const bool by_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure;
+    throw DeviceError(concat(
+        what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),
+        by_kernel && !sync_launches() ? ": an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)" : ""));
 }
 
 struct DeviceMemory {
     void* data = nullptr;
-    explicit DeviceMemory(size_t bytes) { check(cudaMalloc(&data, bytes), "cudaMalloc"); }
+    // `what` it is for; it is uninitialised.
+    DeviceMemory(size_t bytes, std::string_view what) {
+        if (cudaMalloc(&data, std::max<size_t>(bytes, 1)) == cudaSuccess) return;
+        cudaGetLastError();
+        size_t free_bytes = 0, total_bytes = 0;
+        cudaMemGetInfo(&free_bytes, &total_bytes);
+        throw DeviceError(concat("out of device memory: ", bytes, " bytes for ", what, ", ", free_bytes, " of ",
+                                 total_bytes,
+                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens, or use a smaller "
+                                 "model or dtype"));
+    }
     ~DeviceMemory() { cudaFree(data); }
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -74,11 +94,11 @@ public:
         const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});
         run(cuda::fill_random(
                 {.dst = probe.data(), .type = Type::f32, .count = probe.numel(), .seed = 0, .deviation = 0}, stream_),
-            to_string(device_));
+            to_string(device_), probe.shape());
         synchronize();
     }
     ~CudaBackend() override {
-        activate();
+        cudaSetDevice(options_.device);  // on a lost device nothing here works, and nothing is left to be done
         cudaStreamSynchronize(stream_);
         cudaFreeHost(host_staging_);
         cudaStreamDestroy(stream_);
@@ -111,7 +131,12 @@ public:
 
 private:
     void activate() { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
-    void run(cudaError_t launched, std::string_view op) { check(launched, op); }
+    // After a launch. Faults of kernels show only when something waits for them; with INFINILM_CUDA_SYNC=1 that is
+    // here, so that the error has the op and its shape.
+    void run(cudaError_t launched, std::string_view op, std::span<const int64_t> shape) {
+        if (launched == cudaSuccess && sync_) launched = cudaStreamSynchronize(stream_);
+        if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
+    }
     bool few(int64_t num_tokens) const { return num_tokens <= max_decode_tokens; }
     // As a prologue every block norms all of x again, which costs more than a kernel of its own when there is much of
     // it: 16 rows is where the reads from L2 are estimated to take longer than a launch.
@@ -128,6 +153,7 @@ private:
     const CudaOptions options_;
     const Type type_;
     const Device device_;
+    const bool sync_ = sync_launches();
     bool is_hopper_ = false;
     cudaStream_t stream_ = nullptr;
     Tensor attention_workspace_;            // uint8
@@ -140,19 +166,10 @@ private:
 Tensor CudaBackend::allocate(DType dtype, std::span<const int64_t> shape) {
     activate();
     const TensorView view(nullptr, dtype, shape, device_);
-    const auto bytes = static_cast<size_t>(std::max<int64_t>(view.bytes(), 1));
-    void* data = nullptr;
-    if (const cudaError_t error = cudaMalloc(&data, bytes); error != cudaSuccess) {
-        cudaGetLastError();
-        size_t free_bytes = 0, total_bytes = 0;
-        cudaMemGetInfo(&free_bytes, &total_bytes);
-        throw DeviceError(concat("out of memory on ", to_string(device_), ": ", bytes, " bytes for a tensor of shape ",
-                                 shape_string(shape), ", ", free_bytes, " of ", total_bytes,
-                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens"));
-    }
-    std::shared_ptr<void> owner(data, [](void* p) { cudaFree(p); });
-    check(cudaMemsetAsync(data, 0, bytes, stream_), "allocate");
-    return {TensorView(data, dtype, shape, device_), std::move(owner)};
+    const auto bytes = static_cast<size_t>(view.bytes());
+    const auto memory = std::make_shared<DeviceMemory>(bytes, concat("a tensor of shape ", shape_string(shape)));
+    check(cudaMemsetAsync(memory->data, 0, bytes, stream_), "allocate");
+    return {TensorView(memory->data, dtype, shape, device_), memory};
 }
 
 void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
@@ -202,6 +219,8 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     weight.type = type_;
     weight.k = count(parts[0].weight.shape(1));
     const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
+    require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
+            ": on CUDA it must be a multiple of 8, at most 256; use device='cpu'");
     bool has_bias = false;
     for (const LinearPart& part : parts) {
         require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
@@ -220,7 +239,8 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     out->kind = kind;
     out->in_features = weight.k;
     out->out_features = kind == LinearKind::silu_mul ? out_features / 2 : out_features;
-    out->data = std::make_unique<DeviceMemory>(packed_bytes(weight));
+    out->data = std::make_unique<DeviceMemory>(packed_bytes(weight),
+                                               concat("a weight of shape [", out_features, ", ", weight.k, "]"));
     weight.data = out->data->data;
     check(cudaMemsetAsync(out->data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
     int first = 0;
@@ -249,7 +269,7 @@ void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& 
                          .rows = count(end - begin),
                          .dst = dst},
                         stream_),
-            "prepare_linear");
+            "prepare_linear", weight.shape());
     };
     if (weight.device() == device_) return run_pack(weight.data(), 0, rows);
     if (!load_staging_) load_staging_ = allocate(DType::uint8, std::array{staging_bytes});
@@ -279,7 +299,7 @@ std::unique_ptr<DeviceMemory> CudaBackend::device_floats(const std::vector<Tenso
                 values[at + static_cast<size_t>(i)] = infinilm::to_float(host.as<const T>()[i]);
         });
     }
-    auto memory = std::make_unique<DeviceMemory>(values.size() * sizeof(float));
+    auto memory = std::make_unique<DeviceMemory>(values.size() * sizeof(float), "a bias or norm");
     check(cudaMemcpyAsync(memory->data, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream_),
           "prepare");
     synchronize();
@@ -301,7 +321,7 @@ void CudaBackend::fill_random(const TensorView& weight, uint64_t seed) {
                            .seed = seed,
                            .deviation = 0.02f},
                           stream_),
-        "fill_random");
+        "fill_random", weight.shape());
 }
 
 // ---- ops ---------------------------------------------------------------------------------------------------------
@@ -315,7 +335,7 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
                          .out_stride = p.out.stride(0),
                          .num_tokens = count(p.ids.shape(0))},
                         stream_),
-        "embedding");
+        "embedding", p.out.shape());
 }
 
 void CudaBackend::rms_norm(const RmsNormParams& p) {
@@ -333,7 +353,7 @@ void CudaBackend::rms_norm(const RmsNormParams& p) {
                         .eps = p.eps,
                         .type = type_},
                        stream_),
-        "rms_norm");
+        "rms_norm", p.x.shape());
 }
 
 void CudaBackend::add_rms_norm(const AddRmsNormParams& p) {
@@ -351,7 +371,7 @@ void CudaBackend::add_rms_norm(const AddRmsNormParams& p) {
                         .eps = p.eps,
                         .type = type_},
                        stream_),
-        "add_rms_norm");
+        "add_rms_norm", p.x.shape());
 }
 
 LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
@@ -385,12 +405,15 @@ void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
 }
 
 void CudaBackend::run_linear(const LinearArgs& args) {
-    if (type_ == Type::f32) return run(linear_f32(args, stream_), "linear");
-    if (few(args.num_tokens)) return run(linear_decode(args, stream_), "linear");
+    auto launch = [&] {
+        if (type_ == Type::f32) return linear_f32(args, stream_);
+        if (few(args.num_tokens)) return linear_decode(args, stream_);
 #if INFINILM_SM90
-    if (is_hopper_ && !options_.batch_invariant) return run(linear_sm90(args, stream_), "linear");
+        if (is_hopper_ && !options_.batch_invariant) return linear_sm90(args, stream_);
 #endif
-    run(linear_prefill(args, stream_), "linear");
+        return linear_prefill(args, stream_);
+    };
+    run(launch(), "linear", std::array<int64_t, 3>{args.num_tokens, args.weight.n, args.weight.k});
 }
 
 void CudaBackend::linear(const LinearParams& p) {
@@ -427,7 +450,7 @@ void CudaBackend::rope_table(const RopeTableParams& p) {
                           .half = count(p.inv_freq.shape(0)),
                           .attention_factor = p.attention_factor},
                          stream_),
-        "rope_table");
+        "rope_table", p.cos_sin.shape());
 }
 
 RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
@@ -454,14 +477,12 @@ void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
                                      .rope = rope_args(p),
                                      .type = type_},
                                     stream_),
-        "qk_norm_rope_store_kv");
+        "qk_norm_rope_store_kv", p.qkv.shape());
 }
 
 void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
-    require(p.q.shape(2) % 8 == 0 && p.q.shape(2) <= 256, "head_dim ", p.q.shape(2),
-            ": CUDA attention takes multiples of 8 up to 256; use device='cpu'");
     AttentionArgs args{.q = p.q.data(),
                        .k_cache = p.k_cache.data(),
                        .v_cache = p.v_cache.data(),
@@ -483,7 +504,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                        .sliding_window = p.sliding_window,
                        .workspace = nullptr,
                        .type = type_};
-    if (type_ == Type::f32) return run(attention_f32(args, stream_), "paged_attention");
+    if (type_ == Type::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
     const auto bytes = static_cast<int64_t>(attention_workspace_bytes(args));
     if (bytes > 0 && (!attention_workspace_ || attention_workspace_.bytes() < bytes)) {
         synchronize();  // the last call may still use the old one
@@ -493,7 +514,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
         attention_workspace_ = allocate(DType::uint8, std::array{std::max(bytes, 2 * old_bytes)});
     }
     args.workspace = attention_workspace_.data();
-    run(attention(args, stream_), "paged_attention");
+    run(attention(args, stream_), "paged_attention", p.q.shape());
 }
 
 void CudaBackend::silu_mul(const SiluMulParams& p) {
@@ -507,7 +528,7 @@ void CudaBackend::silu_mul(const SiluMulParams& p) {
                         .intermediate_size = count(p.out.shape(1)),
                         .type = type_},
                        stream_),
-        "silu_mul");
+        "silu_mul", p.out.shape());
 }
 
 void CudaBackend::gather_rows(const GatherRowsParams& p) {
@@ -522,7 +543,7 @@ void CudaBackend::gather_rows(const GatherRowsParams& p) {
                            .hidden_size = count(p.x.shape(1)),
                            .type = type_},
                           stream_),
-        "gather_rows");
+        "gather_rows", p.out.shape());
 }
 
 void CudaBackend::sample(const SampleParams& p) {
@@ -540,7 +561,7 @@ void CudaBackend::sample(const SampleParams& p) {
                       .ids = p.ids.as<int>(),
                       .logprobs = nullptr},
                      stream_),
-        "sample");
+        "sample", p.logits.shape());
 }
 
 std::unique_ptr<Backend> make_backend(const CudaOptions& options) { return std::make_unique<CudaBackend>(options); }

@@ -238,7 +238,9 @@ cudaError_t call(F f) {
     Quiet quiet;  // arguments of kernels are freed here, which threads of the kernels have read
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
-    return report(f());
+    const cudaError_t own = f();
+    if (cudaError_t error = sticky_error()) return error;  // of a kernel that ran meanwhile
+    return report(own);
 }
 
 }  // namespace infinilm::emulator

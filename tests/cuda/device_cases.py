@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +188,22 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
 # ---- errors ----
 
 
-def fails_with(_: Gpu, expected: str, **settings: Any) -> None:
-    """The reason is in DeviceError, in backends(), and "auto" falls back to the CPU."""
+def fails_with(_: Gpu, expected: str, model: str = "qwen3", **settings: Any) -> None:
+    """Opening a model is a DeviceError that gives the reason."""
     try:
-        open_llm(GOLDEN / "qwen3", **settings).close()
+        open_llm(GOLDEN / model, **settings).close()
     except infinilm.DeviceError as error:
         assert expected in str(error), str(error)
     else:
         raise AssertionError("no DeviceError")
+
+
+def refused_sizes(gpu: Gpu, expected: str, model: str) -> None:
+    """A model that the device cannot take is refused at load; nothing of it stays there."""
+    (before,) = _core.cuda_devices()
+    fails_with(gpu, expected, model)
+    (after,) = _core.cuda_devices()
+    assert after["free_bytes"] == before["free_bytes"]
 
 
 def no_device(gpu: Gpu, expected: str) -> None:
@@ -215,12 +224,25 @@ def a_lost_device(gpu: Gpu) -> None:
     try:
         llm.forward(prompt)
     except infinilm.DeviceError as error:
-        assert "cudaErrorIllegalAddress" in str(error)
+        assert "cudaErrorIllegalAddress" in str(error), str(error)
     else:
         raise AssertionError("no DeviceError")
     gpu.lib.infinilm_emulator_inject_error(0)
     assert llm.forward(prompt).tobytes() == before.tobytes()
     llm.close()
+
+
+def a_fault_in_an_op(gpu: Gpu, kernel: str, expected: str) -> None:
+    """A kernel that fails while a step runs: the error says which op, or how to learn that."""
+    with open_llm(GOLDEN / "qwen3") as llm:
+        os.environ["INFINILM_EMULATOR_FAILING_KERNEL"] = kernel
+        try:
+            llm.forward([1, 2, 3])
+        except infinilm.DeviceError as error:
+            assert expected in str(error) and "cudaErrorLaunchFailure" in str(error), str(error)
+        else:
+            raise AssertionError("no DeviceError")
+        gpu.lib.infinilm_emulator_inject_error(0)
 
 
 def bad_steps(_: Gpu, folder: str) -> None:

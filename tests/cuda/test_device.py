@@ -104,7 +104,6 @@ def test_no_usable_device(simulate: Run, variable: str, value: str, expected: st
         ({"INFINILM_EMULATOR_CC": "75"}, "compute capability 7.5; infinilm needs 8.0 or later"),
         ({"INFINILM_EMULATOR_CC": "89", "INFINILM_EMULATOR_LEAST_CC": "90"}, "no kernels for this GPU"),
         ({"INFINILM_EMULATOR_DEVICES": "2"}, "there are 2 CUDA devices"),
-        ({"INFINILM_EMULATOR_MEMORY_MB": "1"}, "out of memory on cuda:0"),
     ],
 )
 def test_unusable_devices(simulate: Run, settings: dict[str, str], expected: str) -> None:
@@ -131,6 +130,34 @@ def test_unusable_libraries(tmp_path: Path, library: str, expected: str) -> None
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
     )
     assert expected in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_mb", "expected"),
+    [
+        ("llama-biases", "1024", "head_dim is 12: on CUDA it must be a multiple of 8"),
+        (
+            "mistral-head-dim",
+            "1024",
+            "a weight of shape [160, 44]: on CUDA hidden sizes and heads must be multiples of 8",
+        ),
+        ("qwen3", "1", "out of device memory: 67108864 bytes for a tensor of shape [67108864]"),
+    ],
+)
+def test_refused_at_load(simulate: Run, model: str, memory_mb: str, expected: str) -> None:
+    settings = {"INFINILM_EMULATOR_MEMORY_MB": memory_mb}
+    outcome = simulate("device_cases:refused_sizes", settings=settings, expected=expected, model=model)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("sync", "expected"),
+    [("1", "paged_attention of [3, 4, 24]"), ("0", "an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)")],
+)
+def test_a_fault_in_an_op(simulate: Run, sync: str, expected: str) -> None:
+    settings = {"INFINILM_CUDA_SYNC": sync}
+    outcome = simulate("device_cases:a_fault_in_an_op", settings=settings, kernel="attention", expected=expected)
+    assert outcome.ok, outcome.text
 
 
 def test_bad_steps(simulate: Run, models: str) -> None:
