@@ -123,7 +123,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "llama-dynamic-rope": (
         {
             **LLAMA,
-            **sizes(150, 48, 96, 2, 4, 2),
+            **sizes(150, 48, 96, 2, 6, 2),
             "max_position_embeddings": 16,
             "rope_theta": 10000.0,
             "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
@@ -137,7 +137,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "llama-yarn-rope": (
         {
             **LLAMA,
-            **sizes(150, 56, 80, 2, 4, 2),
+            **sizes(150, 64, 80, 2, 4, 2),
             "max_position_embeddings": 128,
             "rope_parameters": {
                 "rope_type": "yarn",
@@ -211,7 +211,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "llama-sharded": (
         {
             **LLAMA,
-            **sizes(200, 48, 72, 3, 4, 2),
+            **sizes(200, 48, 72, 3, 6, 3),
             "max_position_embeddings": 128,
             "rope_theta": 10000.0,
             "torch_dtype": "float16",
@@ -224,7 +224,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "mistral-window": (
         {
             **MISTRAL,
-            **sizes(160, 56, 88, 2, 4, 2),
+            **sizes(160, 56, 88, 2, 7, 1),
             "max_position_embeddings": 128,
             "rope_theta": 10000.0,
             "sliding_window": 7,
@@ -253,7 +253,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "qwen2": (
         {
             **QWEN2,
-            **sizes(224, 56, 88, 2, 4, 1),
+            **sizes(224, 64, 88, 2, 4, 1),
             "max_position_embeddings": 128,
             "rope_theta": 1000000.0,
             "sliding_window": 8,
@@ -272,7 +272,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "qwen2-sliding": (
         {
             **QWEN2,
-            **sizes(160, 48, 72, 3, 4, 2),
+            **sizes(160, 48, 72, 3, 6, 2),
             "max_position_embeddings": 128,
             "rope_theta": 10000.0,
             "sliding_window": 5,

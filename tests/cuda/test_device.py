@@ -14,10 +14,16 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "llama-dynamic-rope",
     "llama-linear-rope",
     "llama-llama3-rope-tied",
     "llama-longrope-long",
     "llama-longrope-short",
+    "llama-sharded",
+    "llama-yarn-rope",
+    "mistral-window",
+    "qwen2",
+    "qwen2-sliding",
     "qwen3",
     "qwen3-layer-types",
 )
@@ -28,8 +34,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cuda-models"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in GOLDEN for dtype in ("float32", "bfloat16")] + [(n, "float16") for n in GOLDEN[-2:]],
+)
 def test_golden(simulate: Run, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:golden", name=name, dtype=dtype)
     assert outcome.ok, outcome.text
@@ -152,7 +160,10 @@ def test_refused_at_load(simulate: Run, model: str, memory_mb: str, expected: st
 
 @pytest.mark.parametrize(
     ("sync", "expected"),
-    [("1", "paged_attention of [3, 4, 24]"), ("0", "an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)")],
+    [
+        ("1", "paged_attention of [3, 4, 24]"),
+        ("0", "an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)"),
+    ],
 )
 def test_a_fault_in_an_op(simulate: Run, sync: str, expected: str) -> None:
     settings = {"INFINILM_CUDA_SYNC": sync}
