@@ -24,57 +24,106 @@ from infinilm.errors import (
 
 if TYPE_CHECKING:
     from infinilm._core import Tensor, from_dlpack
+    from infinilm.cache import CacheConfig, PagedCacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
+    from infinilm.comparison import Comparison, compare
     from infinilm.config import AutoConfig, LlamaConfig
+    from infinilm.distributed import CommunicationGroup, DistConfig, RankInfo
+    from infinilm.engine import InferEngine
+    from infinilm.generation import GenerationMixin
+    from infinilm.hooks import HookRegistry
     from infinilm.llm import LLM
     from infinilm.memory import MemoryPlan, plan_memory
+    from infinilm.models import AutoLlamaModel, AutoModelForCausalLM, DynamicCache, ReferenceModel
     from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
     from infinilm.sampling_params import SamplingParams
     from infinilm.system import backends
+    from infinilm.tensor_statistics import TensorStats, tensor_stats
 
 __version__ = "0.1.0"
 
-# Where each public name lives; loaded on first use (PEP 562), which keeps `import infinilm` fast.
+# Where each public name lives; loaded on first use (PEP 562), as are the modules people name in full, which keeps
+# `import infinilm` fast.
 _LAZY = {
     "AutoConfig": "infinilm.config",
+    "AutoLlamaModel": "infinilm.models",
+    "AutoModelForCausalLM": "infinilm.models",
+    "CacheConfig": "infinilm.cache",
+    "CommunicationGroup": "infinilm.distributed",
+    "Comparison": "infinilm.comparison",
     "CompletionOutput": "infinilm.outputs",
+    "DistConfig": "infinilm.distributed",
+    "DynamicCache": "infinilm.models",
+    "GenerationMixin": "infinilm.generation",
+    "HookRegistry": "infinilm.hooks",
+    "InferEngine": "infinilm.engine",
     "LLM": "infinilm.llm",
     "LlamaConfig": "infinilm.config",
     "MemoryPlan": "infinilm.memory",
+    "PagedCacheConfig": "infinilm.cache",
+    "PagedKVCacheConfig": "infinilm.cache",
+    "RankInfo": "infinilm.distributed",
+    "ReferenceModel": "infinilm.models",
     "RequestMetrics": "infinilm.outputs",
     "RequestOutput": "infinilm.outputs",
     "SamplingParams": "infinilm.sampling_params",
+    "StaticKVCacheConfig": "infinilm.cache",
     "Tensor": "infinilm._core",
+    "TensorStats": "infinilm.tensor_statistics",
     "TokenEvent": "infinilm.outputs",
     "backends": "infinilm.system",
+    "compare": "infinilm.comparison",
     "from_dlpack": "infinilm._core",
     "plan_memory": "infinilm.memory",
+    "tensor_stats": "infinilm.tensor_statistics",
 }
+
+_MODULES = ("cache", "distributed", "engine", "generation", "hooks", "models")
 
 __all__ = [
     "LLM",
     "AutoConfig",
+    "AutoLlamaModel",
+    "AutoModelForCausalLM",
+    "CacheConfig",
     "CacheFullError",
+    "CommunicationGroup",
+    "Comparison",
     "CompletionOutput",
     "ConfigError",
     "DeviceError",
+    "DistConfig",
+    "DynamicCache",
     "EngineDeadError",
+    "GenerationMixin",
+    "HookRegistry",
+    "InferEngine",
     "InfinilmError",
     "LlamaConfig",
     "MemoryPlan",
+    "PagedCacheConfig",
+    "PagedKVCacheConfig",
+    "RankInfo",
+    "ReferenceModel",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StaticKVCacheConfig",
     "Tensor",
+    "TensorStats",
     "TokenEvent",
     "WeightError",
     "backends",
+    "compare",
     "from_dlpack",
     "plan_memory",
+    "tensor_stats",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"infinilm.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'infinilm' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

@@ -79,11 +79,11 @@ def test_fast_prefill(simulate: Run, models: str) -> None:
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("sanitize", ["address", "thread"])
-def test_sanitized(simulate: Run, models: str, sanitize: str) -> None:
+def test_sanitized(simulate: Run, models: str) -> None:
+    """AddressSanitizer alone: ThreadSanitizer would have to see the locks of the core, which is not instrumented."""
     outcome = simulate(
         "device_cases:parity",
-        sanitize=sanitize,
+        sanitize="address",
         timeout=600,
         name="llama-biases",
         folder=models,

@@ -1,0 +1,184 @@
+"""`AutoLlamaModel`: opens a checkpoint as a model with `generate`, on the engine or in numpy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+
+from infinilm.checkpoint import resolve_model
+from infinilm.config import AutoConfig
+from infinilm.errors import ConfigError, did_you_mean
+from infinilm.generation import eos_token_ids_of
+from infinilm.models.reference import ReferenceModel
+
+if TYPE_CHECKING:
+    from infinilm.cache import CacheConfig
+    from infinilm.distributed import DistConfig
+    from infinilm.models.engine_model import EngineModel
+
+__all__ = ["AutoLlamaModel", "AutoModelForCausalLM"]
+
+logger = logging.getLogger("infinilm")
+
+
+class AutoLlamaModel:
+    """Opens models; see `from_pretrained`, there are no objects of this class."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(f"{type(self).__name__} has no objects; use {type(self).__name__}.from_pretrained(path)")
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = ...,
+        dtype: Any = ...,
+        backend: Literal["cpp"] = ...,
+        distributed_config: DistConfig | None = ...,
+        cache_config: CacheConfig | None = ...,
+    ) -> EngineModel: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = ...,
+        dtype: Any = ...,
+        *,
+        backend: Literal["python"],
+        distributed_config: DistConfig | None = ...,
+        cache_config: CacheConfig | None = ...,
+    ) -> ReferenceModel: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = ...,
+        dtype: Any = ...,
+        backend: str = ...,
+        distributed_config: DistConfig | None = ...,
+        cache_config: CacheConfig | None = ...,
+    ) -> EngineModel | ReferenceModel: ...
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = None,
+        dtype: Any = None,
+        backend: str = "cpp",
+        distributed_config: DistConfig | None = None,
+        cache_config: CacheConfig | None = None,
+        **unknown: NoReturn,
+    ) -> EngineModel | ReferenceModel:
+        """Open a checkpoint.
+
+        Parameters
+        ----------
+        path
+            Folder of a Hugging Face checkpoint, "demo", or a hub id (needs the [hub] extra).
+        device
+            "cpu", "cuda", "cuda:<index>", or None: a GPU if one is usable, else the CPU. The python backend
+            has None and "cpu".
+        dtype
+            "float32", "bfloat16" or "float16" (or torch's objects of these names); None: that of config.json. For the
+            python backend "float32" (the default) or "float64".
+        backend
+            "cpp", the engine, or "python", the numpy reference model: slow, readable, and the judge of the engine.
+        distributed_config
+            Devices of the engine; None: one.
+        cache_config
+            KV cache of the engine. None: a static one, which `generate` enlarges as its batches ask for. The python
+            backend has a cache that grows by itself and takes none.
+
+        Returns
+        -------
+        EngineModel or ReferenceModel
+            Both have `generate`, `config`, `set_hook_registry` and `close`.
+
+        Raises
+        ------
+        FileNotFoundError
+            No such folder, or no config.json in it.
+        ConfigError, WeightError, CacheFullError, DeviceError
+            The model, the checkpoint or the settings do not fit; the message says what to do.
+        TypeError
+            An unknown parameter.
+        """
+        for name in unknown:
+            raise TypeError(f"from_pretrained() has no parameter {name!r}{did_you_mean(name, _PARAMETERS)}")
+        started = time.perf_counter()
+        model: EngineModel | ReferenceModel
+        if backend == "python":
+            _check_plain(device, distributed_config, cache_config)
+            model = ReferenceModel.from_pretrained(path, dtype="float32" if dtype is None else _name(dtype))
+        elif backend == "cpp":
+            model = _open_engine(path, device, dtype, distributed_config, cache_config)
+        else:
+            raise ConfigError(f"backend: expected 'cpp' or 'python', got {backend!r}")
+        elapsed = time.perf_counter() - started
+        logger.info(
+            "loaded %s: backend %s, device %s, dtype %s, %.2f s", path, backend, model.device, model.dtype, elapsed
+        )
+        return model
+
+
+class AutoModelForCausalLM(AutoLlamaModel):
+    """Another name of `AutoLlamaModel`, as other libraries have it."""
+
+
+_PARAMETERS = ("path", "device", "dtype", "backend", "distributed_config", "cache_config")
+
+
+def _open_engine(
+    path: str | os.PathLike[str],
+    device: str | None,
+    dtype: Any,
+    distributed_config: DistConfig | None,
+    cache_config: CacheConfig | None,
+) -> EngineModel:
+    from infinilm import _core
+    from infinilm.distributed import DistConfig
+    from infinilm.engine import InferEngine
+    from infinilm.models.engine_model import EngineModel
+
+    if device is not None and ":" in device:  # "cuda:1"
+        device, index = _core.parse_device(device)
+        if distributed_config is not None:
+            raise ConfigError(f"device names device {index} and distributed_config is {distributed_config}; give one")
+        distributed_config = DistConfig(tp_device_ids=[index])
+    folder = resolve_model(path)
+    config = AutoConfig.from_pretrained(folder)
+    if dtype is not None:
+        config.dtype = _name(dtype)
+        config.validate()
+    engine = InferEngine(config, distributed_config, device, cache_config)
+    try:
+        engine.load_weights(folder)
+    except BaseException:
+        engine.close()
+        raise
+    return EngineModel(engine, eos_token_ids=eos_token_ids_of(folder, config), grow_cache=cache_config is None)
+
+
+def _check_plain(device: str | None, distributed_config: DistConfig | None, cache_config: CacheConfig | None) -> None:
+    """The numpy model runs on the CPU, alone, with its own cache."""
+    if device not in (None, "cpu", "auto"):
+        raise ConfigError(f"backend='python' runs on the CPU, got device={device!r}; use backend='cpp', or device=None")
+    if distributed_config is not None and distributed_config.tp_size > 1:
+        raise ConfigError(f"backend='python' runs on one device, got {distributed_config}; use backend='cpp'")
+    if cache_config is not None:
+        raise ConfigError(f"backend='python' has a cache that grows by itself, got {cache_config!r}; leave it out")
+
+
+def _name(dtype: Any) -> str:
+    """'float32' for "float32", torch.float32 and numpy.float32."""
+    from infinilm.config import LlamaConfig
+
+    return LlamaConfig(dtype=dtype).dtype

@@ -1,0 +1,132 @@
+"""`DynamicCache`: the KV cache of the numpy reference model, which grows as tokens come.
+
+Written and read by `ReferenceModel.forward`. Every row is a sequence of its own length. A forward pass appends to
+each layer in turn and moves the lengths only at its end (`advance`), so one that fails half way leaves the cache as
+it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.errors import RequestError
+
+__all__ = ["DynamicCache"]
+
+Array = npt.NDArray[Any]
+
+
+class DynamicCache:
+    """Keys and values of several rows, each of its own length.
+
+    Parameters
+    ----------
+    num_layers, num_rows, num_kv_heads, head_dim : int
+    dtype : str
+        "float32" or "float64".
+
+    Attributes
+    ----------
+    lengths : numpy.ndarray, int64 [num_rows]
+        Tokens in the cache, the same in every layer. Read it; `crop`, `reset` and `advance` write it.
+    """
+
+    def __init__(
+        self, num_layers: int, num_rows: int, num_kv_heads: int, head_dim: int, dtype: str = "float32"
+    ) -> None:
+        self.lengths: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self._keys: list[Array] = [  # per layer [num_rows, capacity, num_kv_heads, head_dim]
+            np.zeros((num_rows, 0, num_kv_heads, head_dim), dtype) for _ in range(num_layers)
+        ]
+        self._values: list[Array] = [keys.copy() for keys in self._keys]
+
+    def __repr__(self) -> str:
+        """Name the layers and the length of every row."""
+        return f"<DynamicCache: {self.num_layers} layers, lengths {self.lengths.tolist()}>"
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self._keys)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of sequences."""
+        return len(self.lengths)
+
+    def keys(self, layer: int, row: int) -> Array:
+        """Keys of one row after RoPE, a view [length, num_kv_heads, head_dim]."""
+        return self._keys[layer][row, : self.lengths[row]]
+
+    def values(self, layer: int, row: int) -> Array:
+        """Values of one row, a view [length, num_kv_heads, head_dim]."""
+        return self._values[layer][row, : self.lengths[row]]
+
+    def append(self, layer: int, row: int, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Write new tokens of one row behind those it has in one layer; `advance` makes them count.
+
+        Parameters
+        ----------
+        layer, row : int
+        keys, values : numpy.ndarray, [num_tokens, num_kv_heads, head_dim]
+
+        Returns
+        -------
+        keys, values : numpy.ndarray
+            All of the row, the new ones included: views [length + num_tokens, num_kv_heads, head_dim].
+        """
+        begin = int(self.lengths[row])
+        end = begin + len(keys)
+        self._reserve(layer, end)
+        self._keys[layer][row, begin:end] = keys
+        self._values[layer][row, begin:end] = values
+        return self._keys[layer][row, :end], self._values[layer][row, :end]
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count the tokens that were appended to every layer: `counts` [num_rows]."""
+        self.lengths += np.asarray(counts, np.int64)
+
+    def crop(self, lengths: int | Sequence[int]) -> None:
+        """Forget the end of rows: at most `lengths` tokens stay, one number for all rows or one per row.
+
+        Raises
+        ------
+        RequestError
+            A length is negative, or there is not one per row.
+        """
+        limits = np.asarray(lengths, np.int64)
+        if limits.ndim > 1 or (limits.ndim == 1 and len(limits) != self.num_rows) or (limits < 0).any():
+            raise RequestError(f"crop: expected a length >= 0, or one for each of {self.num_rows} rows, got {lengths}")
+        self.lengths = np.minimum(self.lengths, limits)
+
+    def reset(self) -> None:
+        """Forget everything; the memory is kept."""
+        self.lengths = np.zeros_like(self.lengths)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let row i be what row `rows[i]` was: rows may be repeated (beam search) and left out.
+
+        Raises
+        ------
+        RequestError
+            A row that does not exist.
+        """
+        index = np.asarray(rows, np.int64).reshape(-1)
+        if ((index < 0) | (index >= self.num_rows)).any():
+            raise RequestError(f"reorder: rows must be in 0..{self.num_rows - 1}, got {list(rows)}")
+        self._keys = [keys[index] for keys in self._keys]
+        self._values = [values[index] for values in self._values]
+        self.lengths = self.lengths[index]
+
+    def _reserve(self, layer: int, num_tokens: int) -> None:
+        """Make room for `num_tokens` per row; doubling makes a long generation linear in its length."""
+        num_rows, capacity, num_kv_heads, head_dim = self._keys[layer].shape
+        if num_tokens <= capacity:
+            return
+        more = np.zeros((num_rows, max(num_tokens, 2 * capacity) - capacity, num_kv_heads, head_dim))
+        for arrays in (self._keys, self._values):
+            arrays[layer] = np.concatenate([arrays[layer], more.astype(arrays[layer].dtype)], axis=1)

@@ -1,0 +1,394 @@
+"""`ReferenceModel`: the whole model in numpy, the readable specification of the engine.
+
+`AutoLlamaModel.from_pretrained(path, backend="python")` returns it; `infinilm.compare` holds the engine against it.
+Read `forward`, then `_layer`, then `_attend`: that is all the math. What differs between families comes from
+`families.model_facts`, the same facts the engine gets. Work is packed as in the engine: the new tokens of all rows
+one behind the other, every op on [num_tokens, ...], and only attention looks at one row at a time.
+
+Sources: Llama (arXiv 2302.13971), RMSNorm (1910.07467), RoPE (2104.09864), SwiGLU (2002.05202), GQA (2305.13245).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.arrays import as_tensor
+from infinilm.checkpoint import Checkpoint, load_weights, resolve_model
+from infinilm.config import AutoConfig, LlamaConfig
+from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
+from infinilm.families import build_spec, model_facts
+from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, eos_token_ids_of, sample_tokens
+from infinilm.hooks import HookDispatch, HookRegistry, ModelSites
+from infinilm.models.dynamic_cache import DynamicCache
+
+__all__ = ["ReferenceModel", "Tap", "to_array"]
+
+Array = npt.NDArray[Any]  # of the model's dtype
+
+Tap = Callable[[str, int, Array], Array | None]
+"""Called with (name, layer, activation); what it returns, if anything, replaces the activation. Layer -1: outside."""
+
+DTYPES = ("float32", "float64")
+
+
+class ReferenceModel(GenerationMixin):
+    """A Llama-like decoder in numpy.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+    dtype : str
+        What it computes in: "float32", or "float64" to judge float32 by.
+    max_model_len : int, optional
+        Longest sequence in tokens; fixes the rotary frequencies (see `rope`). Default: max_position_embeddings.
+
+    Attributes
+    ----------
+    weights : dict of str to numpy.ndarray
+        By the names of the checkpoint, in `dtype`; linears are [out_features, in_features]. May be changed in place.
+
+    Raises
+    ------
+    ConfigError
+        The configuration or the dtype is not supported.
+    """
+
+    def __init__(self, config: LlamaConfig, *, dtype: str = "float32", max_model_len: int | None = None) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"the reference model computes in one of {', '.join(DTYPES)}, got dtype={dtype!r}")
+        self.config = copy.deepcopy(config)
+        self.dtype = dtype
+        self.device = "cpu"
+        self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
+        self.eos_token_ids = frozenset(config.eos_token_id)
+        self._shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=self.max_model_len))
+        self.facts = model_facts(config, self.max_model_len)
+        self.weights: dict[str, Array] = {}
+        self._sites = ModelSites(config.num_hidden_layers, self.facts.qk_norm)
+        self._registry: HookRegistry | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, dtype: str = "float32", max_model_len: int | None = None
+    ) -> ReferenceModel:
+        """Read config.json and the weights of a checkpoint folder; see the class for the parameters.
+
+        Raises
+        ------
+        FileNotFoundError, ConfigError, WeightError
+            As for `LLM`.
+        """
+        folder = resolve_model(path)
+        model = cls(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=max_model_len)
+        model.load_weights(folder)
+        model.eos_token_ids = eos_token_ids_of(folder, model.config)
+        return model
+
+    # ---- weights ----
+
+    def param_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the parameters, as a checkpoint has them."""
+        return self._shapes
+
+    def load_param(self, name: str, tensor: Any) -> None:
+        """Take one parameter; a copy in the model's dtype is kept.
+
+        Raises
+        ------
+        WeightError
+            The model has no such parameter, or it has another shape.
+        """
+        if name not in self._shapes:
+            raise WeightError(f"the model has no parameter {name!r}{did_you_mean(name, self._shapes)}")
+        array = to_array(tensor)
+        if array.shape != self._shapes[name]:
+            raise WeightError(f"parameter {name!r}: expected shape {self._shapes[name]}, got {array.shape}")
+        if array.dtype.kind != "f":
+            raise WeightError(f"parameter {name!r}: expected a floating dtype, got {array.dtype}")
+        self.weights[name] = array.astype(self.dtype)
+
+    def load_params(self, params: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
+        """Take parameters from pairs of name and tensor, or a mapping such as `InferEngine.state_dict()[0]`."""
+        for name, tensor in params.items() if isinstance(params, Mapping) else params:
+            self.load_param(name, tensor)
+
+    def load_weights(self, path: str | os.PathLike[str]) -> None:
+        """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
+        with Checkpoint(resolve_model(path)) as checkpoint:
+            load_weights(checkpoint, self, dtype="float32", progress=False, from_numpy=_stored_array)
+
+    # ---- forward ----
+
+    def new_cache(self, num_rows: int = 1) -> DynamicCache:
+        """Return an empty cache for `num_rows` sequences."""
+        config = self.config
+        return DynamicCache(config.num_hidden_layers, num_rows, config.num_key_value_heads, config.head_dim, self.dtype)
+
+    def forward(
+        self,
+        input_ids: Any,
+        cache: DynamicCache | None = None,
+        *,
+        last_only: bool = False,
+        tap: Tap | None = None,
+    ) -> Array:
+        """Compute the logits of new tokens.
+
+        Parameters
+        ----------
+        input_ids : array-like of int
+            The new tokens: [seq_len] of one sequence, [num_rows, seq_len], or a list of lists of different lengths
+            (an empty one: nothing new in that row).
+        cache : DynamicCache, optional
+            What came before; the new tokens are added. None: nothing came before, and nothing is kept.
+        last_only : bool
+            Only the last new token of each row that has one.
+        tap : callable, optional
+            Sees and replaces activations, see `Tap`. The names are those of the engine's hooks.
+
+        Returns
+        -------
+        numpy.ndarray
+            [num_tokens, vocab_size], the rows of the batch one behind the other; with `last_only`
+            [num_rows, vocab_size].
+
+        Raises
+        ------
+        RequestError
+            Token ids out of range, or another number of rows than the cache has.
+        CacheFullError
+            A row would be longer than `max_model_len`.
+        WeightError
+            A parameter was never loaded.
+        """
+        chunks = as_token_rows(input_ids, self.config.vocab_size, allow_empty=True)
+        cache = self.new_cache(len(chunks)) if cache is None else cache
+        self._check_ready(chunks, cache)
+        tap = self._registry_tap() if tap is None else tap
+        emit = _Emitter(tap)
+        counts = [len(chunk) for chunk in chunks]
+        ids = np.concatenate(chunks)  # [num_tokens]
+        starts = np.cumsum([0, *counts])  # row r owns tokens starts[r] .. starts[r + 1]
+        positions = np.concatenate([np.arange(n) + begin for n, begin in zip(counts, cache.lengths, strict=True)])
+        cos_sin = self._rotation(positions)
+
+        x = emit("embedding", -1, self._weight("model.embed_tokens")[ids])  # [num_tokens, hidden_size]
+        for layer in range(self.config.num_hidden_layers):
+            x = self._layer(layer, x, cos_sin, starts, cache, emit)
+        if last_only:
+            x = x[[end - 1 for end, n in zip(starts[1:], counts, strict=True) if n]]
+        h = emit("final_norm", -1, self._norm(x, "model.norm"))  # [num_logits, hidden_size]
+        head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
+        logits = emit("logits", -1, h @ self._weight(head).T)  # [num_logits, vocab_size]
+        cache.advance(counts)
+        return logits
+
+    def _layer(
+        self, layer: int, x: Array, cos_sin: tuple[Array, Array], starts: Array, cache: DynamicCache, emit: _Emitter
+    ) -> Array:
+        """One decoder layer: x [num_tokens, hidden_size] -> the same."""
+        config, facts = self.config, self.facts
+        num_tokens, head_dim = len(x), config.head_dim
+        at = f"model.layers.{layer}"
+
+        def linear(name: str, h: Array, bias: bool) -> Array:
+            return self._linear(h, f"{at}.{name}", bias)
+
+        h = emit("input_layernorm", layer, self._norm(x, f"{at}.input_layernorm"))
+        heads: dict[str, Array] = {}
+        for name in ("q", "k", "v"):
+            projected = linear(f"self_attn.{name}_proj", h, facts.qkv_bias)
+            heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
+        if facts.qk_norm:
+            for name in ("q", "k"):
+                heads[name] = emit(f"{name}_norm", layer, self._norm(heads[name], f"{at}.self_attn.{name}_norm"))
+        for name in ("q", "k"):
+            heads[name] = emit(f"{name}_rope", layer, _rotate(heads[name], cos_sin))
+        attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
+        for row, own in enumerate(map(slice, starts, starts[1:])):
+            k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
+            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer])
+        attended = emit("attention", layer, attended)
+        out = linear("self_attn.o_proj", attended.reshape(num_tokens, -1), facts.out_bias)
+        x = emit("attention_residual", layer, x + emit("o_proj", layer, out))
+
+        h = emit("post_attention_layernorm", layer, self._norm(x, f"{at}.post_attention_layernorm"))
+        gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias))
+        up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
+        inner = emit("activation", layer, _silu(gate) * up)  # [num_tokens, intermediate_size]
+        out = emit("down_proj", layer, linear("mlp.down_proj", inner, facts.mlp_bias))
+        return emit("residual", layer, x + out)
+
+    def _attend(self, q: Array, k: Array, v: Array, window: int) -> Array:
+        """Causal attention of one row's last tokens over all of it.
+
+        q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
+        head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p.
+        """
+        num_tokens, num_heads, head_dim = q.shape
+        length, num_kv_heads, _ = k.shape
+        group = num_heads // num_kv_heads
+        grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
+        keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
+        scores = grouped @ keys * self.facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
+        behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
+        visible = (behind >= 0) & (behind < window if window else True)
+        scores = np.where(visible, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        out = weights @ v.transpose(1, 0, 2)[:, None]  # [num_kv_heads, group, num_tokens, head_dim]
+        attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
+        return attended
+
+    def _rotation(self, positions: Array) -> tuple[Array, Array]:
+        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, head_dim / 2]."""
+        angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)
+        factor = self.facts.attention_factor
+        return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
+
+    def _norm(self, x: Array, name: str) -> Array:
+        """RMSNorm over the last axis."""
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * self._weight(name)
+        return normed
+
+    def _linear(self, x: Array, name: str, bias: bool) -> Array:
+        """[num_tokens, in_features] -> [num_tokens, out_features]."""
+        y: Array = x @ self._weight(name).T
+        return y + self._weight(name, "bias") if bias else y
+
+    def _weight(self, name: str, kind: str = "weight") -> Array:
+        return self.weights[f"{name}.{kind}"]
+
+    # ---- checks, hooks, generation ----
+
+    def _check_ready(self, chunks: Sequence[Array], cache: DynamicCache) -> None:
+        if missing := self._shapes.keys() - self.weights.keys():
+            raise WeightError(
+                f"{len(missing)} of {len(self._shapes)} parameters were never loaded, such as {min(missing)!r}: "
+                "call load_weights(folder), or load_param for each"
+            )
+        if cache.num_rows != len(chunks):
+            raise RequestError(f"input_ids has {len(chunks)} rows, the cache {cache.num_rows}; they must be equal")
+        if cache.num_layers != self.config.num_hidden_layers:
+            raise RequestError(
+                f"the cache has {cache.num_layers} layers, the model {self.config.num_hidden_layers}: use new_cache()"
+            )
+        if not any(map(len, chunks)):
+            raise RequestError("input_ids holds no token: at least one row needs one")
+        for row, (chunk, length) in enumerate(zip(chunks, cache.lengths.tolist(), strict=True)):
+            if length + len(chunk) > self.max_model_len:
+                raise CacheFullError(
+                    f"row {row} has {length} tokens and {len(chunk)} new ones; the model holds {self.max_model_len} "
+                    "per row: shorten it, or raise max_model_len"
+                )
+
+    def set_hook_registry(self, registry: HookRegistry | None) -> None:
+        """Fire the hooks of a registry in `forward` and `generate`; None: no more.
+
+        Callbacks get an `infinilm.Tensor` over the activation, as on the engine.
+
+        Raises
+        ------
+        ConfigError
+            A pattern fits no site of this model, or the model computes in float64, which `Tensor` has not: pass `tap=`
+            to `forward` instead.
+        """
+        if registry is not None and self.dtype != "float32":
+            raise ConfigError(f"hooks need dtype='float32', this model computes in {self.dtype}: use forward(tap=...)")
+        if registry is not None:
+            registry._attach(self._sites)
+        if self._registry is not None and self._registry is not registry:
+            self._registry._detach(self._sites)
+        self._registry = registry
+
+    def _registry_tap(self) -> Tap | None:
+        registry = self._registry
+        if registry is None or not registry.has_hooks():
+            return None
+        dispatch = HookDispatch(registry._hooks, self._sites)
+        wanted = frozenset(dispatch.names)
+
+        def tap(name: str, layer: int, activation: Array) -> Array | None:
+            if name not in wanted:
+                return None
+            replacement = dispatch(name, layer, _core.from_numpy(activation))
+            return None if replacement is None else to_array(replacement)
+
+        return tap
+
+    @contextmanager
+    def _rows(self, num_rows: int, num_tokens: int) -> Iterator[TokenRows]:
+        yield _ReferenceRows(self, self.new_cache(num_rows))
+
+    def close(self) -> None:
+        """Forget the weights."""
+        self.weights.clear()
+
+
+class _ReferenceRows(TokenRows):
+    """Rows that are generated together; see `GenerationMixin`."""
+
+    def __init__(self, model: ReferenceModel, cache: DynamicCache) -> None:
+        self._model, self._cache = model, cache
+
+    def step(
+        self, chunks: Sequence[npt.NDArray[np.int32]], sampling: Sampling, random_val: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.int32]:
+        busy = [row for row, chunk in enumerate(chunks) if len(chunk)]
+        logits = self._model.forward(chunks, self._cache, last_only=True)
+        tokens = np.zeros(len(chunks), np.int32)
+        tokens[busy] = sample_tokens(logits, sampling, random_val[busy])
+        return tokens
+
+
+class _Emitter:
+    """Shows activations to the tap, if there is one, and lets it replace them."""
+
+    def __init__(self, tap: Tap | None) -> None:
+        self._tap = tap
+
+    def __call__(self, site: str, layer: int, activation: Array) -> Array:
+        if self._tap is None:
+            return activation
+        name = site if layer < 0 else f"layer{layer}_{site}"
+        replacement = self._tap(name, layer, activation)
+        if replacement is None:
+            return activation
+        if replacement.shape != activation.shape:
+            raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
+        return replacement.astype(activation.dtype)
+
+
+def _rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
+    """RoPE: element i of a head turns with element i + head_dim / 2; x [num_tokens, num_heads, head_dim]."""
+    cos, sin = cos_sin
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _silu(x: Array) -> Array:
+    with np.errstate(over="ignore"):  # far below zero: x / inf is the 0 it should be
+        result: Array = x / (1 + np.exp(-x))
+    return result
+
+
+def _stored_array(array: Array, dtype: str) -> Array:
+    """A tensor of a checkpoint, bfloat16 (uint16 in numpy) widened."""
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
+
+
+def to_array(tensor: Any) -> Array:
+    """A numpy array of anything with DLPack or the buffer protocol; bfloat16 comes as float32."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    array: Array = as_tensor(tensor, "tensor").numpy()
+    return array

@@ -1,0 +1,49 @@
+"""What is installed: every module and file, and an import that is cheap and touches nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import infinilm
+
+SOURCE = Path(__file__).parents[2] / "infinilm"
+INSTALLED = Path(infinilm.__file__).parent
+
+
+def test_every_file_is_installed() -> None:
+    """Also the type stub, py.typed and the bundled model."""
+    if INSTALLED == SOURCE:
+        pytest.skip("an editable install")
+    kept = {".py", ".pyi", ".typed", ".json", ".safetensors", ".jinja"}
+    wanted = {p.relative_to(SOURCE) for p in SOURCE.rglob("*") if p.suffix in kept or p.name == "py.typed"}
+    assert {Path("py.typed"), Path("_core.pyi"), Path("llm.py")} <= wanted
+    missing = [str(p) for p in sorted(wanted) if not (INSTALLED / p).exists()]
+    assert not missing
+
+
+def run(code: str, folder: Path) -> str:
+    """The output of Python code in a folder without a source tree, which would be imported instead."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder).stdout
+
+
+def test_import_is_cheap(tmp_path: Path) -> None:
+    """Importing loads neither numpy nor the core, so neither a device nor a thread pool: classes come on first use."""
+    loaded = run("import sys, infinilm; print(*sys.modules)", tmp_path).split()
+    heavy = {"numpy", "tokenizers", "jinja2", "safetensors", "tqdm", "infinilm._core", "infinilm.llm"}
+    assert "infinilm" in loaded and not heavy & set(loaded)
+
+
+def test_cuda_library_says_why_it_is_not_usable(tmp_path: Path) -> None:
+    """Where the library was built, it opens without a driver and says so."""
+    if not (INSTALLED / "libinfinilm_cuda.so").exists():
+        pytest.skip("built without nvcc")
+    cuda = infinilm.backends()["cuda"]
+    assert cuda["available"] or "driver" in cuda["reason"] or "device" in cuda["reason"]
+
+
+def test_version() -> None:
+    assert infinilm.__version__.count(".") == 2
