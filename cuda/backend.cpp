@@ -118,8 +118,10 @@ public:
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
     void embedding(const EmbeddingParams&) override;
-    void rms_norm(const RmsNormParams&) override;
-    void add_rms_norm(const AddRmsNormParams&) override;
+    void rms_norm(const RmsNormParams& p) override { run_norm(p, {}, "rms_norm"); }
+    void add_rms_norm(const AddRmsNormParams& p) override {
+        run_norm({.x = p.x, .weight = p.weight, .out = p.out, .eps = p.eps}, p.residual, "add_rms_norm");
+    }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
     void rope_table(const RopeTableParams&) override;
@@ -146,6 +148,7 @@ private:
     // A part's rows in a packed weight, through a staging buffer when they are in host memory.
     void pack(const TensorView& weight, int first, const PackedWeight& dst);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
+    void run_norm(const RmsNormParams& p, const TensorView& residual, std::string_view op);
     LinearArgs linear_args(const LinearParams& p) const;
     RopeStoreArgs rope_args(const RopeStoreParams& p) const;
     void run_linear(const LinearArgs& args);
@@ -338,40 +341,22 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
         "embedding", p.out.shape());
 }
 
-void CudaBackend::rms_norm(const RmsNormParams& p) {
+void CudaBackend::run_norm(const RmsNormParams& p, const TensorView& residual, std::string_view op) {
     activate();
     if (p.x.numel() == 0) return;
     run(cuda::rms_norm({.x = p.x.data(),
-                        .residual = nullptr,
+                        .residual = residual.data(),
                         .weight = p.weight.as<const float>(),
                         .out = p.out.data(),
                         .x_stride = p.x.stride(0),
-                        .residual_stride = 0,
+                        .residual_stride = residual ? residual.stride(0) : 0,
                         .out_stride = p.out.stride(0),
                         .num_tokens = count(p.x.shape(0)),
                         .hidden_size = count(p.x.shape(1)),
                         .eps = p.eps,
                         .type = type_},
                        stream_),
-        "rms_norm", p.x.shape());
-}
-
-void CudaBackend::add_rms_norm(const AddRmsNormParams& p) {
-    activate();
-    if (p.x.numel() == 0) return;
-    run(cuda::rms_norm({.x = p.x.data(),
-                        .residual = p.residual.data(),
-                        .weight = p.weight.as<const float>(),
-                        .out = p.out.data(),
-                        .x_stride = p.x.stride(0),
-                        .residual_stride = p.residual.stride(0),
-                        .out_stride = p.out.stride(0),
-                        .num_tokens = count(p.x.shape(0)),
-                        .hidden_size = count(p.x.shape(1)),
-                        .eps = p.eps,
-                        .type = type_},
-                       stream_),
-        "add_rms_norm", p.x.shape());
+        op, p.x.shape());
 }
 
 LinearArgs CudaBackend::linear_args(const LinearParams& p) const {

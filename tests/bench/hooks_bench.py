@@ -17,24 +17,8 @@ import time
 from pathlib import Path
 
 from infinilm import LLM
+from infinilm.hooks import SITES
 
-SITES = (
-    "input_layernorm",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "q_rope",
-    "k_rope",
-    "attention",
-    "o_proj",
-    "attention_residual",
-    "post_attention_layernorm",
-    "gate_proj",
-    "up_proj",
-    "activation",
-    "down_proj",
-    "residual",
-)
 STEPS = 32
 
 
@@ -69,7 +53,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
-    everywhere = [f"layer{i}_{site}" for i in range(args.layers) for site in SITES]
+    in_layer = [site.name for site in SITES if site.in_layer and not site.needs_qk_norm]
+    everywhere = [f"layer{i}_{site}" for i in range(args.layers) for site in in_layer]
     variants: dict[str, list[str]] = {
         "no hooks": [],
         "no hooks, again": [],

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import infinilm
 from infinilm import LLM, AutoConfig, _core
 from infinilm.families import build_spec
+from infinilm.hooks import SITES
 
 GOLDEN = ROOT / "tests/golden"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -145,32 +146,14 @@ def fast_prefill(_: Gpu, name: str, folder: str) -> None:
         assert_close(fast.forward(prompt), llm.forward(prompt), llm)
 
 
-SITES = [
-    "input_layernorm",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "q_rope",
-    "k_rope",
-    "attention",
-    "o_proj",
-    "attention_residual",
-    "post_attention_layernorm",
-    "gate_proj",
-    "up_proj",
-    "activation",
-    "down_proj",
-    "residual",
-]
-
-
 def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """With a hook at every site the layers run op by op: the same bits as fused. Replacing goes both ways."""
     model = make_model(name, Path(folder))
     (prompt,) = prompts(131, 11)
     with open_llm(model, dtype=dtype) as llm:
         engine, seen = llm._engine, []
-        names = [f"layer{i}_{site}" for i in range(llm.config.num_hidden_layers) for site in SITES]
+        sites = [site.name for site in SITES if site.in_layer and not site.needs_qk_norm]
+        names = [f"layer{i}_{site}" for i in range(llm.config.num_hidden_layers) for site in sites]
         before = llm.forward(prompt)
         engine.set_hooks(lambda name, layer, tensor: seen.append(name), ["embedding", *names, "final_norm", "logits"])
         assert llm.forward(prompt).tobytes() == before.tobytes()

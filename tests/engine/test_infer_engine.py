@@ -237,6 +237,17 @@ def test_state_dict(folder: Path, engine: InferEngine) -> None:
     assert np.array_equal(logits(engine), before)
 
 
+def test_state_dict_saved_and_loaded_again(folder: Path, tmp_path: Path, engine: InferEngine) -> None:
+    """Under the checkpoint's names, fused or not: the same bits come back."""
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    save_file({k: v.numpy() for k, v in engine.state_dict(copy=True)[0].items()}, tmp_path / "model.safetensors")
+    with InferEngine(tmp_path) as again:
+        again.load_weights(tmp_path)
+        assert np.array_equal(logits(again), logits(engine))
+        for name, tensor in again.state_dict()[0].items():
+            assert tensor.numpy().tobytes() == engine.state_dict()[0][name].numpy().tobytes()
+
+
 def test_state_dict_of_bfloat16_copies_bits(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tiny.make_checkpoint(tmp_path))
     config.dtype = "bfloat16"
