@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.memory import MemoryPlan, plan_memory
     from infinilm.models import AutoLlamaModel, AutoModelForCausalLM, DynamicCache, ReferenceModel
-    from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
+    from infinilm.outputs import CompletionOutput, EngineMetrics, RequestMetrics, RequestOutput, Score, TokenEvent
+    from infinilm.request import Request
     from infinilm.sampling_params import SamplingParams
     from infinilm.system import backends
     from infinilm.tensor_statistics import TensorStats, tensor_stats
@@ -53,6 +54,7 @@ _LAZY = {
     "CompletionOutput": "infinilm.outputs",
     "DistConfig": "infinilm.distributed",
     "DynamicCache": "infinilm.models",
+    "EngineMetrics": "infinilm.outputs",
     "GenerationMixin": "infinilm.generation",
     "HookRegistry": "infinilm.hooks",
     "InferEngine": "infinilm.engine",
@@ -63,9 +65,11 @@ _LAZY = {
     "PagedKVCacheConfig": "infinilm.cache",
     "RankInfo": "infinilm.distributed",
     "ReferenceModel": "infinilm.models",
+    "Request": "infinilm.request",
     "RequestMetrics": "infinilm.outputs",
     "RequestOutput": "infinilm.outputs",
     "SamplingParams": "infinilm.sampling_params",
+    "Score": "infinilm.outputs",
     "StaticKVCacheConfig": "infinilm.cache",
     "Tensor": "infinilm._core",
     "TensorStats": "infinilm.tensor_statistics",
@@ -94,6 +98,7 @@ __all__ = [
     "DistConfig",
     "DynamicCache",
     "EngineDeadError",
+    "EngineMetrics",
     "GenerationMixin",
     "HookRegistry",
     "InferEngine",
@@ -104,10 +109,12 @@ __all__ = [
     "PagedKVCacheConfig",
     "RankInfo",
     "ReferenceModel",
+    "Request",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "StaticKVCacheConfig",
     "Tensor",
     "TensorStats",

@@ -229,6 +229,9 @@ def measure_decode(llm: LLM, batch_size: int, context_len: int, num_steps: int, 
                 f"max_model_len={llm.max_model_len} ended a sequence before {num_steps} steps of {batch_size} "
                 f"sequences from {context_len} tokens were measured: pass a larger one"
             )
+    del events  # cancels what runs; a step of it must not run beside the next measurement
+    while llm.metrics().num_running or llm.metrics().num_waiting:
+        time.sleep(0.001)
     steps = tuple(b - a for a, b in itertools.pairwise(ends))
     return DecodeRun(ends[0] - started, steps, context_len + begun / batch_size + (num_steps - 1) / 2)
 
@@ -278,9 +281,9 @@ def run_bench(
     ConfigError
         The model was loaded with too little room.
     """
-    if llm.memory.num_slots < max(batch_sizes):
+    if llm.memory.num_full_seqs < max(batch_sizes):
         raise ConfigError(
-            f"the KV cache has room for {llm.memory.num_slots} sequences, batch_sizes asks for {max(batch_sizes)}: "
+            f"the KV cache has room for {llm.memory.num_full_seqs} sequences, batch_sizes asks for {max(batch_sizes)}: "
             "raise kv_cache, or pass smaller batch sizes"
         )
     rng = np.random.default_rng(0)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from infinilm import _core, scheduler
 from infinilm.engine import InferEngine
-from infinilm.errors import InfinilmError
 from infinilm.hooks import HookRegistry, ModelSites
 from infinilm.models.engine_model import EngineModel, EngineRows
 from infinilm.models.reference import ReferenceModel
@@ -114,16 +113,9 @@ class _LLMSide(Side):
         sequence = scheduler.Sequence(
             np.array(ids, np.int32), SamplingParams(temperature=0.0), seed=0, collect_logits=True
         )
-        with llm._lock:  # all of it: a request of another thread must not run under these hooks
-            llm._check_open()
-            llm._forget_cancelled()
-            if llm._scheduler.has_work:
-                raise InfinilmError("the LLM is busy; compare it while no request runs")
-            llm._scheduler.add(sequence)
+        with llm._thread.exclusive() as run:  # a request of another thread must not run under these hooks
             llm._engine.set_hooks(callback, self._sites.select("*"))
             try:
-                while sequence.num_computed < len(ids):
-                    llm._step()
+                run(sequence)
             finally:
                 llm._engine.set_hooks(None, [])
-                llm._scheduler.remove(sequence)

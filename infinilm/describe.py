@@ -54,7 +54,8 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_memory(plan: ModelPlan) -> dict[str, int]:
     """The memory plan as plain numbers."""
-    return {**asdict(plan.memory), "kv_bytes": plan.memory.kv_bytes}
+    memory = plan.memory
+    return {**asdict(memory), "kv_bytes": memory.kv_bytes, "num_full_seqs": memory.num_full_seqs}
 
 
 def info_lines(info: Mapping[str, Any]) -> list[str]:
@@ -89,7 +90,9 @@ def memory_lines(memory: Mapping[str, int]) -> list[str]:
     """What `infinilm plan` prints."""
     return [
         f"weights {format_bytes(memory['weight_bytes'])}",
-        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_slots']} x {memory['max_model_len']} "
+        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_blocks']} blocks of {memory['block_size']} "
         f"tokens, {format_bytes(memory['kv_bytes_per_token'])} per token "
         f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+        f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
+        f"{memory['max_model_len']} tokens",
     ]

@@ -1,22 +1,18 @@
 """`LLM`: load a model, generate text. What most people use.
 
-One token's way: `generate` -> `_Request` -> `Scheduler.schedule` -> `_core.InferEngine.forward` -> `Scheduler.update`
--> `_Request.push` -> the caller. Whoever waits for tokens drives the engine: a caller takes the lock, runs one step
-for everybody, hands out the tokens, and looks whether its own have come. Several threads may do so at once.
+One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
+`_core.InferEngine.forward` -> `Scheduler.update` -> `Completion.take_token` -> the caller's queue. One thread drives
+the engine for everybody; whoever wants tokens waits for them.
 """
 
 from __future__ import annotations
 
-import atexit
-import itertools
 import logging
 import os
-import secrets
-import threading
+import queue
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,105 +21,23 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm import scheduler as sched
+from infinilm.block_manager import common_window
 from infinilm.chat import ChatTemplate
 from infinilm.checkpoint import Checkpoint, load_weights
 from infinilm.config import LlamaConfig
-from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError, did_you_mean
+from infinilm.engine_thread import EngineThread
+from infinilm.errors import ConfigError, RequestError, did_you_mean
 from infinilm.families import build_spec
 from infinilm.memory import MemoryPlan, plan_model
-from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
-from infinilm.sampling_params import SamplingParams, make_sampling_params
-from infinilm.tokenizer import OutputText, Tokenizer
+from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
+from infinilm.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
+from infinilm.request import GenerationRequest, LogitsWork, PromptLogprobs, Request
+from infinilm.sampling_params import SamplingParams
+from infinilm.tokenizer import Tokenizer
 
 logger = logging.getLogger("infinilm")
 
-_open_llms: weakref.WeakSet[LLM] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Close before the interpreter goes: a daemon thread that comes back from the core later aborts the process."""
-    for llm in list(_open_llms):
-        llm.close()
-
-
-Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[Prompt]
-
-
-class _Request:
-    """One prompt of one call: the sequence in the scheduler, the text so far, and the events not yet delivered."""
-
-    def __init__(
-        self,
-        request_id: str,
-        index: int,
-        prompt: str | None,
-        sequence: sched.Sequence,
-        text: OutputText | None,
-    ) -> None:
-        self.request_id = request_id
-        self.index = index  # among the prompts of the call
-        self.prompt = prompt
-        self.sequence = sequence
-        self.text = text
-        self.arrival = time.perf_counter()
-        self.token_times: list[float] = []
-        self.events: deque[TokenEvent] = deque()
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.error: BaseException | None = None  # why a step with this request failed
-        sequence.owner = self
-
-    def push(self, token_id: int, eos_token_ids: frozenset[int], max_new_tokens: int) -> None:
-        """Take in a new token: text, stop conditions, the event."""
-        self.token_times.append(time.perf_counter())
-        params = self.sequence.params
-        if token_id in params.stop_token_ids:
-            self.finish_reason, self.stop_reason = "stop", token_id
-        elif token_id in eos_token_ids and not params.ignore_eos:
-            self.finish_reason = "stop"
-        delta = ""
-        if self.text is not None and self.finish_reason is None:
-            delta = self.text.push(token_id)
-            if self.text.stopped_by is not None:
-                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
-        if self.finish_reason is None and len(self.sequence.output_token_ids) >= max_new_tokens:
-            self.finish_reason = "length"
-        if self.finish_reason is not None and self.text is not None:
-            delta += self.text.finish()
-            if self.finish_reason == "length" and self.text.stopped_by is not None:  # found in the text held back
-                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
-        self.events.append(TokenEvent(self.request_id, self.index, token_id, delta, None, self.finish_reason))
-
-    def output(self) -> RequestOutput:
-        """Everything so far, as the caller gets it."""
-        sequence = self.sequence
-        completion = CompletionOutput(
-            index=0,
-            text=self.text.text if self.text is not None else "",
-            token_ids=list(sequence.output_token_ids),
-            logprobs=None,
-            cumulative_logprob=None,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
-        metrics = RequestMetrics.from_times(
-            self.arrival,
-            sequence.first_scheduled or None,
-            self.token_times,
-            len(sequence.prompt_token_ids),
-            0,
-        )
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=sequence.prompt_token_ids.tolist(),
-            outputs=[completion],
-            finished=self.finish_reason is not None,
-            prompt_logprobs=None,
-            metrics=metrics,
-        )
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 class LLM:
@@ -148,6 +62,8 @@ class LLM:
         Tokens of one step; longer prompts are computed in chunks.
     kv_cache
         Memory for the KV cache: bytes, "4GiB", "50%" of what is free, or None for half of what is free.
+    enable_prefix_caching
+        Keep the cache of prompts for later ones that begin alike; answers do not change.
     batch_invariant
         On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
@@ -180,6 +96,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         kv_cache: int | str | None = None,
+        enable_prefix_caching: bool = True,
         batch_invariant: bool = True,
         num_threads: int | None = None,
         seed: int | None = None,
@@ -224,14 +141,20 @@ class LLM:
             with Checkpoint(plan.path) as checkpoint:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._engine.reset_cache(plan.memory.num_slots, self.max_model_len)
-        self._scheduler = sched.Scheduler(plan.memory.num_slots, self.max_model_len, max_num_batched_tokens)
-        self._seeds = np.random.default_rng(seed) if seed is not None else None
-        self._lock = threading.Lock()  # guards the scheduler and the engine
-        self._cancelled: deque[sched.Sequence] = deque()  # to be removed from the scheduler by whoever has the lock
-        self._closed = False
-        _open_llms.add(self)
-        self._request_ids = itertools.count()
+        self._engine.reset_cache(plan.memory.num_blocks, plan.memory.block_size)
+        self._scheduler = sched.Scheduler(
+            plan.memory.num_blocks,
+            plan.memory.block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            sliding_window=common_window(spec.attention.sliding_window),
+        )
+        self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
+        self._thread = EngineThread(self._engine, self._scheduler)
+        # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
+        self._finalizer = weakref.finalize(self, self._thread.close)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, plan.memory)
 
@@ -280,9 +203,24 @@ class LLM:
         ------
         RequestError
             A prompt that can never be served: empty, too long, or with ids out of range. Nothing was run then.
+        Exception
+            What made a request fail, if no request of the call succeeded; else the outputs of those that failed have
+            the reason "error" and the exception.
         """
-        requests = self._make_requests(prompts, sampling_params, sampling)
-        return self._run(requests, use_tqdm)
+        requests = self._requests.make(prompts, sampling_params, sampling)
+        num_sequences = sum(len(r.completions) for r in requests)
+        if use_tqdm and num_sequences > 1:
+            from tqdm import tqdm
+
+            bar = tqdm(total=num_sequences, desc="generating", unit="prompt", disable=None)
+        else:
+            bar = None
+        for _ in self._stream(requests, ends_only=True):
+            if bar is not None:
+                bar.update()
+        if bar is not None:
+            bar.close()
+        return [request.output() for request in requests]
 
     def chat(
         self,
@@ -325,38 +263,117 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **sampling: Any,
     ) -> Iterator[TokenEvent]:
-        """Generate token by token; the texts of a prompt's events, joined, are what `generate` returns.
+        """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
-        Leaving the loop cancels what is unfinished. Bad requests raise here, before the first event.
+        Leaving the loop cancels what is unfinished. Bad requests raise here, before the first event. A request that
+        fails ends with an event of reason "error"; if none succeeded, the first exception is raised after the last
+        event.
         """
-        requests = self._make_requests(prompts, sampling_params, sampling)
-        return self._stream(requests)
+        return self._stream(self._requests.make(prompts, sampling_params, sampling))
+
+    def submit(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Any) -> Request:
+        """Start a request and return at once.
+
+        Returns
+        -------
+        Request
+            ``result(timeout)`` waits, ``cancel()`` ends it, ``for event in request`` follows it.
+
+        Raises
+        ------
+        RequestError
+            It can never be served, or it is more than one prompt.
+        """
+        requests = self._requests.make(prompt, sampling_params, sampling)
+        if len(requests) != 1:
+            raise RequestError(f"submit takes one prompt, got {len(requests)}: call it for each, or use stream")
+        handle = Request(self, requests[0])
+        self._thread.submit(requests[0].works)
+        return handle
+
+    async def agenerate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
+    ) -> list[RequestOutput]:
+        """`generate` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the requests."""
+        requests = self._requests.make(prompts, sampling_params, sampling)
+        async for _ in self._astream(requests, ends_only=True):
+            pass
+        return [request.output() for request in requests]
+
+    def astream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
+    ) -> AsyncIterator[TokenEvent]:
+        """`stream` for asyncio: ``async for event in llm.astream(...)``."""
+        return self._astream(self._requests.make(prompts, sampling_params, sampling))
+
+    # ---- logits and log-probabilities ----
 
     def forward(self, input_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits of every position of one prompt, [num_tokens, vocab_size]; nothing is kept in the cache."""
-        ids = self._check_ids(input_ids, "input_ids", room=0)
-        sequence = sched.Sequence(ids, SamplingParams(temperature=0.0), seed=0, collect_logits=True)
-        with self._lock:
-            self._check_open()
-            self._scheduler.add(sequence)
-        try:
-            while sequence.num_computed < len(ids):
-                with self._lock:
-                    self._check_open()
-                    if sequence.num_computed < len(ids):
-                        self._step()
-                    if sequence.slot < 0 and sequence not in self._scheduler.waiting:
-                        raise InfinilmError("a step of this prompt failed in another thread, which got the reason")
-        finally:
-            with self._lock:
-                self._scheduler.remove(sequence)
-        return np.concatenate(sequence.logits)
+        ids = self._requests.check_ids(input_ids, "input_ids", room=0)
+        out = np.empty((len(ids), self.config.vocab_size), np.float32)
+
+        def take(first: int, logits: npt.NDArray[np.float32]) -> None:
+            out[first : first + len(logits)] = logits
+
+        self._run_prompts([LogitsWork(sched.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
+        return out
+
+    def score(self, prompts: Prompts, *, top: int = 0) -> list[Score]:
+        """Log-probabilities of the tokens of given texts; they run as one batch.
+
+        Parameters
+        ----------
+        prompts
+            A text, a list of token ids, or a list of either.
+        top
+            How many of the most probable tokens to give at each place.
+
+        Returns
+        -------
+        list[Score]
+            One per prompt, in order.
+
+        Raises
+        ------
+        RequestError
+            A prompt that can never be served, or `top` out of range. Nothing was run then.
+        """
+        check_top("top", top, self.config.vocab_size)
+        listed = as_prompt_list(prompts)
+        scores: list[PromptLogprobs] = []
+        works: list[LogitsWork] = []
+        for i, prompt in enumerate(listed):
+            ids = self._requests.encode(prompt, f"prompt {i}", room=0)
+            scores.append(PromptLogprobs(ids, top))
+            works.append(LogitsWork(sched.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
+        self._run_prompts(works)
+        return [
+            Score(
+                prompt if isinstance(prompt, str) else None,
+                work.sequence.prompt_token_ids.tolist(),
+                score.logprobs,
+                score.top_logprobs if top else None,
+            )
+            for prompt, work, score in zip(listed, works, scores, strict=True)
+        ]
+
+    # ---- state ----
+
+    def metrics(self) -> EngineMetrics:
+        """What runs, what waits, and how fast; never waits for the engine."""
+        return self._thread.metrics()
 
     def close(self) -> None:
         """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails."""
-        with self._lock:
-            self._closed = True
-            self._engine.close()
+        self._thread.close()
+        self._finalizer.detach()
 
     def __enter__(self) -> LLM:
         return self
@@ -366,160 +383,71 @@ class LLM:
 
     # ---- inside ----
 
-    def _check_open(self) -> None:
-        """Fail once the LLM is closed; the lock is held."""
-        if self._closed:
-            raise EngineDeadError("this LLM is closed; make a new one")
-
-    def _make_requests(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        sampling: dict[str, Any],
-    ) -> list[_Request]:
-        listed = _as_prompt_list(prompts)
-        if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-            params = [make_sampling_params(sampling_params, sampling)] * len(listed)
-        elif len(sampling_params) == len(listed):
-            params = [make_sampling_params(p, sampling) for p in sampling_params]
-        else:
-            raise RequestError(
-                f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(sampling_params)}"
-            )
-        requests = []
-        for i, (prompt, p) in enumerate(zip(listed, params, strict=True)):
-            text = prompt if isinstance(prompt, str) else None
-            ids = self._check_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt, f"prompt {i}", room=1)
-            if p.stop and not self.tokenizer.available:
-                raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
-            output_text = OutputText(self.tokenizer, p) if self.tokenizer.available else None
-            sequence = sched.Sequence(ids, p, seed=p.seed if p.seed is not None else self._new_seed())
-            requests.append(_Request(str(next(self._request_ids)), i, text, sequence, output_text))
-        return requests
-
-    def _new_seed(self) -> int:
-        if self._seeds is None:
-            return secrets.randbits(64)
-        with self._lock:  # numpy's generators are not made for several threads
-            return int(self._seeds.integers(2**63))
-
-    def _check_ids(self, ids: Sequence[int], name: str, room: int) -> npt.NDArray[np.int32]:
-        """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
+    def _stream(self, requests: list[GenerationRequest], ends_only: bool = False) -> Iterator[TokenEvent]:
+        """Run requests; gives their events, or only the last one of each sequence."""
+        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        num_open = _listen(requests, events.put, ends_only)
         try:
-            array = np.asarray(ids)
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise ValueError
-        except ValueError:
-            raise RequestError(f"{name}: expected a text or a flat list of token ids, got {ids!r:.80}") from None
-        if not array.size:
-            raise RequestError(f"{name} is empty: it needs at least one token to start from, such as the BOS token")
-        vocab_size = self.config.vocab_size
-        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-        if bad.size:
-            raise RequestError(
-                f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; "
-                f"the vocabulary has ids 0..{vocab_size - 1}"
-            )
-        if array.size + room > self.max_model_len:
-            raise RequestError(
-                f"{name} has {array.size} tokens; the context holds {self.max_model_len}"
-                f"{' and one must be left for the answer' if room else ''}: shorten it, or raise max_model_len "
-                f"(the model was made for {self.config.max_position_embeddings} positions)"
-            )
-        return array.astype(np.int32)
-
-    def _max_new_tokens(self, sequence: sched.Sequence) -> int:
-        room = self.max_model_len - len(sequence.prompt_token_ids)
-        return room if sequence.params.max_tokens is None else min(sequence.params.max_tokens, room)
-
-    def _step(self) -> None:
-        """Run one step for everybody; the lock is held."""
-        self._forget_cancelled()
-        step = self._scheduler.schedule(time.perf_counter())
-        if step is None:
-            return
-        try:
-            output = self._engine.forward(step.batch)
-        except BaseException as error:
-            for sequence, _ in step.chunks:  # their state in the cache is unknown: they end here
-                self._scheduler.remove(sequence)
-                if isinstance(sequence.owner, _Request):
-                    sequence.owner.finish_reason, sequence.owner.error = "error", error
-            raise
-        for sequence, token_id in self._scheduler.update(step, output):
-            request: _Request = sequence.owner
-            request.push(token_id, self.tokenizer.eos_token_ids, self._max_new_tokens(sequence))
-            if request.finish_reason is not None:
-                self._scheduler.remove(sequence)
-
-    def _stream(self, requests: list[_Request]) -> Iterator[TokenEvent]:
-        with self._lock:
-            self._check_open()
-            for request in requests:
-                self._scheduler.add(request.sequence)
-        pending = list(requests)
-        try:
-            while pending:
-                for request in pending:
-                    while request.events:
-                        yield request.events.popleft()
-                    if request.error is not None:
-                        raise InfinilmError("a step failed in another thread, which got the reason") from request.error
-                pending = [r for r in pending if r.finish_reason is None or r.events]
-                if pending and not any(r.events for r in pending):
-                    with self._lock:
-                        self._check_open()
-                        if not any(r.events for r in pending):
-                            self._step()
+            self._thread.submit([work for request in requests for work in request.works])
+            while num_open:
+                event = events.get()
+                self._thread.check_open()
+                num_open -= event.finish_reason is not None
+                yield event
         finally:
-            self._cancel(requests)
+            self._thread.cancel([work for request in requests for work in request.all_works])
+        _raise_failure(requests)
 
-    def _cancel(self, requests: list[_Request]) -> None:
-        """Forget what is unfinished, now or at the next step.
+    async def _astream(self, requests: list[GenerationRequest], ends_only: bool = False) -> AsyncIterator[TokenEvent]:
+        """`_stream` for asyncio."""
+        import asyncio  # it takes a while, and most programs do without
 
-        Never waits for the lock: the garbage collector may close a stream in the middle of a step of this very thread.
-        """
-        for request in requests:
-            request.finish_reason = request.finish_reason or "abort"
-            self._cancelled.append(request.sequence)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._forget_cancelled()
-            finally:
-                self._lock.release()
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        num_open = _listen(requests, lambda event: loop.call_soon_threadsafe(events.put_nowait, event), ends_only)
+        try:
+            self._thread.submit([work for request in requests for work in request.works])
+            while num_open:
+                event = await events.get()
+                num_open -= event.finish_reason is not None
+                yield event
+        finally:
+            self._thread.cancel([work for request in requests for work in request.all_works])
+        _raise_failure(requests)
 
-    def _forget_cancelled(self) -> None:
-        while self._cancelled:
-            self._scheduler.remove(self._cancelled.popleft())
+    def _run_prompts(self, works: list[LogitsWork]) -> None:
+        """Run prompts to their ends; raises what makes one of them fail."""
+        ends: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        for work in works:
+            work.deliver = ends.put
+        try:
+            self._thread.submit(works)
+            for _ in works:
+                if (error := ends.get().error) is not None:
+                    raise error
+        finally:
+            self._thread.cancel(works)
 
-    def _run(self, requests: list[_Request], use_tqdm: bool) -> list[RequestOutput]:
-        if use_tqdm and len(requests) > 1:
-            from tqdm import tqdm
 
-            bar = tqdm(total=len(requests), desc="generating", unit="prompt", disable=None)
-        else:
-            bar = None
-        for event in self._stream(requests):
-            if bar is not None and event.finish_reason is not None:
-                bar.update()
-        if bar is not None:
-            bar.close()
-        return [request.output() for request in requests]
+def _listen(requests: list[GenerationRequest], deliver: Callable[[TokenEvent], object], ends_only: bool) -> int:
+    """Have the events of requests delivered; returns the number of their sequences."""
+
+    def deliver_end(event: TokenEvent) -> None:
+        if event.finish_reason is not None:
+            deliver(event)
+
+    for request in requests:
+        request.listen(deliver_end if ends_only else deliver)
+    return sum(len(request.completions) for request in requests)
+
+
+def _raise_failure(requests: list[GenerationRequest]) -> None:
+    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
+    failures = [request.failure for request in requests]
+    if failures and failures[0] is not None and all(failure is not None for failure in failures):
+        raise failures[0]
 
 
 def _check_positive(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}: expected a positive integer, got {value!r}")
-
-
-def _as_prompt_list(prompts: Prompts) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts: expected a text, token ids, or a list of either, got {type(prompts).__name__}")
-    listed: list[Any] = list(prompts)
-    if not listed:
-        return []
-    if all(isinstance(p, (int, np.integer)) for p in listed):
-        return [listed]
-    return listed

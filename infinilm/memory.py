@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
+from infinilm.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.families import DTYPES, build_spec
 from infinilm.system import device_free_memory, resolve_device
@@ -95,24 +96,44 @@ def format_bytes(count: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How the memory is used: weights, and a static KV cache of `num_slots` rows of `max_model_len` tokens."""
+    """How the memory is used: weights, and a paged KV cache of `num_blocks` blocks of `block_size` tokens.
+
+    Attributes
+    ----------
+    weight_bytes, kv_bytes_per_token, kv_budget_bytes : int
+        Bytes of the weights; of one token in the cache, all layers; and what the cache may take at most.
+    max_model_len : int
+        Tokens of a sequence, prompt and output together; one of that length always fits.
+    max_num_seqs : int
+        Sequences that run at the same time; they share the blocks.
+    num_blocks, block_size : int
+        Blocks of the cache, and the tokens each holds.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
     kv_budget_bytes: int
     max_model_len: int
-    num_slots: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the whole cache; pages are taken from the system as sequences grow."""
-        return self.num_slots * self.max_model_len * self.kv_bytes_per_token
+        """Bytes of the whole cache; on a CPU its pages are taken from the system as blocks are first used."""
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def num_full_seqs(self) -> int:
+        """Sequences of `max_model_len` tokens that the cache holds at the same time."""
+        return min(self.max_num_seqs, self.num_blocks // -(-self.max_model_len // self.block_size))
 
     def __str__(self) -> str:
         return (
             f"weights {format_bytes(self.weight_bytes)}; KV cache {format_bytes(self.kv_bytes_per_token)} per token, "
-            f"{self.num_slots} sequences of {self.max_model_len} tokens = {format_bytes(self.kv_bytes)} "
-            f"(budget {format_bytes(self.kv_budget_bytes)})"
+            f"{self.num_blocks} blocks of {self.block_size} tokens = {format_bytes(self.kv_bytes)} "
+            f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "
+            f"sequences at the full {self.max_model_len} tokens"
         )
 
 
@@ -125,11 +146,12 @@ def divide_memory(
     max_num_seqs: int,
     kv_cache: int | str | None,
     free_bytes: int,
+    block_size: int = DEFAULT_BLOCK_SIZE,
 ) -> MemoryPlan:
     """Divide `free_bytes`, what is free once the weights are in memory.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
-    it must fit.
+    it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill.
 
     Raises
     ------
@@ -137,17 +159,19 @@ def divide_memory(
         If not even one sequence fits; the message says what was needed and which setting decides.
     """
     budget = parse_cache_budget(kv_cache, free_bytes)
-    longest = budget // kv_bytes_per_token
+    most_blocks = budget // (kv_bytes_per_token * block_size)
+    longest = most_blocks * block_size
     length = max_model_len or min(max_position_embeddings, longest)
-    num_slots = min(max_num_seqs, longest // length) if length else 0
-    if num_slots < 1:
+    blocks_per_seq = -(-max(length, 1) // block_size)
+    if most_blocks < blocks_per_seq:
         advice = f"pass max_model_len <= {longest} or " if longest else ""
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
-            f"{format_bytes(kv_bytes_per_token * (length or 1))}: {advice}raise kv_cache "
-            f"(now {kv_cache!r}, free memory {format_bytes(free_bytes)})"
+            f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
+            f"{block_size} tokens: {advice}raise kv_cache (now {kv_cache!r}, free memory {format_bytes(free_bytes)})"
         )
-    return MemoryPlan(weight_bytes, kv_bytes_per_token, budget, length, num_slots)
+    num_blocks = min(most_blocks, max_num_seqs * blocks_per_seq)
+    return MemoryPlan(weight_bytes, kv_bytes_per_token, budget, length, max_num_seqs, num_blocks, block_size)
 
 
 @dataclass(frozen=True, slots=True)

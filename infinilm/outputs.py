@@ -6,11 +6,12 @@ measured is None.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput", "TokenEvent"]
+__all__ = ["CompletionOutput", "EngineMetrics", "RequestMetrics", "RequestOutput", "Score", "TokenEvent"]
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
@@ -109,13 +110,17 @@ class CompletionOutput:
     token_ids : sequence of int
         Generated tokens, the one that stopped the sequence included.
     logprobs : sequence of mappings of int to float, optional
-        Per generated token: log-probability by token id; None unless asked for.
+        Per generated token: log-probability by token id, of the most probable tokens in descending order and of the
+        generated one. Of the model's own distribution: before penalties, bias, processor, temperature and
+        truncation. None unless asked for.
     cumulative_logprob : float, optional
         Sum over the generated tokens; None unless asked for.
     finish_reason : str or None
         `"stop"` (eos, stop string or stop token), `"length"`, `"abort"`, `"error"`; None: not finished.
     stop_reason : str, int or None
         The stop string or stop token id that ended it; None for eos and all other reasons.
+    error : BaseException or None
+        What went wrong when `finish_reason` is `"error"`.
     """
 
     index: int
@@ -125,6 +130,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,10 @@ class TokenEvent:
         Of the new token; None unless asked for.
     finish_reason : str or None
         In the last event of a sequence, see `CompletionOutput`.
+    completion : int
+        Which of the `n` sequences of the prompt this belongs to, in 0..n-1.
+    error : BaseException or None
+        What went wrong when `finish_reason` is `"error"`.
     """
 
     request_id: str
@@ -179,3 +189,76 @@ class TokenEvent:
     text: str
     logprob: float | None = None
     finish_reason: str | None = None
+    completion: int = 0
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How probable a given text is to the model.
+
+    Attributes
+    ----------
+    prompt : str or None
+        None for a prompt given as token ids.
+    token_ids : sequence of int
+    logprobs : sequence of float or None
+        Per token: its log-probability after the tokens before it; None for the first, which follows nothing.
+    top_logprobs : sequence of mappings of int to float, optional
+        Per token (None for the first): the most probable tokens at its place, in descending order; None unless asked
+        for.
+    """
+
+    prompt: str | None
+    token_ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    top_logprobs: Sequence[Mapping[int, float] | None] | None = None
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the whole text, given its first token."""
+        return math.fsum(value for value in self.logprobs if value is not None)
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exp of the mean of the negative log-probabilities; None for a single token."""
+        count = len(self.logprobs) - 1
+        return math.exp(-self.total / count) if count else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The state of an `LLM` at one moment, and what it has done so far.
+
+    Attributes
+    ----------
+    num_running, num_waiting : int
+        Sequences with a part in the KV cache; sequences not begun yet. A request with n > 1 has several.
+    num_finished : int
+        Sequences that ended, for whatever reason.
+    num_steps : int
+        Forward passes.
+    num_prompt_tokens, num_output_tokens : int
+        Tokens of prompts computed; tokens generated.
+    num_preemptions : int
+        Sequences that lost their part of the cache to others and were computed again.
+    num_used_blocks, num_blocks : int
+        Blocks of the KV cache that running sequences hold, of how many.
+    prefix_hit_rate : float
+        Share of the prompt tokens that the prefix cache already held, 0 to 1.
+    prompt_tps, output_tps : float or None
+        Tokens per second of the last steps, the time between steps left out; None: none yet.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_finished: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    num_used_blocks: int
+    num_blocks: int
+    prefix_hit_rate: float
+    prompt_tps: float | None
+    output_tps: float | None

@@ -1,7 +1,7 @@
 """How to choose tokens and when to stop: `SamplingParams`, checked when it is made.
 
 Called by users and by `LLM.generate`. Invariant: a `SamplingParams` that exists is valid, and every field of
-it has an effect: what this version cannot do yet is refused, never ignored.
+it has an effect.
 """
 
 from __future__ import annotations
@@ -13,23 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from infinilm.errors import ConfigError, RequestError, did_you_mean
+from infinilm.errors import RequestError, did_you_mean
 
 __all__ = ["SamplingParams", "make_sampling_params"]
-
-# Fields whose machinery comes later: anything but the default is refused. Shrink this list as they arrive.
-_NOT_SUPPORTED_YET = (
-    "n",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "logits_processor",
-)
 
 # Names that other libraries use.
 _OTHER_NAMES = {
@@ -174,7 +160,7 @@ class SamplingParams:
     Attributes
     ----------
     n : int
-        Sequences per prompt, >= 1.
+        Sequences per prompt, >= 1. With a seed, sequence i has the seed `seed + i`.
     temperature : float
         >= 0; 0 is greedy: the most probable token, always.
     top_k : int
@@ -183,8 +169,11 @@ class SamplingParams:
         Choose among the most probable tokens that together reach this probability; in (0, 1], 1: all.
     min_p : float
         Drop tokens less probable than min_p times the most probable one; in [0, 1].
-    repetition_penalty, presence_penalty, frequency_penalty : float
-        Above 0; -2..2; -2..2. Off at 1, 0 and 0.
+    repetition_penalty : float
+        Above 0; positive logits of tokens of the prompt and the output are divided by it, negative ones multiplied.
+        Off at 1.
+    presence_penalty, frequency_penalty : float
+        In -2..2; subtracted from the logits of tokens of the output: once, and once for each time. Off at 0.
     logit_bias : dict of int to float, optional
         Added to the logits of these token ids.
     allowed_token_ids : sequence of int, optional
@@ -194,7 +183,7 @@ class SamplingParams:
     max_tokens : int, optional
         New tokens, >= 1; None: to the end of the context.
     min_tokens : int
-        Neither eos nor stops end the sequence before.
+        So many tokens come before eos or a stop token can; stop strings are looked for in the text after them.
     stop : str or sequence of str
         The text ends before the first of these strings; read back as a tuple.
     stop_token_ids : sequence of int
@@ -204,9 +193,13 @@ class SamplingParams:
     ignore_eos : bool
         Go on after the model's eos token.
     logprobs, prompt_logprobs : int, optional
-        Give log-probabilities of the chosen (prompt) tokens and of this many most probable ones.
+        Give log-probabilities of the chosen (prompt) tokens and of this many most probable ones, as the model has them:
+        before everything above. `prompt_logprobs` computes the prompt twice where the prefix cache does not help.
     logits_processor : callable, optional
-        Changes the logits before a token is chosen.
+        Called as `logits_processor(token_ids, logits)` before each token is drawn, with the prompt and output so far
+        (int32 array) and the logits (float32 array, [vocab_size]); returns the logits to draw from, -inf for tokens
+        that must not come. It runs on the engine's thread, so a slow one slows all requests; what it raises ends its
+        request alone.
     skip_special_tokens : bool
         Leave special tokens out of the text.
 
@@ -216,8 +209,6 @@ class SamplingParams:
         Unknown keyword (with the nearest name), or a value of the wrong type.
     RequestError
         A value out of range (a ValueError): names the range.
-    ConfigError
-        A field that this version does not support yet is not at its default.
     """
 
     n: int = 1
@@ -255,12 +246,8 @@ class SamplingParams:
                 object.__setattr__(self, item.name, _CHECKS[item.name](value))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
-        for item in fields(self):
-            if item.name in _NOT_SUPPORTED_YET and getattr(self, item.name) != item.default:
-                raise ConfigError(
-                    f"not supported yet in this version: {item.name}={getattr(self, item.name)!r}; leave it "
-                    f"at its default, {item.default!r}"
-                )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
 
     @property
     def is_greedy(self) -> bool:
@@ -281,7 +268,7 @@ def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, 
     ------
     TypeError
         `params` is something else, or a keyword is unknown (with the nearest name).
-    RequestError, ConfigError
+    RequestError
         See `SamplingParams`.
     """
     if params is not None and not isinstance(params, SamplingParams):

@@ -1,10 +1,12 @@
-"""Which tokens run in the next step: continuous batching over the rows of a static KV cache.
+"""Which tokens run in the next step: continuous batching over the blocks of a paged KV cache.
 
-State is a structure of arrays indexed by slot (a slot is a row of the cache), updated in place, so that building a
-step for many sequences is a handful of numpy operations. A sequence needs `len(tokens) - num_computed` tokens
-computed: one while it decodes, many while its prompt is prefilled, in chunks of at most `max_num_batched_tokens`.
+State is a structure of arrays indexed by slot (one per running sequence), updated in place, so that building a step for
+many sequences is a handful of numpy operations. A sequence needs `num_tokens - num_computed` tokens computed: one
+while it decodes, many while its prompt is prefilled, in chunks of at most `max_num_batched_tokens`.
 
-`LLM` calls `schedule`, runs the batch on the engine, and hands the sampled ids to `update`.
+`LLM` calls `schedule`, runs the batch on the engine, and hands the sampled ids to `update`. When blocks run out, the
+youngest sequence is preempted: it gives its blocks back, waits at the front of the queue, and is computed again later,
+mostly from the prefix cache. What a sequence's tokens are depends on none of this.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
+from infinilm.block_manager import BlockManager
+from infinilm.errors import CacheFullError
 
 if TYPE_CHECKING:
     from infinilm.sampling_params import SamplingParams
@@ -34,11 +38,15 @@ class Sequence:
     seed: int
     owner: Any = None
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
+    needs_logits: bool = False  # of its next token, which the owner changes or wants to see; may change between steps
     output_token_ids: list[int] = field(default_factory=list)
     logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
-    slot: int = -1  # row of the cache; -1 while waiting and when done
+    slot: int = -1  # -1 while waiting and when done
     num_computed: int = 0  # tokens whose keys and values are in the cache
-    first_scheduled: float = 0.0  # seconds, perf_counter
+    num_collected: int = 0  # tokens whose logits were collected; those of a preempted sequence are not collected twice
+    cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
+    num_preemptions: int = 0
+    first_scheduled: float = 0.0  # seconds, perf_counter; 0: never
 
     @property
     def num_tokens(self) -> int:
@@ -56,152 +64,376 @@ class Step:
     logits_rows: list[tuple[Sequence, int, int]]  # rows [begin, end) of the logits that a sequence collects
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Where the scheduler stands; counts since it was made.
+
+    Attributes
+    ----------
+    num_running, num_waiting : int
+        Sequences.
+    num_used_blocks, num_blocks : int
+        Blocks of the KV cache that sequences hold (shared ones count once), and all of them.
+    prefix_hit_rate : float
+        Share of prompt tokens that the prefix cache held, 0 to 1.
+    num_preemptions : int
+        Times a sequence lost its blocks to others and was computed again.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_blocks: int
+    prefix_hit_rate: float
+    num_preemptions: int
+
+
 class Scheduler:
     """First come, first served; decodes go first, then the chunks of prompts, oldest first.
 
     Parameters
     ----------
-    num_slots
-        Rows of the static cache: sequences that run at the same time.
+    num_blocks, block_size
+        Shape of the KV cache; `block_size` in tokens.
+    max_num_seqs
+        Sequences that run at the same time.
     max_model_len
-        Tokens a row holds.
+        Tokens of a sequence, prompt and output together; its owner removes it when it has that many.
     max_num_batched_tokens
-        Tokens a step computes at most; at least `num_slots`, so that every decode fits.
+        Tokens a step computes at most; at least `max_num_seqs`, so that every decode fits.
+    enable_prefix_caching
+        Share the blocks of equal beginnings of prompts; results do not change.
+    sliding_window
+        Keys that any layer sees at most, see `block_manager.common_window`; 0: all.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool = True,
+        sliding_window: int = 0,
+    ) -> None:
         self.max_model_len = max_model_len
-        self.max_num_batched_tokens = max(max_num_batched_tokens, num_slots)
-        self.waiting: deque[Sequence] = deque()
+        self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
+        self.waiting: deque[Sequence] = deque()  # in order of arrival, all younger than those that run
         self.running: list[Sequence] = []  # in order of arrival
-        self._free = list(range(num_slots))[::-1]
-        # Structure of arrays, [num_slots, ...].
-        self._tokens = np.zeros((num_slots, max_model_len), np.int32)
-        self._temperature = np.zeros(num_slots, np.float32)
-        self._top_k = np.zeros(num_slots, np.int32)
-        self._top_p = np.ones(num_slots, np.float32)
-        self._min_p = np.zeros(num_slots, np.float32)
-        self._seed = np.zeros(num_slots, np.uint64)
+        self.num_preemptions = 0
+        self.blocks = BlockManager(
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            sliding_window=sliding_window,
+        )
+        # Blocks left free when a sequence is admitted beside others, so that these can go on for a while; none where
+        # blocks cannot run out.
+        ample = num_blocks >= max_num_seqs * self.blocks.blocks_for(max_model_len)
+        self._watermark = 0 if ample else num_blocks // 100
+        self._free_slots = list(range(max_num_seqs))[::-1]
+        self._slots_of_running: Int32Array | None = None  # None: to be made anew
+        # Structure of arrays, [max_num_seqs, ...].
+        self._tokens = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_computed = np.zeros(max_num_seqs, np.int32)  # as Sequence.num_computed
+        self._collects = np.zeros(max_num_seqs, np.bool_)
+        self._temperature = np.zeros(max_num_seqs, np.float32)
+        self._top_k = np.zeros(max_num_seqs, np.int32)
+        self._top_p = np.ones(max_num_seqs, np.float32)
+        self._min_p = np.zeros(max_num_seqs, np.float32)
+        self._seed = np.zeros(max_num_seqs, np.uint64)
+
+    # ---- for the owner of sequences ----
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is waiting or running."""
         return bool(self.waiting or self.running)
 
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counters; may be read while a step runs."""
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_used_blocks=self.blocks.num_used,
+            num_blocks=self.blocks.num_blocks,
+            prefix_hit_rate=self.blocks.hit_rate,
+            num_preemptions=self.num_preemptions,
+        )
+
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; it is admitted when a slot is free."""
+        """Queue a sequence; it is admitted when a slot and enough blocks are free.
+
+        Raises
+        ------
+        CacheFullError
+            If it could never run to its end, not even alone.
+        """
+        length = len(sequence.prompt_token_ids)
+        if length > self.max_model_len:
+            raise CacheFullError(
+                f"the prompt has {length} tokens, but a sequence can have {self.max_model_len}: shorten it, or raise "
+                "max_model_len"
+            )
+        new = 0 if sequence.collect_logits else sequence.params.max_tokens
+        length = self.max_model_len if new is None else min(length + new, self.max_model_len)
+        needed = self.blocks.least_blocks(length)
+        if needed > self.blocks.num_blocks:
+            raise CacheFullError(
+                f"a sequence of {length} tokens, output included, needs {needed} blocks of {self.blocks.block_size} "
+                f"tokens, but the KV cache has {self.blocks.num_blocks} in all: raise kv_cache, or lower max_tokens or "
+                "max_model_len"
+            )
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that finished or was cancelled; its slot is free at once."""
+        """Forget a sequence that finished or was cancelled; its slot and blocks are free at once."""
         if sequence.slot >= 0:
-            self._free.append(sequence.slot)
-            sequence.slot = -1
+            self._leave_slot(sequence)
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self, now: float) -> Step | None:
-        """Choose the next step; None when there is nothing to do."""
-        budget = self.max_num_batched_tokens
-        chunks: list[tuple[Sequence, int]] = []
-        decodes = [s for s in self.running if s.num_tokens - s.num_computed == 1]
-        prefills = [s for s in self.running if s.num_tokens - s.num_computed > 1]
-        for sequence in decodes + prefills:
-            count = min(sequence.num_tokens - sequence.num_computed, budget)
-            if count:
-                chunks.append((sequence, count))
-                budget -= count
-        while self.waiting and self._free and budget:
-            sequence = self.waiting.popleft()
-            self._admit(sequence, now)
-            count = min(sequence.num_tokens, budget)
-            chunks.append((sequence, count))
-            budget -= count
-        return self._build(chunks) if chunks else None
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of all prompts, as after a change of weights."""
+        self.blocks.reset_prefix_cache()
 
-    def update(self, step: Step, output: _core.StepOutput) -> list[tuple[Sequence, int]]:
-        """Take in the result of a step; returns (sequence, new token id) for each that got one."""
-        for sequence, count in step.chunks:
-            sequence.num_computed += count
+    def schedule(self, now: float) -> Step | None:
+        """Choose the next step; None when there is nothing to do. `now`: seconds, perf_counter."""
+        chunks: list[tuple[Sequence, int]] = []
+        admitted: list[Sequence] = []
+        try:
+            preempted = self._choose_decodes(chunks)
+            budget, all_served = self._choose_prefills(chunks, self.max_num_batched_tokens - len(chunks))
+            if all_served and not preempted:
+                self._admit(chunks, admitted, budget, now)
+            return self._build(chunks) if chunks else None
+        except BaseException:  # what is not computed after all must not be found by others
+            for sequence in reversed(admitted):
+                self._preempt(sequence)
+            for sequence in self.running:
+                self.blocks.forget_uncomputed(sequence.slot, sequence.num_computed)
+            raise
+
+    def update(self, step: Step, output: _core.StepOutput, ids: list[int] | None = None) -> list[tuple[Sequence, int]]:
+        """Take in the result of a step; returns (sequence, new token id) for each that got one.
+
+        `ids`: instead of those in `output`, one per row.
+        """
         for sequence, begin, end in step.logits_rows:
-            if sequence.slot >= 0 and output.logits is not None:
-                sequence.logits.append(output.logits.numpy()[begin:end])
-        if output.ids is None:
-            return []
-        ids: list[int] = output.ids.numpy().tolist()
-        sampled = []
-        for sequence, token_id in zip(step.samples, ids, strict=False):  # rows that only collect logits come last
-            if sequence.slot < 0:  # cancelled while the step ran
-                continue
-            if sequence.num_tokens < self.max_model_len:
-                self._tokens[sequence.slot, sequence.num_tokens] = token_id
+            new = sequence.num_computed + end - begin - sequence.num_collected
+            if sequence.slot >= 0 and output.logits is not None and new > 0:
+                sequence.logits.append(output.logits.numpy()[end - new : end])
+                sequence.num_collected += new
+        for sequence, count in step.chunks:
+            if sequence.slot >= 0:  # else cancelled while the step ran
+                sequence.num_computed += count
+                self._num_computed[sequence.slot] = sequence.num_computed
+        if ids is None:
+            ids = [] if output.ids is None else output.ids.numpy().tolist()
+        # Rows that only collect logits come last.
+        sampled = [(s, token_id) for s, token_id in zip(step.samples, ids, strict=False) if s.slot >= 0]
+        slots = np.fromiter((s.slot for s, _ in sampled), np.int32, len(sampled))
+        new_ids = np.fromiter((token_id for _, token_id in sampled), np.int32, len(sampled))
+        at = self._num_tokens[slots]
+        fits = at < self.max_model_len
+        self._tokens[slots[fits], at[fits]] = new_ids[fits]
+        self._num_tokens[slots] += 1
+        for sequence, token_id in sampled:
             sequence.output_token_ids.append(token_id)
-            sampled.append((sequence, token_id))
         return sampled
 
-    def _admit(self, sequence: Sequence, now: float) -> None:
-        slot = self._free.pop()
+    # ---- choosing ----
+
+    def _running_slots(self) -> Int32Array:
+        if self._slots_of_running is None:
+            self._slots_of_running = np.fromiter((s.slot for s in self.running), np.int32, len(self.running))
+        return self._slots_of_running
+
+    def _choose_decodes(self, chunks: list[tuple[Sequence, int]]) -> bool:
+        """Every decode gets its token and, when its last block is full, another; returns whether one was preempted."""
+        blocks, preempted = self.blocks, False
+        slots = self._running_slots()
+        blocks.release_behind_window(slots, self._num_computed[slots])
+        while True:
+            slots = self._running_slots()
+            computed = self._num_computed[slots]
+            is_decode = self._num_tokens[slots] - computed == 1
+            growing = slots[is_decode & (computed == blocks.lengths[slots] * blocks.block_size)]
+            if len(growing) <= blocks.num_free:
+                break
+            self._preempt(self.running[-1])
+            preempted = True
+        if len(growing):
+            blocks.grow_by_one(growing)
+        for slot in slots[is_decode & ((computed + 1) % blocks.block_size == 0)].tolist():
+            blocks.remember(slot, self._tokens[slot], int(self._num_tokens[slot]))
+        if is_decode.all():
+            chunks.extend((sequence, 1) for sequence in self.running)
+        else:
+            chunks.extend((self.running[i], 1) for i in np.flatnonzero(is_decode).tolist())
+        return preempted
+
+    def _choose_prefills(self, chunks: list[tuple[Sequence, int]], budget: int) -> tuple[int, bool]:
+        """Chunks of prompts that are being computed; returns the budget left and whether each got all it could."""
+        if len(chunks) == len(self.running):
+            return budget, True
+        for sequence in list(self.running):
+            if sequence.slot < 0:  # preempted below
+                break
+            wanted = sequence.num_tokens - sequence.num_computed
+            if wanted <= 1:
+                continue
+            room = self.blocks.room(sequence.slot) - sequence.num_computed
+            while room <= 0 and not chunks and self.running[-1] is not sequence:  # somebody must get on
+                self._preempt(self.running[-1])
+                room = self.blocks.room(sequence.slot) - sequence.num_computed
+            count = min(wanted, budget, room)
+            if count > 0:
+                self._take_chunk(chunks, sequence, count)
+                budget -= count
+            if count < wanted:
+                return budget, False
+        return budget, True
+
+    def _take_chunk(self, chunks: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
+        end = sequence.num_computed + count
+        self.blocks.grow(sequence.slot, end)
+        self.blocks.remember(sequence.slot, self._tokens[sequence.slot], end)
+        chunks.append((sequence, count))
+
+    def _admit(self, chunks: list[tuple[Sequence, int]], admitted: list[Sequence], budget: int, now: float) -> None:
+        """Let sequences in while there are slots, tokens in the budget, and blocks for a first chunk and some more."""
+        blocks = self.blocks
+        while self.waiting and self._free_slots and budget > 0:
+            sequence, alone = self.waiting[0], not chunks
+            if not alone and blocks.num_free <= self._watermark:
+                return
+            num_tokens = sequence.num_tokens
+            tokens = self._tokens[self._free_slots[-1], :num_tokens]  # of the slot it will have
+            tokens[: len(sequence.prompt_token_ids)] = sequence.prompt_token_ids
+            tokens[len(sequence.prompt_token_ids) :] = sequence.output_token_ids
+            # Who collects logits must compute every token.
+            shared = [] if sequence.collect_logits else blocks.find_prefix(tokens)
+            cached = len(shared) * blocks.block_size
+            count = min(num_tokens - cached, budget)
+            needed = blocks.blocks_for(cached + count) - len(shared)
+            if not alone and needed + self._watermark > blocks.num_free - blocks.num_idle(shared):
+                return
+            self.waiting.popleft()
+            self._enter_slot(sequence, shared, now)
+            admitted.append(sequence)
+            count = min(count, blocks.room(sequence.slot) - cached)
+            if count <= 0:  # only while others hold blocks in which nothing is left to compute
+                self._preempt(sequence)
+                admitted.pop()
+                return
+            self._take_chunk(chunks, sequence, count)
+            budget -= count
+
+    # ---- slots ----
+
+    def _enter_slot(self, sequence: Sequence, shared: SequenceOf[int], now: float) -> None:
+        slot = self._free_slots.pop()
+        self.running.append(sequence)
+        self._slots_of_running = None
         sequence.slot = slot
-        sequence.first_scheduled = now
+        sequence.num_computed = len(shared) * self.blocks.block_size
+        self.blocks.share(slot, shared)
+        self._num_tokens[slot] = sequence.num_tokens
+        self._num_computed[slot] = sequence.num_computed
+        self.blocks.release_behind_window(np.array([slot]), self._num_computed[[slot]])
+        if not sequence.first_scheduled:
+            sequence.first_scheduled = now
+            if not sequence.collect_logits:
+                sequence.cached_tokens = sequence.num_computed
+                self.blocks.num_queried_tokens += sequence.num_tokens
+                self.blocks.num_hit_tokens += sequence.num_computed
         params = sequence.params
-        self._tokens[slot, : sequence.num_tokens] = sequence.prompt_token_ids
+        self._collects[slot] = sequence.collect_logits
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = sequence.seed
-        self.running.append(sequence)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence.slot, sequence.num_computed)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+        self._slots_of_running = None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send the youngest sequence back to wait, before all others: its blocks are needed."""
+        self._leave_slot(sequence)
+        self.running.pop()
+        self.waiting.appendleft(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    # ---- the batch ----
 
     def _build(self, chunks: SequenceOf[tuple[Sequence, int]]) -> Step:
-        slots = np.array([s.slot for s, _ in chunks], np.int32)  # [num_seqs]
-        starts = np.array([s.num_computed for s, _ in chunks], np.int32)  # [num_seqs]
-        counts = np.array([n for _, n in chunks], np.int32)  # [num_seqs]
-        cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
+        num_seqs, block_size = len(chunks), self.blocks.block_size
+        slots = np.fromiter((s.slot for s, _ in chunks), np.int32, num_seqs)
+        counts = np.fromiter((n for _, n in chunks), np.int32, num_seqs)
+        starts = self._num_computed[slots]  # [num_seqs]
+        ends = starts + counts  # [num_seqs]
+        cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
-        token_slots = np.repeat(slots, counts)  # [num_tokens]
-        offsets = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
-        samples: list[Sequence] = []
-        sampled_chunks: list[int] = []
-        collecting: list[tuple[Sequence, int]] = []
-        for i, (sequence, count) in enumerate(chunks):
-            if sequence.collect_logits:
-                collecting.append((sequence, i))
-            elif sequence.num_computed + count == sequence.num_tokens:
-                samples.append(sequence)
-                sampled_chunks.append(i)
-        rows = [cu_seqlens_q[1:][sampled_chunks] - 1]
+        if cu_seqlens_q[-1] == num_seqs:  # decodes alone: one token each
+            token_slots, positions = slots, starts
+        else:
+            token_slots = np.repeat(slots, counts)  # [num_tokens]
+            positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
+        token_blocks = self.blocks.block_table[token_slots, positions // block_size]
+        collects = self._collects[slots]
+        sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
+        samples = [chunks[i][0] for i in sampled.tolist()]
+        rows = [cu_seqlens_q[1:][sampled] - 1]
         logits_rows = []
         num_rows = len(samples)
-        for sequence, i in collecting:
+        for i in np.flatnonzero(collects).tolist():
             rows.append(np.arange(cu_seqlens_q[i], cu_seqlens_q[i + 1], dtype=np.int32))
-            logits_rows.append((sequence, num_rows, num_rows + int(counts[i])))
+            logits_rows.append((chunks[i][0], num_rows, num_rows + int(counts[i])))
             num_rows += int(counts[i])
-        sampling: dict[str, Any] = {}
-        if samples:
-            # One entry per row; the rows that are only collected are "sampled" greedily and dropped.
-            sampled_slots = slots[sampled_chunks]
-            pad = num_rows - len(samples)
-            random_val = np.empty(num_rows, np.float32)
-            positions = (starts + counts)[sampled_chunks].astype(np.uint64)
-            _core.fill_uniform(self._seed[sampled_slots], positions, random_val[: len(samples)])
-            random_val[len(samples) :] = 0
-            sampling = {
-                "temperature": np.pad(self._temperature[sampled_slots], (0, pad)),
-                "top_k": np.pad(self._top_k[sampled_slots], (0, pad)),
-                "top_p": np.pad(self._top_p[sampled_slots], (0, pad), constant_values=1),
-                "min_p": np.pad(self._min_p[sampled_slots], (0, pad)),
-                "random_val": random_val,
-            }
         batch = _core.Batch(
-            input_ids=self._tokens[token_slots, offsets],
-            positions=offsets,
-            slot_mapping=token_slots.astype(np.int64) * self.max_model_len + offsets,
-            block_table=slots[:, None].copy(),
+            input_ids=self._tokens[token_slots, positions],
+            positions=positions,
+            slot_mapping=token_blocks.astype(np.int64) * block_size + positions % block_size,
+            block_table=self.blocks.block_table[slots, : self.blocks.blocks_for(int(ends.max()))],
             cu_seqlens_q=cu_seqlens_q,
-            context_lens=starts + counts,
-            logits_rows=np.concatenate(rows).astype(np.int32, copy=False),
-            return_logits=bool(collecting),
-            **sampling,
+            context_lens=ends,
+            logits_rows=np.concatenate(rows),
+            return_logits=bool(logits_rows) or any(s.needs_logits for s in samples),
+            **(self._sampling(slots[sampled], ends[sampled], num_rows) if samples else {}),
         )
         return Step(batch, list(chunks), samples, logits_rows)
+
+    def _sampling(self, slots: Int32Array, positions: Int32Array, num_rows: int) -> dict[str, Any]:
+        """Sampling parameters, one entry per row; rows that are only collected are sampled greedily and dropped.
+
+        `positions`: those of the tokens to be sampled, which with the seed make the random draw.
+        """
+        random_val = np.zeros(num_rows, np.float32)
+        _core.fill_uniform(self._seed[slots], positions.astype(np.uint64), random_val[: len(slots)])
+
+        def entries(per_slot: npt.NDArray[Any], rest: int) -> npt.NDArray[Any]:
+            out = np.full(num_rows, rest, per_slot.dtype)
+            out[: len(slots)] = per_slot[slots]
+            return out
+
+        return {
+            "temperature": entries(self._temperature, 0),
+            "top_k": entries(self._top_k, 0),
+            "top_p": entries(self._top_p, 1),
+            "min_p": entries(self._min_p, 0),
+            "random_val": random_val,
+        }

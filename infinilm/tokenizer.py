@@ -489,11 +489,15 @@ class OutputText:
         """The stop string that ended the text, or None."""
         return self._stops.stopped_by
 
-    def push(self, token_id: int) -> str:
-        """Take the next token id; return the text that it makes certain. Look at `stopped_by` afterwards."""
+    def push(self, token_id: int, search: bool = True) -> str:
+        """Take the next token id; return the text that it makes certain. Look at `stopped_by` afterwards.
+
+        `search`: look for stop strings from here on; once it was True, it stays so.
+        """
         if self.finished or self._detokenizer is None:
             return ""
-        return self._put(self._stops.push(self._detokenizer.push(token_id)))
+        delta = self._detokenizer.push(token_id)
+        return self._put(self._stops.push(delta) if search else delta)
 
     def finish(self) -> str:
         """Return the text held back. A stop string may be found even now, in what the detokenizer held."""

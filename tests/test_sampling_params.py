@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from infinilm.errors import ConfigError, RequestError
-from infinilm.sampling_params import _CHECKS, _NOT_SUPPORTED_YET, SamplingParams, make_sampling_params
+from infinilm.errors import RequestError
+from infinilm.sampling_params import _CHECKS, SamplingParams, make_sampling_params
 
 NAMES = [f.name for f in dataclasses.fields(SamplingParams)]
 
@@ -23,7 +23,6 @@ def test_defaults_are_those_of_the_contract():
     }  # fmt: skip
     assert dataclasses.asdict(SamplingParams()) == expected
     assert NAMES == list(expected) == list(_CHECKS)
-    assert set(_NOT_SUPPORTED_YET) <= set(NAMES)
 
 
 def test_frozen_slotted_and_copied():
@@ -172,11 +171,7 @@ def test_wrong_type(field, value):
         ("logits_processor", print),
     ],
 )
-def test_what_comes_later_is_refused(field, value, monkeypatch):
-    if field in _NOT_SUPPORTED_YET:
-        with pytest.raises(ConfigError, match=f"not supported yet in this version: {field}="):
-            SamplingParams(**{field: value})
-    monkeypatch.setattr("infinilm.sampling_params._NOT_SUPPORTED_YET", ())
+def test_values_that_are_taken_as_they_are(field, value):
     assert getattr(SamplingParams(**{field: value}), field) in (value, (1,))
 
 
@@ -184,8 +179,12 @@ def test_defaults_given_explicitly_are_fine():
     SamplingParams(**{f.name: f.default for f in dataclasses.fields(SamplingParams)})
 
 
-def test_min_tokens_above_max_tokens(monkeypatch):
-    monkeypatch.setattr("infinilm.sampling_params._NOT_SUPPORTED_YET", ())
+def test_nothing_allowed():
+    with pytest.raises(RequestError, match="allowed_token_ids"):
+        SamplingParams(allowed_token_ids=[])
+
+
+def test_min_tokens_above_max_tokens():
     with pytest.raises(RequestError, match="min_tokens must be at most max_tokens=3, got 4"):
         SamplingParams(min_tokens=4, max_tokens=3)
 

@@ -369,7 +369,8 @@ def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", "--model", folder, "--kv-cache", "1MiB", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
     expected = infinilm.plan_memory(folder, kv_cache="1MiB")
-    assert plan["num_slots"] == expected.num_slots
+    assert (plan["num_blocks"], plan["block_size"]) == (expected.num_blocks, expected.block_size)
+    assert plan["num_full_seqs"] == expected.num_full_seqs
     assert plan["kv_bytes"] == expected.kv_bytes
     assert run("plan", "--model", folder, "--kv-cache", "1MiB") == 0
     assert "budget 1.0 MiB" in capsys.readouterr().out

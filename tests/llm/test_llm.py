@@ -9,7 +9,8 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,23 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PROMPTS = ["the", "Once upon a time there was an answer", "ü", "a " * 25, "the other one in the inner"]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_checkpoint(tmp_path_factory.mktemp("llm") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(folder, seed=0) as made:
-        yield made
-
-
 def tokens(outputs: list[infinilm.RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def texts(outputs: list[infinilm.RequestOutput]) -> list[str]:
     return [output.outputs[0].text for output in outputs]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.001)
+
+
+def idle(llm: LLM) -> bool:
+    return not llm._scheduler.has_work
 
 
 def one(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:
@@ -93,9 +94,15 @@ def test_text_is_what_the_tokens_decode_to(llm: LLM) -> None:
 @pytest.mark.parametrize("how", ["close", "break", "error", "delete"])
 def test_leaving_a_stream_frees_its_slot(folder: Path, how: str) -> None:
     with LLM(folder, max_num_seqs=1) as model:
-        stream = model.stream("the", temperature=0)
+        gate = threading.Event()
+
+        def wait(token_ids: Any, logits: Any) -> Any:
+            assert token_ids.size < 3 or gate.wait(30)
+            return logits
+
+        stream = model.stream([[1, 2]], temperature=0, ignore_eos=True, logits_processor=wait)
         next(stream)
-        assert model._scheduler.has_work
+        assert not idle(model)
         if how == "close":
             stream.close()
         elif how == "break":
@@ -107,7 +114,9 @@ def test_leaving_a_stream_frees_its_slot(folder: Path, how: str) -> None:
                 stream.throw(GeneratorExit)
         else:
             del stream
-        assert not model._scheduler.has_work
+        gate.set()
+        wait_for(lambda: idle(model))
+        assert model.metrics().num_output_tokens < 10
         assert len(one(model, "an", temperature=0, max_tokens=3, ignore_eos=True).token_ids) == 3
 
 
@@ -129,7 +138,7 @@ def test_a_stream_may_be_collected_in_the_middle_of_a_step(folder: Path, monkeyp
         thread.start()
         thread.join(60)
         assert not thread.is_alive(), "the collector waits for the lock of its own thread"
-        assert not model._scheduler.has_work
+        wait_for(lambda: idle(model))
 
 
 def test_a_failed_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,10 +236,17 @@ def test_a_failure_leaves_models_usable(engine: InferEngine, llm: LLM, oracle: R
 
 def test_a_busy_llm_is_refused(llm: LLM, oracle: ReferenceModel) -> None:
     """Requests of others must not run under the hooks, which replace activations."""
-    stream = llm.stream(IDS, max_tokens=8, temperature=0, ignore_eos=True)
+    gate = threading.Event()
+
+    def wait(token_ids: Any, logits: Any) -> Any:
+        assert len(token_ids) == len(IDS) or gate.wait(30)
+        return logits
+
+    stream = llm.stream(IDS, max_tokens=8, temperature=0, ignore_eos=True, logits_processor=wait)
     first = next(stream)
     with pytest.raises(InfinilmError, match="busy"):
         compare(oracle, llm, IDS)
+    gate.set()
     tokens = [first.token_id, *(event.token_id for event in stream)]
     assert compare(oracle, llm, IDS).equal
     assert tokens == oracle.generate(IDS, 8, stop_on_eos=False)["output_token_ids"][0]

@@ -1,0 +1,365 @@
+"""The thread that drives the engine: one step after another for every request of an `LLM`.
+
+Callers put `Work` into an inbox and wait for events; nobody but this thread (or whoever has `exclusive`) touches the
+scheduler and the engine. With nothing to do it sleeps. It starts with the first work and knows nothing of the `LLM`,
+which may so be garbage collected; that, `close` and the end of the interpreter stop it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.errors import EngineDeadError, InfinilmError
+from infinilm.logits import HostSampler
+from infinilm.outputs import EngineMetrics, TokenEvent
+from infinilm.request import Completion, LogitsWork, Work
+from infinilm.scheduler import Scheduler, Sequence, Step
+
+logger = logging.getLogger("infinilm")
+
+News = tuple[Work, TokenEvent | None]  # None: nothing to tell yet
+
+_CLOSED = "this LLM is closed; make a new one"
+
+
+class EngineThread:
+    """Steps the scheduler and the engine for everybody.
+
+    Parameters
+    ----------
+    engine : _core.InferEngine
+        Closed by `close`.
+    scheduler : Scheduler
+    """
+
+    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        # Reentrant, and a queue that is, too: the garbage collector may call `close` in the middle of anything.
+        self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
+        self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
+        self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
+        self._num_queued = 0  # works in the inbox, for `metrics`
+        self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
+        self._closed = False
+        self._death: BaseException | None = None  # why the engine died
+        self._thread: threading.Thread | None = None
+        self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
+        self._works: set[Work] = set()  # not ended; also those that follow others
+        self._sampler: HostSampler | None = None
+        self._counters = _Counters()
+
+    # ---- for callers ----
+
+    def check_open(self) -> None:
+        """Raise EngineDeadError if nothing can be run any more."""
+        if self._closed:
+            raise EngineDeadError(_CLOSED)
+        if self._death is not None:
+            raise EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one") from self._death
+
+    def submit(self, works: Iterable[Work]) -> None:
+        """Queue works, all of them or (EngineDeadError) none."""
+        listed = list(works)
+        with self._lock:
+            self.check_open()
+            self._num_queued += len(listed)
+            self._inbox.put(listed)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="infinilm-engine", daemon=True)
+                self._thread.start()
+
+    def cancel(self, works: Iterable[Work]) -> None:
+        """End works at the next step. Never waits: the garbage collector may call this in the middle of anything.
+
+        No notice is needed: while there is something to cancel, the thread is awake.
+        """
+        self._cancelled.extend(work for work in works if work.finish_reason is None)
+
+    def close(self) -> None:
+        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._inbox.put(None)
+            thread = self._thread
+        if thread is threading.current_thread():
+            return  # it frees the engine itself when it comes back to its loop
+        if thread is not None:
+            thread.join()
+        self._engine.close()
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Callable[[Sequence], None]]:
+        """Have the engine alone; gives a function that runs the prompt of a sequence with `collect_logits`.
+
+        Raises
+        ------
+        InfinilmError
+            Requests are running.
+        """
+        busy = InfinilmError("the LLM is busy with other requests; do this while none runs")
+        if any(work not in self._cancelled for work in self._works.copy()):
+            raise busy  # without waiting for the step
+        with self._stepping:
+            self.check_open()
+            self._deliver(self._take_cancelled())
+            if self._scheduler.has_work:
+                raise busy
+            yield self._run_alone
+
+    def metrics(self) -> EngineMetrics:
+        """The state at this moment; never waits for a step."""
+        return self._counters.metrics(self._scheduler, self._num_queued)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        error: BaseException = EngineDeadError(_CLOSED)
+        try:
+            while self._death is None and self._wait():
+                self._deliver(self._locked_step())
+        except BaseException as cause:  # a fault of this file: nobody may wait for ever
+            logger.exception("the engine thread failed")
+            self._death = cause
+        if self._death is not None:
+            error = EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one")
+            error.__cause__ = self._death
+        with self._lock:  # closed or dead: nothing comes in after this
+            self._drain_inbox()
+        with self._stepping:
+            for work in self._taken:
+                self._adopt(work)
+            news = [(work, self._end(work, "error", error)) for work in list(self._works)]
+        self._deliver(news)
+        self._engine.close()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; returns False once closed."""
+        if not (self._taken or self._scheduler.has_work):
+            self._take(self._inbox.get())
+        self._drain_inbox()
+        return not self._closed
+
+    def _drain_inbox(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(self._inbox.get_nowait())
+
+    def _take(self, works: list[Work] | None) -> None:
+        if works is not None:
+            self._taken.extend(works)
+            with self._lock:
+                self._num_queued -= len(works)
+
+    def _adopt(self, work: Work) -> None:
+        self._works.add(work)
+        for follower in work.followers:
+            self._adopt(follower)
+
+    def _locked_step(self) -> list[News]:
+        with self._stepping:
+            return self._step()
+
+    def _step(self) -> list[News]:
+        """Run one step for everybody; returns the news. The scheduler is settled before anybody hears them."""
+        news = self._take_cancelled()
+        while self._taken:
+            work = self._taken.popleft()
+            self._adopt(work)
+            news += self._settle(self._start(work))
+        step: Step | None = None
+        started = time.perf_counter()
+        try:
+            step = self._scheduler.schedule(started)
+            if step is None:
+                if self._scheduler.has_work:
+                    raise InfinilmError("the scheduler has sequences, and cannot run any of them")
+                return news
+            output = self._engine.forward(step.batch)
+        except BaseException as error:
+            if isinstance(error, EngineDeadError):
+                self._death = error
+            # The state of these sequences in the cache is unknown: they end here.
+            failed = list(self._works) if step is None else [s.owner for s, _ in step.chunks]
+            return news + self._settle([(w, self._end(w, "error", error)) for w in failed if w.finish_reason is None])
+        return news + self._settle(self._take_results(step, output, started))
+
+    def _take_cancelled(self) -> list[News]:
+        news: list[News] = []
+        waiting: list[Work] = []
+        while self._cancelled:
+            work = self._cancelled.popleft()
+            if work in self._works:
+                news.append((work, self._end(work, "abort")))
+            elif work.finish_reason is None:
+                waiting.append(work)  # still in the inbox
+        self._cancelled.extend(waiting)
+        return self._settle(news)
+
+    def _take_results(self, step: Step, output: _core.StepOutput, started: float) -> list[News]:
+        logits = output.logits.numpy() if output.logits is not None else None
+        ids = output.ids.numpy().tolist() if output.ids is not None else []
+        failures = self._draw(step.samples, ids, logits)
+        chunks = [(s, s.num_computed, n) for s, n in step.chunks]
+        sampled = self._scheduler.update(step, output, ids)
+        rows = {id(s): i for i, s in enumerate(step.samples)}
+        news: list[News] = []
+        for sequence, token_id in sampled:
+            work: Completion = sequence.owner
+            if work in failures:
+                news.append((work, self._end(work, "error", failures[work])))
+                continue
+            row = logits[rows[id(sequence)]] if logits is not None and sequence.needs_logits else None
+            news.append((work, self._guarded(work, work.take_token, token_id, row)))
+        for sequence, _, _ in step.logits_rows:
+            collector: LogitsWork = sequence.owner
+            news.append((collector, self._guarded(collector, collector.take_logits)))
+        self._counters.add_step(chunks, len(sampled), time.perf_counter() - started)
+        return news
+
+    def _draw(
+        self, samples: list[Sequence], ids: list[int], logits: npt.NDArray[np.float32] | None
+    ) -> dict[Work, BaseException]:
+        """Replace the ids of the rows whose logits are changed on the host; returns what went wrong, by work."""
+        failures: dict[Work, BaseException] = {}
+        chosen: list[int] = []
+        changed: list[npt.NDArray[np.float32]] = []
+        for i, sequence in enumerate(samples):
+            work = sequence.owner
+            if not sequence.needs_logits or not work.pipeline.is_needed(len(sequence.output_token_ids)):
+                continue
+            try:
+                if logits is None:
+                    raise InfinilmError("the scheduler asked for no logits")
+                changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids))
+                chosen.append(i)
+            except BaseException as error:
+                failures[work] = error
+        if chosen:
+            self._sampler = self._sampler or HostSampler()
+            picked = [samples[i] for i in chosen]
+            try:
+                drawn = self._sampler.draw(
+                    np.stack(changed),
+                    [s.params for s in picked],
+                    [s.seed for s in picked],
+                    [s.num_tokens for s in picked],
+                )
+            except BaseException as error:
+                return failures | {s.owner: error for s in picked}
+            for i, token_id in zip(chosen, drawn, strict=True):
+                ids[i] = token_id
+        return failures
+
+    def _start(self, work: Work) -> list[News]:
+        """Give a work to the scheduler; the news is that it does not take it."""
+        try:
+            self._scheduler.add(work.sequence)
+        except Exception as error:  # such as: the cache is too small for it, ever
+            return [(work, self._end(work, "error", error))]
+        return []
+
+    def _guarded(self, work: Work, take: Callable[..., TokenEvent | None], *args: Any) -> TokenEvent | None:
+        """Call a work; what it raises ends it alone."""
+        try:
+            return take(*args)
+        except BaseException as error:
+            return self._end(work, "error", error)
+
+    def _end(self, work: Work, reason: str, error: BaseException | None = None) -> TokenEvent:
+        """End a work before time; `_settle` does the rest."""
+        try:
+            return work.end(reason, error)
+        except BaseException as other:  # the tokenizer failed on the text held back
+            return work.end("error", other)
+
+    def _settle(self, news: list[News]) -> list[News]:
+        """Let go of what has ended and start what waited for it; returns the news, with those of works that cannot."""
+        for work, _ in news:
+            if work.finish_reason is not None and work in self._works:
+                self._works.discard(work)
+                self._scheduler.remove(work.sequence)
+                self._counters.num_finished += 1
+        more: list[News] = []
+        for work, _ in news:
+            ready = work.finish_reason is not None or not isinstance(work, LogitsWork)
+            followers, work.followers = (work.followers, []) if ready else ([], work.followers)
+            for follower in followers:
+                if follower.finish_reason is not None:
+                    continue
+                if isinstance(work, LogitsWork) and work.error is not None:
+                    more.append((follower, self._end(follower, "error", work.error)))
+                else:
+                    more += self._start(follower)
+        return news + self._settle(more) if more else news
+
+    def _deliver(self, news: Iterable[News]) -> None:
+        """Tell the callers. Who cannot be told is cancelled, alone."""
+        for work, event in news:
+            try:
+                if event is not None:
+                    work.deliver(event)
+            except BaseException as error:
+                logger.warning("a request was cancelled, since its events cannot be delivered: %s", error)
+                self.cancel([work])
+
+    def _run_alone(self, sequence: Sequence) -> None:
+        """Compute the prompt of a sequence; the lock is held and nothing else runs."""
+        self._scheduler.add(sequence)
+        try:
+            while sequence.num_computed < len(sequence.prompt_token_ids):
+                step = self._scheduler.schedule(time.perf_counter())
+                if step is None:
+                    raise InfinilmError("the scheduler cannot run this sequence")
+                self._scheduler.update(step, self._engine.forward(step.batch))
+        finally:
+            self._scheduler.remove(sequence)
+
+
+class _Counters:
+    """What the engine has done, for `metrics`."""
+
+    def __init__(self) -> None:
+        self.num_finished = 0
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
+
+    def add_step(self, chunks: Iterable[tuple[Sequence, int, int]], num_sampled: int, seconds: float) -> None:
+        """Count a step; `chunks`: (sequence, tokens computed before, tokens computed)."""
+        num_prompt = sum(max(0, min(n, len(s.prompt_token_ids) - before)) for s, before, n in chunks)
+        self._num_steps += 1
+        self._num_prompt_tokens += num_prompt
+        self._num_output_tokens += num_sampled
+        self._recent.append((num_prompt, num_sampled, seconds))
+
+    def metrics(self, scheduler: Scheduler, num_queued: int) -> EngineMetrics:
+        recent = self._recent.copy()
+        seconds = sum(s for _, _, s in recent)
+        stats = scheduler.stats
+        return EngineMetrics(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting + num_queued,
+            num_finished=self.num_finished,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_used_blocks=stats.num_used_blocks,
+            num_blocks=stats.num_blocks,
+            prefix_hit_rate=stats.prefix_hit_rate,
+            prompt_tps=sum(p for p, _, _ in recent) / seconds if seconds else None,
+            output_tps=sum(o for _, o, _ in recent) / seconds if seconds else None,
+        )

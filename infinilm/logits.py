@@ -1,0 +1,192 @@
+"""What happens to logits on the host: penalties, masks and processors before a token is drawn, and log-probabilities.
+
+Only the rows of requests that ask for it come here; all others are sampled where the model runs. Both ways draw by the
+same procedure with the same random numbers, so a row that is changed by nothing gives the same token.
+
+The order is fixed: `allowed_token_ids`, `min_tokens`, `logit_bias`, `repetition_penalty`, `presence_penalty`,
+`frequency_penalty`, `logits_processor`; then, in the draw, `temperature`, `top_k`, `top_p`, `min_p`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.errors import RequestError
+
+if TYPE_CHECKING:
+    from infinilm.sampling_params import SamplingParams
+
+__all__ = ["HostSampler", "LogitsPipeline", "logprobs_of", "top_logprobs"]
+
+Float32Array = npt.NDArray[np.float32]
+Int32Array = npt.NDArray[np.int32]
+
+_ROWS_AT_ONCE = 64  # of log-probabilities, to keep temporary arrays small
+
+
+class LogitsPipeline:
+    """Everything of one sequence that changes its logits before the draw.
+
+    Parameters
+    ----------
+    params : SamplingParams
+    prompt_token_ids : int32 array, [num_prompt_tokens]
+    eos_token_ids : collection of int
+        Of the model.
+    vocab_size : int
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt_token_ids: Int32Array, eos_token_ids: Collection[int], vocab_size: int
+    ) -> None:
+        self._params = params
+        self._prompt = prompt_token_ids
+        self._forbidden: npt.NDArray[np.bool_] | None = None  # [vocab_size]
+        if params.allowed_token_ids is not None:
+            self._forbidden = np.ones(vocab_size, np.bool_)
+            self._forbidden[list(params.allowed_token_ids)] = False
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        self._ends = np.array(sorted(i for i in ends if i < vocab_size), np.int64)
+        bias = params.logit_bias or {}
+        self._bias_ids = np.array(list(bias), np.int64)
+        self._bias = np.array(list(bias.values()), np.float32)
+        self._counts: Int32Array | None = None  # [vocab_size]: how often each token was generated
+        if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+            self._counts = np.zeros(vocab_size, np.int32)
+        self._seen: npt.NDArray[np.bool_] | None = None  # [vocab_size]: in the prompt or generated
+        if params.repetition_penalty != 1:
+            self._seen = np.zeros(vocab_size, np.bool_)
+            self._seen[prompt_token_ids] = True
+
+    def is_needed(self, num_output_tokens: int) -> bool:
+        """Whether anything changes the logits of the token after so many generated ones."""
+        return (
+            self._forbidden is not None
+            or self._bias_ids.size > 0
+            or self._counts is not None
+            or self._params.logits_processor is not None
+            or num_output_tokens < self._params.min_tokens
+        )
+
+    def accept(self, token_id: int) -> None:
+        """Count a token that was generated."""
+        if self._counts is not None:
+            self._counts[token_id] += 1
+        if self._seen is not None:
+            self._seen[token_id] = True
+
+    def apply(self, logits: Float32Array, output_token_ids: Sequence[int]) -> Float32Array:
+        """Return the changed logits, [vocab_size] float32; `logits` stays as it is.
+
+        Raises
+        ------
+        RequestError
+            No token is left to choose, or the processor gave something else than logits.
+        """
+        params = self._params
+        out: Float32Array = logits.copy()
+        if self._forbidden is not None:
+            out[self._forbidden] = -np.inf
+        if len(output_token_ids) < params.min_tokens:
+            out[self._ends] = -np.inf
+        if self._bias_ids.size:
+            out[self._bias_ids] += self._bias
+        if self._seen is not None:
+            penalty = np.float32(params.repetition_penalty)
+            seen = out[self._seen]
+            out[self._seen] = np.where(seen > 0, seen / penalty, seen * penalty)
+        if self._counts is not None and params.presence_penalty != 0:
+            out[self._counts > 0] -= np.float32(params.presence_penalty)
+        if self._counts is not None and params.frequency_penalty != 0:
+            out -= np.float32(params.frequency_penalty) * self._counts
+        if params.logits_processor is not None:
+            out = self._process(out, output_token_ids)
+        if np.isneginf(out.max()):
+            raise RequestError(
+                "no token is left to choose: allowed_token_ids, min_tokens, logit_bias and logits_processor "
+                "together forbid all of them"
+            )
+        return out
+
+    def _process(self, logits: Float32Array, output_token_ids: Sequence[int]) -> Float32Array:
+        token_ids = np.concatenate([self._prompt, np.asarray(output_token_ids, np.int32)])
+        assert self._params.logits_processor is not None
+        result: Any = self._params.logits_processor(token_ids, logits)
+        if result is None:
+            raise RequestError("logits_processor returned None: it must return the logits, changed in place or not")
+        array: Float32Array = np.ascontiguousarray(result, np.float32)
+        if array.shape != logits.shape:
+            raise RequestError(f"logits_processor: expected logits of shape {logits.shape}, got {array.shape}")
+        if np.isnan(array).any() or np.isposinf(array).any():
+            raise RequestError("logits_processor returned NaN or +inf; logits are finite, or -inf to forbid a token")
+        return array
+
+
+class HostSampler:
+    """Draws tokens from logits on the host as the engine does from its own."""
+
+    def __init__(self) -> None:
+        self._backend = _core.Backend("cpu", num_threads=1)
+
+    def draw(
+        self, logits: Float32Array, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+    ) -> list[int]:
+        """One token per row.
+
+        Parameters
+        ----------
+        logits : float32 array, [num_rows, vocab_size]
+        params, seeds : one per row
+        positions : one per row
+            Tokens before the one to draw: the place of the draw in the random numbers of the seed.
+        """
+        random_val = np.empty(len(params), np.float32)
+        _core.fill_uniform(np.array(seeds, np.uint64), np.array(positions, np.uint64), random_val)
+        columns = (
+            np.array([p.temperature for p in params], np.float32),
+            np.array([p.top_k for p in params], np.int32),
+            np.array([p.top_p for p in params], np.float32),
+            np.array([p.min_p for p in params], np.float32),
+            random_val,
+        )
+        ids = np.empty(len(params), np.int32)
+        arrays = [logits, *columns, ids]
+        self._backend.sample(*[_core.from_numpy(array) for array in arrays])
+        result: list[int] = ids.tolist()
+        return result
+
+
+def logprobs_of(
+    logits: Float32Array, token_ids: npt.NDArray[np.integer[Any]]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Log-probability of one token per row, [num_rows], and the log of the sum of exps of each row, [num_rows].
+
+    Parameters
+    ----------
+    logits : float32 array, [num_rows, vocab_size]
+    token_ids : integer array, [num_rows]
+    """
+    log_sums = np.empty(len(logits), np.float64)
+    for begin in range(0, len(logits), _ROWS_AT_ONCE):
+        rows = logits[begin : begin + _ROWS_AT_ONCE]
+        largest = rows.max(axis=1, keepdims=True)
+        sums = np.exp(rows - largest).sum(axis=1, dtype=np.float64)
+        log_sums[begin : begin + _ROWS_AT_ONCE] = largest[:, 0] + np.log(sums)
+    chosen = logits[np.arange(len(logits)), token_ids].astype(np.float64)
+    return chosen - log_sums, log_sums
+
+
+def top_logprobs(row: Float32Array, log_sum: float, count: int) -> dict[int, float]:
+    """The `count` most probable tokens of one row, [vocab_size], best first; equal ones by id."""
+    if count == 0:
+        return {}
+    count = min(count, len(row))
+    threshold = np.partition(row, len(row) - count)[len(row) - count]
+    candidates = np.flatnonzero(row >= threshold)
+    order = candidates[np.lexsort((candidates, -row[candidates]))][:count]
+    return {int(i): float(row[i]) - log_sum for i in order}

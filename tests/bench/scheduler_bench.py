@@ -1,0 +1,136 @@
+"""How long the scheduler takes for a step, and what a paged cache costs on the CPU.
+
+    python tests/bench/scheduler_bench.py                    # microseconds a step: schedule, batch, update; no model
+    python tests/bench/scheduler_bench.py --layouts          # prefill and decode, blocks of 16 tokens against one block
+
+`--layouts` runs one engine with dummy weights (shapes of llama-1b, fewer layers) under two schedulers: blocks of 16
+tokens, and one block per sequence, the static layout. Rounds alternate; on a busy machine only the fastest
+compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from infinilm import SamplingParams, _core
+from infinilm.config import LlamaConfig
+from infinilm.families import build_spec
+from infinilm.scheduler import Scheduler, Sequence
+
+
+def add_sequences(scheduler: Scheduler, count: int, prompt_len: int, seed: int) -> list[Sequence]:
+    rng = np.random.default_rng(seed)
+    params = SamplingParams(temperature=1.0, ignore_eos=True)
+    out = [Sequence(rng.integers(0, 1000, prompt_len).astype(np.int32), params, seed=i) for i in range(count)]
+    for sequence in out:
+        scheduler.add(sequence)
+    return out
+
+
+def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[float]:
+    """Seconds of each step of `num_seqs` decodes, the engine left out."""
+    scheduler = Scheduler(
+        num_seqs * 64,
+        16,
+        max_num_seqs=num_seqs,
+        max_model_len=1024,
+        max_num_batched_tokens=8192,
+        enable_prefix_caching=caching,
+    )
+    add_sequences(scheduler, num_seqs, 100, 0)
+    for i in range(num_steps + 10):
+        ids = np.full(num_seqs, i, np.int32)
+        output: Any = SimpleNamespace(ids=SimpleNamespace(numpy=lambda ids=ids: ids), logits=None)
+        started = time.perf_counter()
+        step = scheduler.schedule(started)
+        assert step is not None
+        scheduler.update(step, output)
+        elapsed = time.perf_counter() - started
+        if len(step.samples) == num_seqs and len(step.chunks) == num_seqs and i >= 10:
+            yield elapsed
+
+
+def bench_steps(sizes: list[int], num_steps: int) -> None:
+    for size in sizes:
+        for caching in (True, False):
+            micros = sorted(1e6 * seconds for seconds in time_scheduler(size, num_steps, caching))
+            p99 = micros[len(micros) * 99 // 100]
+            label = "prefix cache" if caching else "no prefix cache"
+            print(f"{size:4} decodes, {label:16} median {statistics.median(micros):6.0f} us  p99 {p99:6.0f} us")
+
+
+def run_layout(engine: _core.InferEngine, block_size: int, max_len: int, batch: int, prompt: int, steps: int) -> Any:
+    """Seconds of a prefill of `batch` prompts, and of the median decode step after it."""
+    blocks_per_seq = -(-max_len // block_size)
+    engine.reset_cache(batch * blocks_per_seq, block_size)
+    scheduler = Scheduler(
+        batch * blocks_per_seq,
+        block_size,
+        max_num_seqs=batch,
+        max_model_len=max_len,
+        max_num_batched_tokens=batch * prompt,
+    )
+    add_sequences(scheduler, batch, prompt, 1)
+    seconds = []
+    for _ in range(steps + 1):
+        started = time.perf_counter()
+        step = scheduler.schedule(started)
+        assert step is not None
+        scheduler.update(step, engine.forward(step.batch))
+        seconds.append(time.perf_counter() - started)
+    return seconds[0], statistics.median(seconds[1:])
+
+
+def bench_layouts(layers: int, prompt: int, rounds: int) -> None:
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=1024,
+        intermediate_size=2048,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+    )
+    max_len = prompt + 64
+    engine = _core.InferEngine(build_spec(config, dtype="float32", max_model_len=max_len), "cpu")
+    engine.load_dummy("float32", 0)
+    engine.finish_loading()
+    for batch in (1, 4):
+        results: dict[int, list[Any]] = {16: [], max_len: []}
+        for i in range(rounds):
+            for size, runs in sorted(results.items(), reverse=bool(i % 2)):
+                runs.append(run_layout(engine, size, max_len, batch, prompt, 24))
+        for i, what in enumerate(("prefill", "decode")):
+            for name, choose in (("median", statistics.median), ("fastest", min)):
+                paged, static = (choose([run[i] for run in runs]) for runs in results.values())
+                print(
+                    f"{what:8} batch {batch}, {prompt} tokens, {name:8} blocks of 16 {1e3 * paged:8.2f} ms, static "
+                    f"{1e3 * static:8.2f} ms, ratio {paged / static:.3f}"
+                )
+    engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--layouts", action="store_true")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    if args.layouts:
+        bench_layouts(args.layers, args.prompt, args.rounds)
+    else:
+        bench_steps(args.sizes, args.steps)
+
+
+if __name__ == "__main__":
+    main()

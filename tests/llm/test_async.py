@@ -1,0 +1,126 @@
+"""agenerate and astream: the same results, no threads of their own, cancelled with their task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import infinilm
+from infinilm import LLM, SamplingParams
+
+SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+PROMPTS = ["the", "Once upon a time", "ü"]
+
+
+def test_agenerate_is_generate(llm: LLM) -> None:
+    expected = llm.generate(PROMPTS, use_tqdm=False, **SETTINGS)
+    before = threading.active_count()
+    most = 0
+
+    async def main() -> list[list[infinilm.RequestOutput]]:
+        nonlocal most
+        calls = [llm.agenerate(PROMPTS, **SETTINGS) for _ in range(8)]
+        gathered = asyncio.gather(*calls)
+        await asyncio.sleep(0)
+        most = threading.active_count()
+        return await gathered
+
+    for outputs in asyncio.run(main()):
+        assert [o.outputs for o in outputs] == [o.outputs for o in expected]
+    assert most <= before
+
+
+def test_astream_is_stream(llm: LLM) -> None:
+    params = SamplingParams(n=2, seed=1, max_tokens=30, logprobs=1)
+    expected = llm.generate(PROMPTS, params, use_tqdm=False)
+
+    async def main() -> dict[tuple[int, int], str]:
+        texts: dict[tuple[int, int], str] = {}
+        async for event in llm.astream(PROMPTS, params):
+            texts[event.index, event.completion] = texts.get((event.index, event.completion), "") + event.text
+        return texts
+
+    assert asyncio.run(main()) == {(i, c.index): c.text for i, o in enumerate(expected) for c in o.outputs}
+
+
+def test_the_loop_goes_on(llm: LLM) -> None:
+    gate = threading.Event()
+
+    def wait(token_ids: Any, logits: Any) -> Any:
+        assert gate.wait(30)
+        return logits
+
+    async def main() -> int:
+        task = asyncio.create_task(llm.agenerate("the", logits_processor=wait, **SETTINGS))
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        assert not task.done()
+        gate.set()
+        return len((await task)[0].outputs[0].token_ids)
+
+    assert asyncio.run(main()) == 20
+
+
+@pytest.mark.parametrize("how", ["cancel", "timeout", "break", "close"])
+def test_leaving_cancels(folder: Path, how: str) -> None:
+    with LLM(folder) as model:
+        started, gate = threading.Event(), threading.Event()
+
+        def wait(token_ids: Any, logits: Any) -> Any:
+            if len(token_ids) > 4:
+                started.set()
+                assert gate.wait(30)
+            return logits
+
+        async def main() -> None:
+            settings: dict[str, Any] = {"logits_processor": wait, "ignore_eos": True}
+            if how in ("cancel", "timeout"):
+                task = asyncio.create_task(model.agenerate([1, 2], **settings))
+                while not started.is_set():
+                    await asyncio.sleep(0.001)
+                if how == "cancel":
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                else:
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(task, 0.01)
+            else:
+                events = model.astream([1, 2], **settings)
+                async for _ in events:
+                    break
+                if how == "close":
+                    await events.aclose()  # type: ignore[attr-defined]
+            gate.set()
+
+        asyncio.run(main())
+        end = time.monotonic() + 30
+        while model.metrics().num_running and time.monotonic() < end:
+            time.sleep(0.001)
+        assert model.metrics().num_running == 0
+        assert model.metrics().num_output_tokens < 20
+        assert len(model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs[0].token_ids) == 20
+
+
+def test_errors(llm: LLM) -> None:
+    def broken(token_ids: Any, logits: Any) -> Any:
+        raise ValueError("on purpose")
+
+    with pytest.raises(infinilm.RequestError, match="empty"):
+        llm.astream([[]])
+
+    async def main() -> None:
+        with pytest.raises(infinilm.RequestError, match="empty"):
+            await llm.agenerate([[]])
+        with pytest.raises(ValueError, match="on purpose"):
+            await llm.agenerate("the", logits_processor=broken)
+        params = [SamplingParams(**SETTINGS), SamplingParams(logits_processor=broken)]
+        outputs = await llm.agenerate(["the", "an"], params)
+        assert [o.outputs[0].finish_reason for o in outputs] == ["length", "error"]
+
+    asyncio.run(main())

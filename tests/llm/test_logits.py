@@ -1,0 +1,269 @@
+"""Penalties, masks, processors and log-probabilities: by themselves, and through `LLM`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import infinilm
+from infinilm import LLM, SamplingParams, _core
+from infinilm.logits import HostSampler, LogitsPipeline, logprobs_of, top_logprobs
+from llm import tiny
+
+Array = npt.NDArray[Any]
+VOCAB = 40
+PROMPTS = ["the", "Once upon a time there was an answer", "a " * 25, "the other one in the inner"]
+
+some_params = st.fixed_dictionaries(
+    {},
+    optional={
+        "allowed_token_ids": st.lists(st.integers(0, VOCAB - 1), min_size=3),
+        "min_tokens": st.integers(0, 6),
+        "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 5, width=32)),
+        "repetition_penalty": st.floats(0.5, 2),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "stop_token_ids": st.lists(st.integers(0, VOCAB - 1), max_size=1),
+        "ignore_eos": st.booleans(),
+    },
+)
+some_ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
+
+
+def oracle(p: SamplingParams, logits: Array, prompt: list[int], output: list[int]) -> Array:
+    """The documented procedure, token by token, in float64."""
+    out = [float(x) for x in logits]
+    ends = set(p.stop_token_ids) | (set() if p.ignore_eos else {0})
+    for i in range(VOCAB):
+        if p.allowed_token_ids is not None and i not in p.allowed_token_ids:
+            out[i] = -math.inf
+        if len(output) < p.min_tokens and i in ends:
+            out[i] = -math.inf
+        out[i] += (p.logit_bias or {}).get(i, 0.0)
+        if i in prompt or i in output:
+            out[i] = out[i] / p.repetition_penalty if out[i] > 0 else out[i] * p.repetition_penalty
+        out[i] -= p.presence_penalty * (i in output) + p.frequency_penalty * output.count(i)
+    return np.array(out)
+
+
+@given(params=some_params, prompt=some_ids, output=some_ids, seed=st.integers(0, 99))
+def test_the_pipeline_does_what_is_documented(
+    params: dict[str, Any], prompt: list[int], output: list[int], seed: int
+) -> None:
+    p = SamplingParams(**params)
+    logits = (4 * np.random.default_rng(seed).standard_normal(VOCAB)).astype(np.float32)
+    before = logits.copy()
+    pipeline = LogitsPipeline(p, np.array(prompt, np.int32), {0}, VOCAB)
+    for token_id in output:
+        pipeline.accept(token_id)
+    expected = oracle(p, logits, prompt, output)
+    if np.isneginf(expected).all():
+        with pytest.raises(infinilm.RequestError, match="no token is left"):
+            pipeline.apply(logits, output)
+        return
+    got = pipeline.apply(logits, output)
+    # A few roundings of values of this size.
+    bound = 8 * np.finfo(np.float32).eps * (np.abs(logits).max() * 2 + 5 + 2 * (1 + len(output)))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=bound)
+    np.testing.assert_array_equal(logits, before)
+    if not pipeline.is_needed(len(output)):
+        np.testing.assert_array_equal(got, logits)
+
+
+@given(st.integers(1, 5), st.integers(0, VOCAB + 5), st.integers(0, 99), st.booleans())
+def test_logprobs(num_rows: int, top: int, seed: int, ties: bool) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (10 * rng.standard_normal((num_rows, VOCAB))).astype(np.float32)
+    logits = np.round(logits) if ties else logits
+    ids = rng.integers(0, VOCAB, num_rows)
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1, keepdims=True)) + exact.max(1, keepdims=True)
+    got, log_sums = logprobs_of(logits, ids)
+    bound = 8 * np.finfo(np.float32).eps
+    np.testing.assert_allclose(got, exact[np.arange(num_rows), ids], rtol=0, atol=bound)
+    for row, expected, log_sum in zip(logits, exact, log_sums, strict=True):
+        best = sorted(range(VOCAB), key=lambda i: (-row[i], i))[:top]
+        result = top_logprobs(row, log_sum, top)
+        assert list(result) == best
+        np.testing.assert_allclose(list(result.values()), expected[best], rtol=0, atol=bound)
+
+
+def test_the_host_draws_what_the_engine_draws(llm: LLM) -> None:
+    params = [SamplingParams(seed=i, top_k=k, top_p=0.9, min_p=0.01) for i, k in enumerate((-1, 5, 0, 60))]
+    expected = [llm.generate("the", p, max_tokens=1, use_tqdm=False)[0].outputs[0].token_ids[0] for p in params]
+    ids = llm.tokenize("the")
+    logits = np.stack([llm.forward(ids)[-1]] * len(params))
+    assert HostSampler().draw(logits, params, [0, 1, 2, 3], [len(ids)] * 4) == expected
+    assert 0 <= _core.uniform(0, 1) < 1
+
+
+# ---- through LLM ----
+
+
+def run(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:
+    return llm.generate(prompt, use_tqdm=False, **sampling)[0].outputs[0]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 3}, {"seed": 4, "top_k": 9, "top_p": 0.8}])
+def test_a_processor_that_changes_nothing(llm: LLM, sampling: dict[str, Any]) -> None:
+    plain = run(llm, "the", max_tokens=30, ignore_eos=True, **sampling)
+    seen: list[list[int]] = []
+
+    def same(token_ids: Array, logits: Array) -> Array:
+        assert (token_ids.dtype, logits.dtype, logits.shape) == (np.int32, np.float32, (tiny.VOCAB_SIZE,))
+        seen.append(token_ids.tolist())
+        return logits
+
+    got = run(llm, "the", max_tokens=30, ignore_eos=True, logits_processor=same, **sampling)
+    assert list(got.token_ids) == list(plain.token_ids)
+    prompt = llm.tokenize("the")
+    assert seen == [prompt + list(plain.token_ids[:i]) for i in range(30)]
+
+
+def test_greedy_with_penalties_is_the_oracle(llm: LLM) -> None:
+    """Token by token from `forward`, with the order of the docs."""
+    settings: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.7}
+    got = run(llm, "the", temperature=0, max_tokens=20, ignore_eos=True, **settings)
+    prompt = llm.tokenize("the")
+    output: list[int] = []
+    for token_id in got.token_ids:
+        row = llm.forward(prompt + output)[-1]
+        for i in set(prompt + output):
+            row[i] = row[i] / np.float32(1.3) if row[i] > 0 else row[i] * np.float32(1.3)
+        for i in set(output):
+            row[i] = row[i] - np.float32(0.4)
+            row[i] = row[i] - np.float32(0.7) * np.float32(output.count(i))
+        assert token_id == row.argmax()
+        output.append(token_id)
+    assert got.token_ids != run(llm, "the", temperature=0, max_tokens=20, ignore_eos=True).token_ids
+
+
+def test_bias_and_allowed(llm: LLM) -> None:
+    assert set(run(llm, "the", max_tokens=20, logit_bias={7: 1e6}).token_ids) == {7}
+    assert set(run(llm, "the", max_tokens=30, seed=1, allowed_token_ids=[5, 6, 8]).token_ids) <= {5, 6, 8}
+    assert 5 not in run(llm, "the", max_tokens=30, seed=1, allowed_token_ids=[5, 6], logit_bias={5: -1e9}).token_ids
+
+
+def test_min_tokens(llm: LLM) -> None:
+    plain = run(llm, "the", seed=4, max_tokens=30, ignore_eos=True)
+    stop = plain.token_ids[3]
+    got = run(llm, "the", seed=4, max_tokens=30, ignore_eos=True, stop_token_ids=[stop], min_tokens=9)
+    assert stop not in got.token_ids[:9]
+    assert len(got.token_ids) > 9
+    assert len(run(llm, "the", logit_bias={tiny.EOS: 1e6}, min_tokens=5, max_tokens=30).token_ids) == 6
+    text = plain.text[2:4]
+    assert (
+        run(llm, "the", seed=4, max_tokens=30, ignore_eos=True, stop=text).text == plain.text[: plain.text.find(text)]
+    )
+    later = run(llm, "the", seed=4, max_tokens=30, ignore_eos=True, stop=text, min_tokens=12)
+    assert len(later.token_ids) > 12
+    assert later.text.startswith(llm.detokenize(plain.token_ids[:8]).rstrip("\ufffd"))
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"seed": 1, "repetition_penalty": 1.2},
+    {"seed": 2, "logit_bias": {3: 2.0}, "logprobs": 2},
+    {"seed": 3},
+    {"seed": 4, "logits_processor": lambda ids, logits: logits * np.float32(0.5)},
+    {"seed": 5, "min_tokens": 8, "frequency_penalty": 1.0},
+    {"temperature": 0, "prompt_logprobs": 1},
+    {"seed": 6, "n": 3, "presence_penalty": 1.0},
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 3}], ids=str)
+def test_tokens_do_not_depend_on_what_runs_beside(folder: Any, llm: LLM, settings: dict[str, Any]) -> None:
+    params = [SamplingParams(max_tokens=25, ignore_eos=True, **m) for m in MIXED]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
+    alone = [llm.generate(prompt, p, use_tqdm=False)[0] for prompt, p in zip(prompts, params, strict=True)]
+    with LLM(folder, **settings) as other:
+        together = other.generate(prompts, params, use_tqdm=False)
+    for a, b in zip(alone, together, strict=True):
+        assert a.outputs == b.outputs
+        assert a.prompt_logprobs == b.prompt_logprobs
+
+
+def test_n(llm: LLM) -> None:
+    output = llm.generate("the", n=3, seed=10, max_tokens=15, ignore_eos=True, use_tqdm=False)[0]
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+    for i, completion in enumerate(output.outputs):
+        assert list(completion.token_ids) == list(
+            run(llm, "the", seed=10 + i, max_tokens=15, ignore_eos=True).token_ids
+        )
+    texts = ["", "", ""]
+    for event in llm.stream("the", n=3, seed=10, max_tokens=15, ignore_eos=True):
+        texts[event.completion] += event.text
+    assert texts == [c.text for c in output.outputs]
+
+
+@pytest.mark.parametrize("top", [0, 1, 5])
+def test_logprobs_of_completions(llm: LLM, top: int) -> None:
+    settings: dict[str, Any] = {"seed": 7, "temperature": 0.7, "max_tokens": 12, "ignore_eos": True}
+    plain = run(llm, "the", **settings)
+    assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
+    got = run(llm, "the", logprobs=top, **settings)
+    assert list(got.token_ids) == list(plain.token_ids)
+    prompt = llm.tokenize("the")
+    logits = llm.forward(prompt + list(got.token_ids))[len(prompt) - 1 : -1]
+    expected, log_sums = logprobs_of(logits, np.array(got.token_ids))
+    assert got.logprobs is not None
+    for i, (token_id, logprobs) in enumerate(zip(got.token_ids, got.logprobs, strict=True)):
+        assert logprobs == top_logprobs(logits[i], log_sums[i], top) | {token_id: expected[i]}
+    assert got.cumulative_logprob == pytest.approx(math.fsum(expected), abs=1e-9)
+    events = list(llm.stream("the", logprobs=top, **settings))
+    assert [event.logprob for event in events] == expected.tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_scores_and_prompt_logprobs(folder: Any, llm: LLM, chunk: int) -> None:
+    with LLM(folder, max_num_batched_tokens=chunk, max_num_seqs=2) as other:
+        scores = other.score([*PROMPTS, [3]], top=2)
+        outputs = other.generate(PROMPTS, temperature=0, max_tokens=2, prompt_logprobs=2, use_tqdm=False)
+    for prompt, score, output in zip(PROMPTS, scores, outputs, strict=False):
+        ids = llm.tokenize(prompt)
+        assert (score.prompt, score.token_ids) == (prompt, ids)
+        logits = llm.forward(ids)[:-1]
+        expected, log_sums = logprobs_of(logits, np.array(ids[1:]))
+        assert score.logprobs == [None, *expected.tolist()]
+        tops = [top_logprobs(row, log_sum, 2) for row, log_sum in zip(logits, log_sums, strict=True)]
+        assert score.top_logprobs == [None, *tops]
+        assert output.prompt_logprobs == [
+            None,
+            *(top | {i: x} for top, i, x in zip(tops, ids[1:], expected.tolist(), strict=True)),
+        ]
+        assert score.total == pytest.approx(expected.sum())
+        assert score.perplexity == pytest.approx(math.exp(-expected.mean()))
+    assert (scores[-1].logprobs, scores[-1].perplexity) == ([None], None)
+    assert llm.score("the")[0].top_logprobs is None
+    assert llm.score([]) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"allowed_token_ids": [tiny.VOCAB_SIZE]}, "allowed_token_ids: token id 270 is out of range"),
+        ({"logit_bias": {10**6: 1}}, "logit_bias: token id 1000000"),
+        ({"stop_token_ids": [999]}, "stop_token_ids: token id 999"),
+        ({"logprobs": 271}, "logprobs must be an int in 0..270"),
+        ({"prompt_logprobs": 271}, "prompt_logprobs must be"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_model(llm: LLM, sampling: dict[str, Any], message: str) -> None:
+    with pytest.raises(infinilm.RequestError, match=message):
+        llm.generate("the", **sampling)
+
+
+@pytest.mark.parametrize("top", [-1, 271, True, 1.5, None])
+def test_bad_scores(llm: LLM, top: Any) -> None:
+    with pytest.raises(infinilm.RequestError, match="top must be"):
+        llm.score("the", top=top)
+    with pytest.raises(infinilm.RequestError, match="prompt 1 is empty"):
+        llm.score(["the", []])

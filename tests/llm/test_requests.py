@@ -1,0 +1,379 @@
+"""The engine thread and what hangs on it: handles, cancelling, failures of one and of all, metrics, exit."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infinilm
+from infinilm import LLM, SamplingParams
+from infinilm.tokenizer import OutputText, Tokenizer
+
+SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+
+
+class Gate:
+    """A logits processor that waits, from some token on, until it is opened."""
+
+    def __init__(self, num_tokens: int = 0) -> None:
+        self.num_tokens = num_tokens
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self, token_ids: Any, logits: Any) -> Any:
+        if len(token_ids) >= self.num_tokens:
+            self.reached.set()
+            assert self._open.wait(30)
+        return logits
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.001)
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "infinilm-engine"]
+
+
+def broken(token_ids: Any, logits: Any) -> Any:
+    raise ValueError("on purpose")
+
+
+# ---- handles ----
+
+
+def test_submit(llm: LLM) -> None:
+    expected = llm.generate("the", use_tqdm=False, **SETTINGS)[0]
+    request = llm.submit("the", **SETTINGS)
+    output = request.result(30)
+    assert (output.outputs, output.prompt, output.finished) == (expected.outputs, "the", True)
+    assert output.request_id == request.request_id
+    assert request.done
+    assert "done" in repr(request)
+    for _ in range(2):  # every iteration begins anew
+        events = list(request)
+        assert [e.token_id for e in events] == list(expected.outputs[0].token_ids)
+        assert "".join(e.text for e in events) == expected.outputs[0].text
+    request.cancel()  # too late, and harmless
+    assert request.result().outputs[0].finish_reason == "length"
+
+
+def test_submit_takes_one_prompt(llm: LLM) -> None:
+    for prompts in (["the", "an"], []):
+        with pytest.raises(infinilm.RequestError, match=f"got {len(prompts)}"):
+            llm.submit(prompts)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="sampling_params"):
+        llm.submit("the", {"temperature": 0})  # type: ignore[arg-type]
+
+
+def test_result_in_time(llm: LLM) -> None:
+    gate = Gate()
+    request = llm.submit("the", logits_processor=gate, **SETTINGS)
+    with pytest.raises(TimeoutError, match="goes on"):
+        request.result(0.01)
+    for bad in (-1, "1", True):
+        with pytest.raises(infinilm.RequestError, match="timeout"):
+            request.result(bad)  # type: ignore[arg-type]
+    assert not request.done
+    gate.open()
+    assert len(request.result(30).outputs[0].token_ids) == 20
+
+
+def test_cancel_anywhere(folder: Path) -> None:
+    with LLM(folder, max_num_seqs=2, max_num_batched_tokens=8) as model:
+        expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
+        gate = Gate(len(model.tokenize("the")) + 5)
+        decoding = model.submit("the", logits_processor=gate, **SETTINGS)
+        assert gate.reached.wait(30)
+        long = model.submit([1] * 100, **SETTINGS)  # in chunks of at most 8 tokens: cancelled between them
+        waiting = [model.submit("an", n=2, **SETTINGS) for _ in range(3)]
+        for request in (long, *waiting[:2], decoding):
+            request.cancel()
+        gate.open()
+        for request, count in ((long, 0), (waiting[0], 0), (decoding, 6)):
+            output = request.result(30)
+            assert output.finished
+            assert {c.finish_reason for c in output.outputs} == {"abort"}
+            assert len(output.outputs[0].token_ids) == count
+            assert "".join(e.text for e in request if e.completion == 0) == output.outputs[0].text
+        assert [len(c.token_ids) for c in waiting[2].result(30).outputs] == [20, 20]
+        assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
+        assert model.metrics().num_used_blocks == 0
+
+
+def test_cancel_between_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder, max_num_batched_tokens=8, max_num_seqs=2) as model:
+        requests: list[infinilm.Request] = []
+        update = model._scheduler.update
+
+        def cancel_and_update(*args: Any) -> Any:
+            wait_for(lambda: bool(requests))
+            requests[0].cancel()
+            return update(*args)
+
+        monkeypatch.setattr(model._scheduler, "update", cancel_and_update)
+        requests.append(model.submit([1] * 100, **SETTINGS))
+        output = requests[0].result(30)
+        assert (output.outputs[0].finish_reason, list(output.outputs[0].token_ids)) == ("abort", [])
+        assert model.metrics().num_prompt_tokens < 100
+
+
+def test_letting_go_of_a_handle_cancels(folder: Path) -> None:
+    with LLM(folder) as model:
+        for leave in (lambda r: None, lambda r: next(iter(r))):
+            gate = Gate(3)
+            request = model.submit([1, 2], logits_processor=gate, ignore_eos=True)
+            leave(request)
+            assert gate.reached.wait(30)
+            del request
+            gc.collect()
+            gate.open()
+            wait_for(lambda: model.metrics().num_running == 0)
+        assert model.metrics().num_output_tokens < 20
+
+
+def test_a_handle_keeps_its_llm(folder: Path) -> None:
+    model = LLM(folder)
+    request = model.submit("the", **SETTINGS)
+    del model
+    gc.collect()
+    assert request.result(30).outputs[0].finish_reason == "length"
+
+
+# ---- the thread ----
+
+
+def test_the_thread_starts_late_sleeps_and_goes(folder: Path) -> None:
+    before = len(engine_threads())
+    model = LLM(folder)
+    assert len(engine_threads()) == before
+    model.generate("the", **SETTINGS)
+    assert len(engine_threads()) == before + 1
+    steps, started = model.metrics().num_steps, time.thread_time()
+    time.sleep(0.05)
+    assert model.metrics().num_steps == steps
+    assert time.thread_time() - started < 0.04
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+    assert len(engine_threads()) == before
+
+
+def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in generate, which waits for events."""
+    with LLM(folder) as model:
+        expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
+        gate = Gate()
+
+        class Interrupted:
+            def __init__(self) -> None:
+                self.put: Any = lambda event: None
+
+            def get(self) -> Any:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("infinilm.llm.queue.SimpleQueue", Interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model.generate(["the", "an"], logits_processor=gate, use_tqdm=False, **SETTINGS)
+        gate.open()
+        wait_for(lambda: model.metrics().num_running == 0)
+        assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
+
+
+def test_close_fails_what_runs(folder: Path) -> None:
+    model = LLM(folder, max_num_seqs=1)
+    gate = Gate()
+    requests = [model.submit("the", logits_processor=gate, **SETTINGS), model.submit("an", n=2, prompt_logprobs=0)]
+    assert gate.reached.wait(30)
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    wait_for(lambda: model._thread._closed)
+    gate.open()
+    closing.join(30)
+    for request in requests:
+        with pytest.raises(infinilm.EngineDeadError, match="closed"):
+            request.result(30)
+        assert list(request._log.read())[-1].finish_reason == "error"
+    for call in (lambda: model.submit("the"), lambda: model.score("the"), lambda: model.generate("the")):
+        with pytest.raises(infinilm.EngineDeadError, match="closed"):
+            call()
+
+
+# ---- failures ----
+
+
+def bad_shape(token_ids: Any, logits: Any) -> Any:
+    return logits[:-1]
+
+
+def bad_nan(token_ids: Any, logits: Any) -> Any:
+    logits[3] = np.nan
+    return logits
+
+
+def bad_exit(token_ids: Any, logits: Any) -> Any:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("processor", "error"),
+    [
+        (broken, ValueError),
+        (bad_shape, infinilm.RequestError),
+        (bad_nan, infinilm.RequestError),
+        (bad_exit, SystemExit),
+        (lambda ids, logits: None, infinilm.RequestError),
+        (lambda ids, logits: logits - np.inf, infinilm.RequestError),
+        (lambda ids, logits: "logits", ValueError),
+    ],
+)
+def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error: type[BaseException]) -> None:
+    prompts = ["the", "an", "the other"]
+    good = SamplingParams(**SETTINGS)
+    bad = SamplingParams(logits_processor=processor, **SETTINGS)
+    expected = llm.generate(prompts, good, use_tqdm=False)
+    outputs = llm.generate(prompts, [good, bad, good], use_tqdm=False)
+    assert [o.outputs for o in outputs[::2]] == [o.outputs for o in expected[::2]]
+    failed = outputs[1].outputs[0]
+    assert failed.finish_reason == "error"
+    assert isinstance(failed.error, error)
+    events = list(llm.stream(prompts, [good, bad, good]))
+    assert [e.finish_reason for e in events if e.index == 1] == ["error"]
+    for call in (
+        lambda: llm.generate("an", bad),
+        lambda: list(llm.stream("an", bad)),
+        lambda: llm.submit("an", bad).result(30),
+        lambda: list(llm.submit("an", bad)),
+    ):
+        with pytest.raises(error):
+            call()
+
+
+def test_a_failing_tokenizer_fails_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(OutputText):
+        def push(self, token_id: int, search: bool = True) -> str:
+            raise RuntimeError("on purpose")
+
+    def make(tokenizer: Tokenizer, params: SamplingParams) -> OutputText:
+        return (Broken if params.stop == ("zzzz",) else OutputText)(tokenizer, params)
+
+    expected = llm.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
+    monkeypatch.setattr("infinilm.prompts.OutputText", make)
+    params = [SamplingParams(**SETTINGS), SamplingParams(stop="zzzz", **SETTINGS)]
+    good, bad = llm.generate(["the", "the"], params, use_tqdm=False)
+    assert good.outputs == expected
+    assert bad.outputs[0].finish_reason == "error"
+    assert str(bad.outputs[0].error) == "on purpose"
+
+
+def test_events_that_cannot_be_delivered(llm: LLM) -> None:
+    """As those of an asyncio loop that is closed: their request is cancelled, others do not notice."""
+    gate = Gate()
+    request = llm.submit("the", logits_processor=gate, ignore_eos=True)
+
+    def fail(event: Any) -> None:
+        raise RuntimeError("the loop is closed")
+
+    request._request.listen(fail)
+    gate.open()
+    assert len(llm.generate("the", use_tqdm=False, **SETTINGS)[0].outputs[0].token_ids) == 20
+    wait_for(lambda: llm.metrics().num_running == 0)
+    assert request._request.completions[0].finish_reason == "abort"
+
+
+def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __init__(self, engine: Any, error: BaseException) -> None:
+            self._engine, self._error = engine, error
+
+        def forward(self, batch: Any) -> Any:
+            raise self._error
+
+        def close(self) -> None:
+            self._engine.close()
+
+    with LLM(folder) as model:
+        expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
+        with monkeypatch.context() as patch:
+            patch.setattr(model._thread, "_engine", Failing(model._engine, RuntimeError("on purpose")))
+            for call in (
+                lambda: model.generate(["the", "an"], n=2, **SETTINGS),
+                lambda: model.generate("the", prompt_logprobs=1),
+                lambda: model.score("the"),
+            ):
+                with pytest.raises(RuntimeError, match="on purpose"):
+                    call()
+        assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
+        assert not model._thread._works
+        death = infinilm.EngineDeadError("rank 0 failed")
+        monkeypatch.setattr(model._thread, "_engine", Failing(model._engine, death))
+        with pytest.raises(infinilm.EngineDeadError, match="rank 0 failed"):
+            model.generate("the", **SETTINGS)
+        with pytest.raises(infinilm.EngineDeadError, match="rank 0 failed") as caught:
+            model.generate("the", **SETTINGS)
+        assert caught.value.__cause__ is death
+
+
+def test_metrics(folder: Path) -> None:
+    with LLM(folder, max_num_seqs=2) as model:
+        fresh = model.metrics()
+        assert (fresh.num_running, fresh.num_waiting, fresh.num_steps, fresh.output_tps) == (0, 0, 0, None)
+        gate = Gate()
+        requests = [model.submit([1, 2, 3], logits_processor=gate, **SETTINGS) for _ in range(5)]
+        assert gate.reached.wait(30)
+        during = model.metrics()
+        assert during.num_running + during.num_waiting == 5
+        assert 1 <= during.num_running <= 2
+        assert 1 <= during.num_used_blocks <= during.num_blocks
+        gate.open()
+        for request in requests:
+            request.result(30)
+        after = model.metrics()
+        assert (after.num_running, after.num_waiting, after.num_used_blocks, after.num_finished) == (0, 0, 0, 5)
+        assert (after.num_prompt_tokens, after.num_output_tokens) == (15, 100)
+        assert after.num_steps >= 60
+        assert after.output_tps is not None
+        assert after.output_tps > 0
+        assert 0 <= after.prefix_hit_rate <= 1
+
+
+def test_many_threads_that_cancel(folder: Path) -> None:
+    with LLM(folder, max_num_seqs=3, max_num_batched_tokens=16) as model:
+        expected = [model.generate([1 + i], use_tqdm=False, **SETTINGS)[0].outputs for i in range(4)]
+        failures: list[str] = []
+
+        def work(i: int) -> None:
+            for k in range(6):
+                request = model.submit([1 + i], **SETTINGS)
+                if k % 2:
+                    for _ in zip(request, range(k), strict=False):
+                        pass
+                    request.cancel()
+                outputs = request.result(30).outputs
+                cut = len(outputs[0].token_ids)
+                if list(outputs[0].token_ids) != list(expected[i][0].token_ids)[:cut] or (k % 2 == 0 and cut < 20):
+                    failures.append(f"{i} {k}")
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failures
+        wait_for(lambda: model.metrics().num_running == 0)

@@ -1,0 +1,143 @@
+"""A stand-in for the engine that knows what every slot of the KV cache must hold.
+
+A slot holds a hash of the tokens from the beginning of its sequence up to its own: that is all that keys and values
+depend on. Attention reads right if the slots that a sequence sees hold the hashes of that sequence's prefixes. The next
+token is a function of the last hash, so a sequence's tokens are known without a scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infinilm.scheduler as sched
+from infinilm import SamplingParams
+
+MODULUS = 2**61 - 1
+VOCAB_SIZE = 97
+
+
+def extend(prefix: int, token: int) -> int:
+    return (prefix * 1_000_003 + token + 1) % MODULUS
+
+
+def next_token(prefix: int) -> int:
+    return (prefix >> 7) % VOCAB_SIZE
+
+
+def prefixes_of(tokens: list[int]) -> list[int]:
+    out, prefix = [], 0
+    for token in tokens:
+        prefix = extend(prefix, token)
+        out.append(prefix)
+    return out
+
+
+def tokens_alone(prompt: list[int], count: int) -> list[int]:
+    prefix = prefixes_of(prompt)[-1]
+    out = []
+    for _ in range(count):
+        out.append(next_token(prefix))
+        prefix = extend(prefix, out[-1])
+    return out
+
+
+def make_sequence(prompt: list[int], max_tokens: int, **more: Any) -> sched.Sequence:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return sched.Sequence(np.array(prompt, np.int32), params, seed=len(prompt), **more)
+
+
+def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps be plain objects, whose arrays can be read."""
+    plain = SimpleNamespace(Batch=SimpleNamespace, fill_uniform=lambda *_: None)
+    monkeypatch.setattr(sched, "_core", plain)
+
+
+@dataclass
+class Engine:
+    """Runs steps of a scheduler and checks all that a step says."""
+
+    scheduler: sched.Scheduler
+    cache: dict[int, int] = field(default_factory=dict)  # slot -> hash of the prefix that ends there
+    num_steps: int = 0
+
+    def step(self) -> list[tuple[sched.Sequence, int]]:
+        assert self.scheduler.has_work
+        step = self.scheduler.schedule(float(self.num_steps + 1))
+        assert step is not None, "there is work, and no step"
+        self.num_steps += 1
+        check_blocks(self.scheduler)
+        sampled = self.scheduler.update(step, self.forward(step))
+        for sequence, token in sampled:
+            assert sequence.output_token_ids[-1] == token
+        return sampled
+
+    def forward(self, step: sched.Step) -> Any:
+        batch, manager = step.batch, self.scheduler.blocks
+        size = manager.block_size
+        cu_seqlens_q = batch.cu_seqlens_q.tolist()
+        assert len(batch.input_ids) == len(batch.positions) == len(batch.slot_mapping) == cu_seqlens_q[-1]
+        assert 0 < cu_seqlens_q[-1] <= self.scheduler.max_num_batched_tokens
+        assert len(set(batch.slot_mapping.tolist())) == cu_seqlens_q[-1], "two tokens in one slot"
+        assert (manager.ref_counts[batch.slot_mapping // size] == 1)[~self._shared_now(step)].all()
+        slots = []
+        for i, (sequence, count) in enumerate(step.chunks):
+            tokens = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
+            begin, end, context = *cu_seqlens_q[i : i + 2], int(batch.context_lens[i])
+            assert end - begin == count > 0
+            assert context == sequence.num_computed + count
+            positions = np.arange(context - count, context)
+            np.testing.assert_array_equal(batch.positions[begin:end], positions)
+            assert batch.input_ids[begin:end].tolist() == tokens[context - count : context]
+            where = batch.block_table[i][np.arange(context) // size].astype(np.int64) * size + np.arange(context) % size
+            np.testing.assert_array_equal(batch.slot_mapping[begin:end], where[positions])
+            prefixes = [0, *prefixes_of(tokens[:context])]
+            for position in positions.tolist():  # from what the cache holds, as a model does, if it sees that far
+                sees = position > 0 and manager.sliding_window != 1
+                before = self.cache[int(where[position - 1])] if sees else prefixes[position]
+                self.cache[int(where[position])] = extend(before, tokens[position])
+            slots.append((where, prefixes[1:], context - count))
+        for where, prefixes, start in slots:  # attention reads after all have written
+            first = max(0, start - manager.sliding_window + 1) if manager.sliding_window else 0
+            assert [self.cache[slot] for slot in where[first:].tolist()] == prefixes[first:]
+        rows = batch.logits_rows.tolist()
+        ids = [next_token(self.cache[int(batch.slot_mapping[row])]) for row in rows]
+        logits = np.array(rows, np.float32)[:, None] if batch.return_logits else None
+        return SimpleNamespace(ids=_array(np.array(ids, np.int32)), logits=logits if logits is None else _array(logits))
+
+    def _shared_now(self, step: sched.Step) -> np.ndarray:
+        """Tokens of full blocks, which another sequence of this very step may share."""
+        size = self.scheduler.blocks.block_size
+        full = np.repeat(step.batch.context_lens // size, np.diff(step.batch.cu_seqlens_q))
+        return step.batch.positions // size < full
+
+
+def _array(array: np.ndarray) -> Any:
+    return SimpleNamespace(numpy=lambda: array)
+
+
+def check_blocks(scheduler: sched.Scheduler) -> None:
+    """Every block is free once, or used as often as it is counted."""
+    blocks = scheduler.blocks
+    held = [blocks.block_table[s.slot, blocks._first[s.slot] : blocks.lengths[s.slot]] for s in scheduler.running]
+    counted = np.bincount(np.concatenate(held) if held else [], minlength=blocks.num_blocks)
+    np.testing.assert_array_equal(blocks.ref_counts, counted)
+    free = [*blocks._free, *blocks._idle]
+    assert sorted(free) == np.flatnonzero(counted == 0).tolist()
+    assert set(blocks._idle) <= set(blocks._keys), "an idle block that nobody can find"
+    assert not set(blocks._free) & set(blocks._keys)
+    assert len(blocks._known) == len(blocks._keys)
+    assert all(blocks._known[key][0] == block for block, key in blocks._keys.items())
+    assert len({s.slot for s in scheduler.running}) == len(scheduler.running)
+    assert all(s.slot < 0 for s in scheduler.waiting)
+
+
+def check_empty(scheduler: sched.Scheduler) -> None:
+    assert not scheduler.has_work
+    check_blocks(scheduler)
+    assert scheduler.blocks.num_used == 0
+    assert not scheduler.blocks.ref_counts.any()

@@ -1,0 +1,281 @@
+"""The scheduler and its blocks alone: whatever arrives, every sequence reads its own prefix and nothing leaks."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infinilm.scheduler as sched
+from infinilm import CacheFullError
+from infinilm.block_manager import BlockManager, common_window
+from scheduler.simulation import (
+    VOCAB_SIZE,
+    Engine,
+    check_blocks,
+    check_empty,
+    make_sequence,
+    tokens_alone,
+    without_core,
+)
+
+MAX_LEN = 60
+
+
+@pytest.fixture(autouse=True)
+def plain_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_core(monkeypatch)
+
+
+def make_scheduler(num_blocks: int = 40, block_size: int = 4, **settings: Any) -> sched.Scheduler:
+    defaults = {"max_num_seqs": 6, "max_model_len": MAX_LEN, "max_num_batched_tokens": 16}
+    return sched.Scheduler(num_blocks, block_size, **(defaults | settings))
+
+
+def random_prompt(rng: np.random.Generator, bases: list[list[int]]) -> list[int]:
+    base = bases[rng.integers(len(bases))]
+    shared = base[: rng.integers(0, len(base))] if rng.random() < 0.7 else []
+    tail: list[int] = rng.integers(0, VOCAB_SIZE, rng.integers(1, 12)).tolist()
+    return shared + tail if rng.random() < 0.8 or not shared else shared
+
+
+def drain(engine: Engine, alive: list[sched.Sequence]) -> None:
+    while engine.scheduler.has_work:
+        for sequence, _ in engine.step():
+            if len(sequence.output_token_ids) >= sequence.params.max_tokens:
+                engine.scheduler.remove(sequence)
+                alive.remove(sequence)
+
+
+CONFIGS = list(
+    itertools.product(
+        [1, 4, 16],  # block_size
+        [0, 1, 9],  # sliding_window
+        [True, False],  # prefix caching
+        ["tiny", "small", "roomy"],
+    )
+)
+
+
+@pytest.mark.parametrize(("size", "window", "caching", "pool"), CONFIGS)
+def test_anything_that_arrives_is_served_right(size: int, window: int, caching: bool, pool: str) -> None:
+    rng = np.random.default_rng([size, window, caching, len(pool)])
+    least = BlockManager(1, size, 1, MAX_LEN, sliding_window=window).least_blocks(MAX_LEN)
+    scheduler = make_scheduler(
+        {"tiny": least, "small": least + 60 // size, "roomy": 400}[pool],
+        size,
+        max_num_batched_tokens=int(rng.integers(6, 40)),
+        enable_prefix_caching=caching,
+        sliding_window=window,
+    )
+    engine = Engine(scheduler)
+    bases = [rng.integers(0, VOCAB_SIZE, 45).tolist() for _ in range(3)]
+    arrived: list[sched.Sequence] = []
+    alive: list[sched.Sequence] = []
+    cancelled = 0
+    work = 0
+    while len(arrived) < 60 or scheduler.has_work:
+        for _ in range(int(rng.integers(0, 4)) if len(arrived) < 60 else 0):
+            prompt = random_prompt(rng, bases)
+            sequence = make_sequence(prompt, int(rng.integers(1, MAX_LEN - len(prompt) + 1)))
+            work += len(prompt) + sequence.params.max_tokens
+            arrived.append(sequence)
+            alive.append(sequence)
+            scheduler.add(sequence)
+        if alive and rng.random() < 0.03:
+            sequence = alive.pop(int(rng.integers(len(alive))))
+            scheduler.remove(sequence)
+            scheduler.remove(sequence)  # twice does no harm
+            cancelled += 1
+        if rng.random() < 0.01:
+            scheduler.reset_prefix_cache()
+        if not scheduler.has_work:
+            continue
+        for sequence, _ in engine.step():
+            if len(sequence.output_token_ids) >= sequence.params.max_tokens:
+                scheduler.remove(sequence)
+                alive.remove(sequence)
+        order = [arrived.index(s) for s in (*scheduler.running, *scheduler.waiting)]
+        assert order == sorted(order), "somebody overtook"
+        assert engine.num_steps <= work, "somebody starves"
+    check_empty(scheduler)
+    assert not alive
+    first = [s.first_scheduled for s in arrived if s.first_scheduled]
+    assert first == sorted(first)
+    done = [s for s in arrived if len(s.output_token_ids) == s.params.max_tokens]
+    assert len(done) >= len(arrived) - cancelled
+    for sequence in arrived:
+        expected = tokens_alone(sequence.prompt_token_ids.tolist(), len(sequence.output_token_ids))
+        assert sequence.output_token_ids == expected
+    assert (scheduler.stats.prefix_hit_rate > 0.1) == caching or pool == "tiny" or window
+    assert (scheduler.num_preemptions > 0) or pool != "small" or window
+    assert scheduler.num_preemptions == sum(s.num_preemptions for s in arrived)
+
+
+def test_a_prefix_is_shared_and_the_last_token_computed() -> None:
+    scheduler = make_scheduler()
+    engine = Engine(scheduler)
+    prompt = list(range(12))
+    for expected in (0, 8, 8):  # of three full blocks, the last is computed anew: a token must be
+        sequence = make_sequence(prompt, 3)
+        scheduler.add(sequence)
+        drain(engine, [sequence])
+        assert sequence.cached_tokens == expected
+    assert scheduler.stats.prefix_hit_rate == pytest.approx(16 / 36)
+    scheduler.reset_prefix_cache()
+    sequence = make_sequence(prompt, 1)
+    scheduler.add(sequence)
+    drain(engine, [sequence])
+    assert sequence.cached_tokens == 0
+
+
+def test_equal_prompts_of_one_step_are_computed_once() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=100)
+    engine = Engine(scheduler)
+    sequences = [make_sequence(list(range(21)), 5) for _ in range(4)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    engine.step()
+    assert [s.cached_tokens for s in sequences] == [0, 20, 20, 20]
+    assert scheduler.blocks.num_used == 5 + 4
+    drain(engine, sequences)
+    check_empty(scheduler)
+
+
+@pytest.mark.parametrize("fail_at", ["build", "forward"])
+def test_what_a_failed_step_did_not_compute_is_not_shared(monkeypatch: pytest.MonkeyPatch, fail_at: str) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=100)
+    engine = Engine(scheduler)
+    old = make_sequence(list(range(50, 57)), 20)
+    scheduler.add(old)
+    engine.step()
+    for _ in range(2):
+        scheduler.add(make_sequence(list(range(21)), 5))
+    if fail_at == "build":
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, "_build", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                scheduler.schedule(0.0)
+        assert scheduler.running == [old]
+        assert len(scheduler.waiting) == 2
+        remaining = [old, *scheduler.waiting]
+    else:
+        step = scheduler.schedule(0.0)
+        assert step is not None
+        for sequence, _ in step.chunks:
+            scheduler.remove(sequence)
+        remaining = [make_sequence(list(range(21)), 5)]
+        scheduler.add(remaining[0])
+    check_blocks(scheduler)
+    drain(engine, remaining)
+    check_empty(scheduler)
+
+
+def test_a_collision_of_hashes_shares_nothing() -> None:
+    class Same(bytes):
+        def __hash__(self) -> int:
+            return 1
+
+    class Tokens:
+        """Looks like an array of tokens; all its keys have one hash."""
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def __len__(self) -> int:
+            return len(self.array)
+
+        def __getitem__(self, at: slice) -> Any:
+            return SimpleNamespace(tobytes=lambda: Same(self.array[at].tobytes()))
+
+    manager = BlockManager(20, 2, 2, 10)
+    first, second = (Tokens(np.array(t, np.int32)) for t in ([1, 2, 3, 4, 5], [6, 7, 3, 4, 5]))
+    for slot, tokens in enumerate((first, second)):
+        manager.grow(slot, 5)
+        manager.remember(slot, tokens, 5)  # type: ignore[arg-type]
+    assert manager.find_prefix(first) == manager.block_table[0, :2].tolist()  # type: ignore[arg-type]
+    assert manager.find_prefix(second) == manager.block_table[1, :2].tolist()  # type: ignore[arg-type]
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    manager = BlockManager(4, 2, 1, 8)
+    prompts = [np.array([i, i, i, i, 9], np.int32) for i in range(2)]
+    for prompt in prompts:
+        manager.grow(0, 4)
+        manager.remember(0, prompt, 4)
+        manager.free(0, 4)
+    manager.share(0, manager.find_prefix(prompts[0]))  # used again
+    manager.free(0, 4)
+    manager.grow(0, 2)
+    assert [len(manager.find_prefix(p)) for p in prompts] == [2, 1]
+    manager.grow(0, 4)
+    assert [len(manager.find_prefix(p)) for p in prompts] == [2, 0]
+
+
+def test_windows_bound_the_blocks_of_a_sequence() -> None:
+    scheduler = make_scheduler(num_blocks=4, sliding_window=8)
+    engine = Engine(scheduler)
+    sequence = make_sequence(list(range(30)), 30)
+    scheduler.add(sequence)
+    drain(engine, [sequence])
+    check_empty(scheduler)
+    assert common_window([8, 16]) == 16
+    assert common_window([8, 0]) == common_window([]) == 0
+
+
+def test_logits_are_collected_once_also_after_preemption() -> None:
+    scheduler = make_scheduler(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=2)
+    engine = Engine(scheduler)
+    old = make_sequence(list(range(9)), 20)
+    collecting = make_sequence(list(range(16)), 1, collect_logits=True)
+    for sequence in (old, collecting):
+        scheduler.add(sequence)
+    while collecting.num_computed < 16:
+        for sequence, _ in engine.step():
+            if len(sequence.output_token_ids) >= sequence.params.max_tokens:
+                scheduler.remove(sequence)
+    scheduler.remove(collecting)
+    assert collecting.num_preemptions
+    assert collecting.cached_tokens == 0
+    assert sum(len(rows) for rows in collecting.logits) == 16
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_model_len=40)
+    with pytest.raises(CacheFullError, match="max_model_len"):
+        scheduler.add(make_sequence([1] * 41, 1))
+    with pytest.raises(CacheFullError, match=r"needs 5 blocks of 4 tokens, but .* has 4 .*kv_cache"):
+        scheduler.add(make_sequence([1] * 10, 7))
+    sequence = make_sequence([1] * 10, 6)
+    scheduler.add(sequence)
+    drain(Engine(scheduler), [sequence])
+    check_empty(scheduler)
+
+
+def test_cancelled_while_the_step_runs() -> None:
+    scheduler = make_scheduler()
+    engine = Engine(scheduler)
+    sequences = [make_sequence(list(range(i, i + 7)), 4) for i in range(3)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    output = engine.forward(step)
+    scheduler.remove(sequences[1])
+    assert [s for s, _ in scheduler.update(step, output)] == [sequences[0]]
+    sequences.pop(1)
+    drain(engine, sequences)
+    check_empty(scheduler)
+
+
+def test_stats() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    for i in range(2):
+        scheduler.add(make_sequence([i] * 9, 2))
+    Engine(scheduler).step()
+    stats = scheduler.stats
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks, stats.num_blocks) == (1, 1, 3, 40)
+    assert (stats.prefix_hit_rate, stats.num_preemptions) == (0, 0)
