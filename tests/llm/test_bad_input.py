@@ -1,0 +1,233 @@
+"""What the LLM layer refuses: every row says what was wrong, and the LLM works on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import infinilm
+from infinilm import LLM
+from llm import tiny
+from llm.support import one
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([[]], "empty"),
+        ([[1, -1]], "-1"),
+        ([[1, tiny.VOCAB_SIZE]], f"{tiny.VOCAB_SIZE} at position 1"),
+        ([[2**40]], "out of range"),
+        ([[2**70]], "token ids"),
+        ([[1, 2.5]], "token ids"),
+        ([[1.0, 2.0]], "token ids"),
+        ([[True, False]], "token ids"),
+        ([["a", "b"]], "token ids"),
+        ([[1, None]], "token ids"),
+        ([[[1], [2]]], "token ids"),
+        ([[[1], [2, 3]]], "token ids"),
+        ([[1] * 128], "128 tokens"),
+        ("a" * 10_000, "max_model_len"),
+        (["the", [[]]], "prompt 1"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_bad_prompts(llm: LLM, prompt: Any, message: str) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(infinilm.RequestError, match=message):
+            call(prompt, max_tokens=2)
+    assert not llm._scheduler.has_work
+    assert len(one(llm, "the", max_tokens=2, ignore_eos=True).token_ids) == 2
+
+
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"the", {"prompt": "the"}, [None]])
+def test_prompts_of_the_wrong_type(llm: LLM, prompt: Any) -> None:
+    with pytest.raises((TypeError, infinilm.RequestError), match=r"(?i)prompt"):
+        llm.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": [""]}, "stop"),
+    ],
+    ids=str,
+)
+def test_bad_sampling(llm: LLM, sampling: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        llm.generate("the", **sampling)
+    assert isinstance(caught.value, infinilm.InfinilmError)
+
+
+def test_unknown_keywords_are_named_with_the_nearest(llm: LLM, folder: Path) -> None:
+    with pytest.raises(TypeError, match="temperature"):
+        llm.generate("the", temprature=0)
+    with pytest.raises(TypeError, match="max_tokens"):
+        llm.stream("the", max_new_tokens=3)
+    with pytest.raises(TypeError, match="max_modle_len"):
+        LLM(folder, max_modle_len=3)  # type: ignore[call-arg]
+
+
+def test_forward_refuses_what_generate_refuses(llm: LLM) -> None:
+    for ids in ([], [-1], [tiny.VOCAB_SIZE], [0.5], [1] * (llm.max_model_len + 1), [[1]]):
+        with pytest.raises(infinilm.RequestError, match="input_ids"):
+            llm.forward(ids)
+
+
+def test_folders_that_are_no_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        LLM(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        LLM(tmp_path / "absent")
+    config_only = tiny.make_checkpoint(tmp_path / "config_only", weights=False)
+    with pytest.raises(infinilm.WeightError, match="safetensors"):
+        LLM(config_only)
+    with pytest.raises(infinilm.ConfigError, match="folder"):
+        LLM(config_only / "config.json")
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    other = tiny.make_checkpoint(tmp_path, tokenizer=False)
+    with LLM(other) as model:
+        got = one(model, [1, 2, 3], temperature=0, max_tokens=4, ignore_eos=True)
+        assert len(got.token_ids) == 4
+        assert got.text == ""
+        for call in (lambda: model.generate("the"), lambda: model.stream("the"), lambda: model.tokenize("the")):
+            with pytest.raises(infinilm.RequestError, match="tokenizer"):
+                call()
+        with pytest.raises(infinilm.RequestError, match="tokenizer"):
+            model.generate([1], stop="x")
+
+
+def test_a_tokenizer_from_elsewhere(tmp_path: Path, folder: Path, llm: LLM) -> None:
+    other = tiny.make_checkpoint(tmp_path, tokenizer=False)
+    with LLM(other, tokenizer=folder) as model:
+        assert one(model, "the", temperature=0, max_tokens=9) == one(llm, "the", temperature=0, max_tokens=9)
+    with pytest.raises(infinilm.ConfigError, match="tokenizer"):
+        LLM(other, tokenizer=tmp_path / "absent")
+
+
+def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the right to read away; from root, whom the file system lets read anyway, by refusing to open."""
+    path.chmod(0)
+    if not os.access(path, os.R_OK):
+        return
+
+    def refusing(function: Any) -> Any:
+        def refuse(file: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(file, int) and Path(file) == path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(file))
+            return function(file, *args, **kwargs)
+
+        return refuse
+
+    monkeypatch.setattr("builtins.open", refusing(open))
+    monkeypatch.setattr(os, "open", refusing(os.open))
+    monkeypatch.setattr(pathlib.Path, "open", refusing(pathlib.Path.open))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    other = tiny.make_checkpoint(tmp_path)
+    _make_unreadable(other / name, monkeypatch)
+    with pytest.raises((infinilm.InfinilmError, PermissionError), match=name) as caught:
+        LLM(other)
+    assert "permission" in str(caught.value).lower()
+
+
+def test_use_after_close(folder: Path) -> None:
+    model = LLM(folder)
+    running = model.stream("the", ignore_eos=True)
+    next(running)
+    model.close()
+    model.close()
+    for call in (
+        lambda: model.generate("the"),
+        lambda: next(model.stream("the")),
+        lambda: model.forward([1]),
+        lambda: list(running),
+    ):
+        with pytest.raises(infinilm.EngineDeadError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("kv_cache", ["", "abc", "0", "-1", "0%", "200%", "4XB", "1.2.3GiB", "nan", 0, -5, True, 1.5])
+def test_bad_kv_cache(folder: Path, kv_cache: Any) -> None:
+    with pytest.raises(infinilm.ConfigError, match="kv_cache"):
+        LLM(folder, kv_cache=kv_cache)
+
+
+@pytest.mark.parametrize("kv_cache", [2**20, "1MiB", "1mib", "1 MB", "0.5GiB", "10%", "100%", "1048576"])
+def test_good_kv_cache(folder: Path, kv_cache: Any) -> None:
+    with LLM(folder, kv_cache=kv_cache) as model:
+        assert model.memory.kv_bytes <= model.memory.kv_budget_bytes
+
+
+def test_kv_cache_that_is_too_small(folder: Path) -> None:
+    with pytest.raises(infinilm.CacheFullError, match=r"(?s)max_model_len.*kv_cache"):
+        LLM(folder, kv_cache="8KiB", max_model_len=128)
+    with LLM(folder, kv_cache="8KiB") as model:  # the context shrinks instead, when it may
+        assert 1 <= model.max_model_len < 128
+        with pytest.raises(infinilm.RequestError, match="max_model_len"):
+            model.generate([[1] * model.max_model_len])
+    with pytest.raises(infinilm.CacheFullError, match="kv_cache"):
+        LLM(folder, kv_cache=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_model_len": 0},
+        {"max_model_len": -1},
+        {"max_model_len": 1.5},
+        {"max_num_seqs": 0},
+        {"max_num_batched_tokens": 0},
+        {"num_threads": 0},
+        {"num_threads": "2"},
+        {"load_format": "pickle"},
+        {"dtype": "int8"},
+        {"device": "tpu"},
+        {"device": "cuda:x"},
+    ],
+    ids=str,
+)
+def test_bad_settings(folder: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(infinilm.ConfigError, match=next(iter(settings))):
+        LLM(folder, **settings)
+
+
+def test_unknown_setting(folder: Path) -> None:
+    with pytest.raises(TypeError, match="LLM has no parameter 'max_num_seq'; did you mean 'max_num_seqs'"):
+        LLM(folder, max_num_seq=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"LLM has no parameter 'zzz'$"):
+        LLM(folder, zzz=3)  # type: ignore[arg-type]
+
+
+def test_cuda_is_refused_with_the_reason(folder: Path) -> None:
+    if infinilm.backends()["cuda"]["available"]:
+        pytest.skip("this machine has a usable GPU")
+    with pytest.raises(infinilm.DeviceError, match=r"(?i)cuda"):
+        LLM(folder, device="cuda")
+
+
+def test_a_context_beyond_the_model_warns(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(folder, max_model_len=200) as model:
+        assert model.max_model_len == 200
+    assert "max_model_len=200" in caplog.text
