@@ -56,6 +56,8 @@ class BlockManager:
         [max_num_seqs] int32: entries of a row, those behind the window included.
     ref_counts : ndarray
         [num_blocks] int32: slots that use a block.
+    num_remembered : ndarray
+        [max_num_seqs] int32: full blocks of a slot that have gone through the chain, see `remember`.
     num_queried_tokens, num_hit_tokens : int
         Tokens of prompts looked up so far, and how many of them the prefix cache held.
     """
@@ -77,10 +79,10 @@ class BlockManager:
         self.block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self.lengths = np.zeros(max_num_seqs, np.int32)
         self.ref_counts = np.zeros(num_blocks, np.int32)
+        self.num_remembered = np.zeros(max_num_seqs, np.int32)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._first = np.zeros(max_num_seqs, np.int32)  # first entry not yet given back by the window
-        self._chained = np.zeros(max_num_seqs, np.int32)  # full blocks of a slot that have gone through the chain
         self._chain_id = [_ROOT] * max_num_seqs  # id of the last of them
         self._free = list(range(num_blocks))[
             ::-1
@@ -146,13 +148,18 @@ class BlockManager:
             self.ref_counts[blocks] += 1
             self.block_table[slot, : len(blocks)] = blocks
             self._chain_id[slot] = self._known[self._keys[blocks[-1]]][1]
-        self.lengths[slot] = self._chained[slot] = len(blocks)
+        self.lengths[slot] = self.num_remembered[slot] = len(blocks)
 
     def release_behind_window(self, slots: IntArray, num_computed: Int32Array) -> None:
-        """Give back the blocks that no token from `num_computed` on sees; nothing without a window."""
+        """Give back the blocks that no token from `num_computed` on sees; nothing without a window.
+
+        Blocks that are still to be remembered stay.
+        """
         if not self.sliding_window:
             return
         first = np.maximum(num_computed - self.sliding_window + 1, 0) // self.block_size
+        if self.enable_prefix_caching:
+            first = np.minimum(first, self.num_remembered[slots])
         for i in np.flatnonzero(first > self._first[slots]):
             slot, end = int(slots[i]), int(first[i])
             self._give_back(self.block_table[slot, self._first[slot] : end])
@@ -163,7 +170,7 @@ class BlockManager:
         self.forget_uncomputed(slot, num_computed)
         # The end of a prefix is of less use than its beginning: it goes first, also when space is needed.
         self._give_back(self.block_table[slot, self._first[slot] : self.lengths[slot]][::-1])
-        self.lengths[slot] = self._first[slot] = self._chained[slot] = 0
+        self.lengths[slot] = self._first[slot] = self.num_remembered[slot] = 0
         self._chain_id[slot] = _ROOT
 
     def _take(self, count: int) -> list[int]:
@@ -212,7 +219,7 @@ class BlockManager:
             return
         size, chain_id = self.block_size, self._chain_id[slot]
         end = num_tokens // size
-        for i in range(int(self._chained[slot]), end):
+        for i in range(int(self.num_remembered[slot]), end):
             key = (chain_id, tokens[i * size : (i + 1) * size].tobytes())
             found = self._known.get(key)
             if found is None:  # else another block holds the same: one of them is enough
@@ -222,12 +229,12 @@ class BlockManager:
                 self._keys[block] = key
             else:
                 chain_id = found[1]
-        self._chained[slot] = max(end, self._chained[slot])
+        self.num_remembered[slot] = max(end, self.num_remembered[slot])
         self._chain_id[slot] = chain_id
 
     def forget_uncomputed(self, slot: int, num_computed: int) -> None:
         """Take back what `remember` said of the slot's blocks beyond `num_computed` tokens."""
-        end = int(self._chained[slot])
+        end = int(self.num_remembered[slot])
         begin = num_computed // self.block_size
         if begin >= end:
             return
@@ -235,7 +242,7 @@ class BlockManager:
         first_key = self._keys.get(uncomputed[0])
         for block in uncomputed:
             self._forget(block)
-        self._chained[slot] = begin
+        self.num_remembered[slot] = begin
         # The chain goes on from the block before. When the first of these blocks was a second copy, which id that was
         # is not known any more: an id that nobody finds keeps the rest of the sequence to itself.
         self._chain_id[slot] = first_key[0] if first_key else self._new_id()

@@ -3,6 +3,10 @@
 Callers put `Work` into an inbox and wait for events; nobody but this thread (or whoever has `exclusive`) touches the
 scheduler and the engine. With nothing to do it sleeps. It starts with the first work and knows nothing of the `LLM`,
 which may so be garbage collected; that, `close` and the end of the interpreter stop it.
+
+While a step runs, this thread makes the next one and queues it behind, then takes in the results of the one before and
+tells them: the engine never waits for Python. A step that is made ahead supposes that every sequence goes on; the row
+of one that has ended meanwhile (at a stop token or string, not at its length, which is known) is computed for nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +37,19 @@ News = tuple[Work, TokenEvent | None]  # None: nothing to tell yet
 
 _CLOSED = "this LLM is closed; make a new one"
 
+# Making a step takes some 0.2 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step made
+# ahead for sequences that have all ended costs a whole step.
+_AHEAD_BELOW_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that the engine runs or has queued."""
+
+    step: Step
+    pending: _core.PendingStep
+    submitted: float  # seconds, perf_counter
+
 
 class EngineThread:
     """Steps the scheduler and the engine for everybody.
@@ -41,11 +59,17 @@ class EngineThread:
     engine : _core.InferEngine
         Closed by `close`.
     scheduler : Scheduler
+    run_ahead : bool
+        Make steps ahead where it pays; False: no token is ever computed that is not wanted, so hooks see none.
     """
 
-    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler) -> None:
+    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, *, run_ahead: bool = True) -> None:
         self._engine = engine
         self._scheduler = scheduler
+        self._run_ahead = run_ahead
+        self._in_flight: _InFlight | None = None  # the step submitted last
+        self._step_seconds = 0.0  # of the last step
+        self._last_result = 0.0  # when it was done, perf_counter
         # Reentrant, and a queue that is, too: the garbage collector may call `close` in the middle of anything.
         self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
         self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
@@ -116,6 +140,12 @@ class EngineThread:
             self._deliver(self._take_cancelled())
             if self._scheduler.has_work:
                 raise busy
+            if (last := self._in_flight) is not None:  # made ahead, for nobody
+                self._in_flight = None
+                try:
+                    self._take_results(last, last.pending.result())
+                except BaseException as error:
+                    self._deliver(self._fail([], error))
             yield self._run_alone
 
     def metrics(self) -> EngineMetrics:
@@ -146,9 +176,9 @@ class EngineThread:
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
-        if not (self._taken or self._scheduler.has_work):
+        # `close` sets the flag before its notice, which may have been taken out among orders.
+        if not (self._closed or self._taken or self._in_flight or self._scheduler.has_work):
             self._take(self._inbox.get())
-        self._drain_inbox()
         return not self._closed
 
     def _drain_inbox(self) -> None:
@@ -172,28 +202,57 @@ class EngineThread:
             return self._step()
 
     def _step(self) -> list[News]:
-        """Run one step for everybody; returns the news. The scheduler is settled before anybody hears them."""
+        """Have the engine run on, and take in the step before; the scheduler is settled before anybody hears the news."""
+        news = self._take_orders()
+        last, self._in_flight = self._in_flight, None
+        failed: list[Work] | None = None  # None: all
+        try:
+            if last is None or self._runs_ahead(last.step):
+                self._in_flight = self._submit()
+            if last is None:
+                if self._in_flight is None and self._scheduler.has_work:
+                    raise InfinilmError("the scheduler has sequences, and cannot run any of them")
+                return news
+            failed = [sequence.owner for sequence, _, _ in last.step.chunks]
+            output = last.pending.result()
+            failed = None
+            news += self._settle(self._take_results(last, output))
+            if self._in_flight is None:
+                news += self._take_orders()  # given while the step ran
+                self._in_flight = self._submit()
+        except BaseException as error:
+            news += self._fail(list(self._works) if failed is None else failed, error)
+        return news
+
+    def _runs_ahead(self, step: Step) -> bool:
+        return self._run_ahead and self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host
+
+    def _submit(self) -> _InFlight | None:
+        """Queue the next step, if there is one to be made now."""
+        now = time.perf_counter()
+        step = self._scheduler.schedule(now)
+        return None if step is None else _InFlight(step, self._engine.submit(step.batch), now)
+
+    def _fail(self, works: list[Work], error: BaseException) -> list[News]:
+        """End works after a step that failed. The others are computed again: the cache may hold anything."""
+        if isinstance(error, EngineDeadError):
+            self._death = error
+        if self._in_flight is not None:
+            with contextlib.suppress(BaseException):
+                self._in_flight.pending.result()
+            self._in_flight = None
+        self._scheduler.recompute_all()
+        return self._settle([(w, self._end(w, "error", error)) for w in works if w.finish_reason is None])
+
+    def _take_orders(self) -> list[News]:
+        """Do what callers asked for: cancel, and start."""
         news = self._take_cancelled()
+        self._drain_inbox()
         while self._taken:
             work = self._taken.popleft()
             self._adopt(work)
             news += self._settle(self._start(work))
-        step: Step | None = None
-        started = time.perf_counter()
-        try:
-            step = self._scheduler.schedule(started)
-            if step is None:
-                if self._scheduler.has_work:
-                    raise InfinilmError("the scheduler has sequences, and cannot run any of them")
-                return news
-            output = self._engine.forward(step.batch)
-        except BaseException as error:
-            if isinstance(error, EngineDeadError):
-                self._death = error
-            # The state of these sequences in the cache is unknown: they end here.
-            failed = list(self._works) if step is None else [s.owner for s, _ in step.chunks]
-            return news + self._settle([(w, self._end(w, "error", error)) for w in failed if w.finish_reason is None])
-        return news + self._settle(self._take_results(step, output, started))
+        return news
 
     def _take_cancelled(self) -> list[News]:
         news: list[News] = []
@@ -207,14 +266,14 @@ class EngineThread:
         self._cancelled.extend(waiting)
         return self._settle(news)
 
-    def _take_results(self, step: Step, output: _core.StepOutput, started: float) -> list[News]:
+    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[News]:
+        step = done.step
         logits = output.logits.numpy() if output.logits is not None else None
         ids = output.ids.numpy().tolist() if output.ids is not None else []
         failures = self._draw(step.samples, ids, logits)
-        chunks = [(s, s.num_computed, n) for s, n in step.chunks]
-        sampled = self._scheduler.update(step, output, ids)
         rows = {id(s): i for i, s in enumerate(step.samples)}
         news: list[News] = []
+        sampled = self._scheduler.update(step, output, ids)
         for sequence, token_id in sampled:
             work: Completion = sequence.owner
             if work in failures:
@@ -222,10 +281,14 @@ class EngineThread:
                 continue
             row = logits[rows[id(sequence)]] if logits is not None and sequence.needs_logits else None
             news.append((work, self._guarded(work, work.take_token, token_id, row)))
-        for sequence, _, _ in step.logits_rows:
+        for sequence, _, _, _ in step.logits_rows:
             collector: LogitsWork = sequence.owner
-            news.append((collector, self._guarded(collector, collector.take_logits)))
-        self._counters.add_step(chunks, len(sampled), time.perf_counter() - started)
+            if collector.finish_reason is None:  # else cancelled while the step ran
+                news.append((collector, self._guarded(collector, collector.take_logits)))
+        now = time.perf_counter()
+        self._step_seconds = now - max(done.submitted, self._last_result)
+        self._last_result = now
+        self._counters.add_step(step.chunks, len(sampled), self._step_seconds)
         return news
 
     def _draw(
@@ -237,7 +300,7 @@ class EngineThread:
         changed: list[npt.NDArray[np.float32]] = []
         for i, sequence in enumerate(samples):
             work = sequence.owner
-            if not sequence.needs_logits or not work.pipeline.is_needed(len(sequence.output_token_ids)):
+            if not sequence.draws_on_host or work.finish_reason is not None:
                 continue
             try:
                 if logits is None:
@@ -323,6 +386,9 @@ class EngineThread:
                 if step is None:
                     raise InfinilmError("the scheduler cannot run this sequence")
                 self._scheduler.update(step, self._engine.forward(step.batch))
+        except BaseException:
+            self._scheduler.recompute_all()
+            raise
         finally:
             self._scheduler.remove(sequence)
 
@@ -338,8 +404,8 @@ class _Counters:
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
 
     def add_step(self, chunks: Iterable[tuple[Sequence, int, int]], num_sampled: int, seconds: float) -> None:
-        """Count a step; `chunks`: (sequence, tokens computed before, tokens computed)."""
-        num_prompt = sum(max(0, min(n, len(s.prompt_token_ids) - before)) for s, before, n in chunks)
+        """Count a step; `chunks`: (sequence, first token computed, end)."""
+        num_prompt = sum(max(0, min(end, len(s.prompt_token_ids)) - begin) for s, begin, end in chunks)
         self._num_steps += 1
         self._num_prompt_tokens += num_prompt
         self._num_output_tokens += num_sampled

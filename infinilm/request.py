@@ -164,9 +164,10 @@ class Completion(Work):
         self._note_needs()
 
     def _note_needs(self) -> None:
-        """Tell the scheduler whether the logits of the next token must come to the host."""
-        wants = self.sequence.params.logprobs is not None
-        self.sequence.needs_logits = wants or self.pipeline.is_needed(len(self.sequence.output_token_ids))
+        """Tell the scheduler whether the logits of the next token must come to the host, and whether it is drawn there."""
+        sequence = self.sequence
+        sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
+        sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None
 
     def take_token(self, token_id: int, logits: Float32Array | None) -> TokenEvent:
         """Take in a new token: text, stop conditions, log-probabilities; returns the event.

@@ -4,9 +4,11 @@ State is a structure of arrays indexed by slot (one per running sequence), updat
 many sequences is a handful of numpy operations. A sequence needs `num_tokens - num_computed` tokens computed: one
 while it decodes, many while its prompt is prefilled, in chunks of at most `max_num_batched_tokens`.
 
-`LLM` calls `schedule`, runs the batch on the engine, and hands the sampled ids to `update`. When blocks run out, the
-youngest sequence is preempted: it gives its blocks back, waits at the front of the queue, and is computed again later,
-mostly from the prefix cache. What a sequence's tokens are depends on none of this.
+The engine thread calls `schedule`, runs the batch on the engine, and hands the sampled ids to `update`. It may schedule
+one step ahead: then the newest token of a sequence is not known here yet, and the batch says which row of the step
+before it comes from. State moves on in `schedule`; `update` fills in the tokens. When blocks run out, and nothing is on
+its way that may free some, the youngest sequence is preempted: it gives its blocks back, waits at the front of the
+queue, and is computed again later, mostly from the prefix cache. What a sequence's tokens are depends on none of this.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 Int32Array = npt.NDArray[np.int32]
 
+# Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
+_MAX_COLLECTED_ROWS = 256
+_NO_LIMIT = np.iinfo(np.int32).max
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -39,10 +45,11 @@ class Sequence:
     owner: Any = None
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
     needs_logits: bool = False  # of its next token, which the owner changes or wants to see; may change between steps
+    draws_on_host: bool = False  # the owner draws its next token: no step can be ahead of that
     output_token_ids: list[int] = field(default_factory=list)
     logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
     slot: int = -1  # -1 while waiting and when done
-    num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_computed: int = 0  # tokens whose keys and values are in the cache, when the steps on their way are done
     num_collected: int = 0  # tokens whose logits were collected; those of a preempted sequence are not collected twice
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
     num_preemptions: int = 0
@@ -59,9 +66,15 @@ class Step:
     """One forward pass: the batch, and which sequence each of its chunks belongs to."""
 
     batch: _core.Batch
-    chunks: list[tuple[Sequence, int]]  # (sequence, tokens computed for it), in batch order
+    chunks: list[tuple[Sequence, int, int]]  # (sequence, first token computed for it, end), in batch order
     samples: list[Sequence]  # the sequences that get a token: row i of the output belongs to samples[i]
-    logits_rows: list[tuple[Sequence, int, int]]  # rows [begin, end) of the logits that a sequence collects
+    positions: Int32Array  # [len(samples)]: where in the sequence that token goes
+    logits_rows: list[tuple[Sequence, int, int, int]]  # (who collects logits, position of its first row, rows [a, b))
+
+    @property
+    def draws_on_host(self) -> bool:
+        """Whether the ids of the engine are not the last word."""
+        return any(sequence.draws_on_host for sequence in self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +150,14 @@ class Scheduler:
         self._watermark = 0 if ample else num_blocks // 100
         self._free_slots = list(range(max_num_seqs))[::-1]
         self._slots_of_running: Int32Array | None = None  # None: to be made anew
+        self._in_flight: Step | None = None  # the last step, until its results are in
+        self._collected_rows = 0  # of the step that is being made
         # Structure of arrays, [max_num_seqs, ...].
         self._tokens = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self._num_tokens = np.zeros(max_num_seqs, np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)  # also the one that the step in flight samples
+        self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # its end: the last token is never computed
         self._num_computed = np.zeros(max_num_seqs, np.int32)  # as Sequence.num_computed
+        self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
         self._collects = np.zeros(max_num_seqs, np.bool_)
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
@@ -181,8 +198,7 @@ class Scheduler:
                 f"the prompt has {length} tokens, but a sequence can have {self.max_model_len}: shorten it, or raise "
                 "max_model_len"
             )
-        new = 0 if sequence.collect_logits else sequence.params.max_tokens
-        length = self.max_model_len if new is None else min(length + new, self.max_model_len)
+        length = length if sequence.collect_logits else self._final_length(sequence)
         needed = self.blocks.least_blocks(length)
         if needed > self.blocks.num_blocks:
             raise CacheFullError(
@@ -205,11 +221,22 @@ class Scheduler:
         self.blocks.reset_prefix_cache()
 
     def schedule(self, now: float) -> Step | None:
-        """Choose the next step; None when there is nothing to do. `now`: seconds, perf_counter."""
+        """Choose the next step; None when there is nothing to do, or not before the step in flight is done.
+
+        At most one step may be in flight: its results go to `update` before `schedule` is called again.
+
+        Parameters
+        ----------
+        now
+            Seconds, perf_counter.
+        """
         chunks: list[tuple[Sequence, int]] = []
         admitted: list[Sequence] = []
+        self._collected_rows = 0
         try:
             preempted = self._choose_decodes(chunks)
+            if preempted is None:
+                return None
             budget, all_served = self._choose_prefills(chunks, self.max_num_batched_tokens - len(chunks))
             if all_served and not preempted:
                 self._admit(chunks, admitted, budget, now)
@@ -226,28 +253,34 @@ class Scheduler:
 
         `ids`: instead of those in `output`, one per row.
         """
-        for sequence, begin, end in step.logits_rows:
-            new = sequence.num_computed + end - begin - sequence.num_collected
-            if sequence.slot >= 0 and output.logits is not None and new > 0:
-                sequence.logits.append(output.logits.numpy()[end - new : end])
-                sequence.num_collected += new
-        for sequence, count in step.chunks:
-            if sequence.slot >= 0:  # else cancelled while the step ran
-                sequence.num_computed += count
-                self._num_computed[sequence.slot] = sequence.num_computed
+        if self._in_flight is step:
+            self._in_flight = None
+            self._previous_row.fill(-1)
+        for sequence, position, begin, end in step.logits_rows:
+            begin += sequence.num_collected - position  # a preempted sequence has some already
+            if sequence.slot >= 0 and output.logits is not None and begin < end:
+                sequence.logits.append(output.logits.numpy()[begin:end])
+                sequence.num_collected += end - begin
         if ids is None:
             ids = [] if output.ids is None else output.ids.numpy().tolist()
-        # Rows that only collect logits come last.
-        sampled = [(s, token_id) for s, token_id in zip(step.samples, ids, strict=False) if s.slot >= 0]
-        slots = np.fromiter((s.slot for s, _ in sampled), np.int32, len(sampled))
+        slots = np.fromiter((s.slot for s in step.samples), np.int32, len(step.samples))
+        alive = np.flatnonzero(slots >= 0)  # the others were cancelled while the step ran
+        sampled = [(step.samples[i], ids[i]) for i in alive.tolist()]  # rows that only collect logits come last
+        slots, positions = slots[alive], step.positions[alive]
+        fits = positions < self.max_model_len
         new_ids = np.fromiter((token_id for _, token_id in sampled), np.int32, len(sampled))
-        at = self._num_tokens[slots]
-        fits = at < self.max_model_len
-        self._tokens[slots[fits], at[fits]] = new_ids[fits]
-        self._num_tokens[slots] += 1
+        self._tokens[slots[fits], positions[fits]] = new_ids[fits]
         for sequence, token_id in sampled:
             sequence.output_token_ids.append(token_id)
         return sampled
+
+    def recompute_all(self) -> None:
+        """After a step that failed, once none is in flight: what the cache holds is not trusted any more."""
+        while self.running:
+            self._preempt(self.running[-1])
+        self.blocks.reset_prefix_cache()
+        self._in_flight = None
+        self._previous_row.fill(-1)
 
     # ---- choosing ----
 
@@ -256,29 +289,51 @@ class Scheduler:
             self._slots_of_running = np.fromiter((s.slot for s in self.running), np.int32, len(self.running))
         return self._slots_of_running
 
-    def _choose_decodes(self, chunks: list[tuple[Sequence, int]]) -> bool:
-        """Every decode gets its token and, when its last block is full, another; returns whether one was preempted."""
+    def _final_length(self, sequence: Sequence) -> int:
+        """Tokens, prompt and output, at which a sequence ends at the latest."""
+        new = sequence.params.max_tokens
+        return self.max_model_len if new is None else min(len(sequence.prompt_token_ids) + new, self.max_model_len)
+
+    def _choose_decodes(self, chunks: list[tuple[Sequence, int]]) -> bool | None:
+        """Every decode gets its token and, when its last block is full, another; returns whether one was preempted.
+
+        None: that would be needed, but sequences may end with the step in flight: better wait for it.
+        """
         blocks, preempted = self.blocks, False
         slots = self._running_slots()
+        self._remember_decoded(slots[self._is_decode(slots)])
         blocks.release_behind_window(slots, self._num_computed[slots])
         while True:
             slots = self._running_slots()
-            computed = self._num_computed[slots]
-            is_decode = self._num_tokens[slots] - computed == 1
-            growing = slots[is_decode & (computed == blocks.lengths[slots] * blocks.block_size)]
+            is_decode = self._is_decode(slots)
+            growing = slots[is_decode & (self._num_computed[slots] == blocks.lengths[slots] * blocks.block_size)]
             if len(growing) <= blocks.num_free:
                 break
+            if self._in_flight is not None:
+                return None
             self._preempt(self.running[-1])
             preempted = True
         if len(growing):
             blocks.grow_by_one(growing)
-        for slot in slots[is_decode & ((computed + 1) % blocks.block_size == 0)].tolist():
-            blocks.remember(slot, self._tokens[slot], int(self._num_tokens[slot]))
         if is_decode.all():
             chunks.extend((sequence, 1) for sequence in self.running)
         else:
             chunks.extend((self.running[i], 1) for i in np.flatnonzero(is_decode).tolist())
         return preempted
+
+    def _is_decode(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
+        """Which slots have one token to compute, and one to come after it."""
+        num_tokens = self._num_tokens[slots]
+        return (num_tokens - self._num_computed[slots] == 1) & (num_tokens < self._max_num_tokens[slots])
+
+    def _remember_decoded(self, slots: Int32Array) -> None:
+        """Let others find the blocks that decodes have filled, or will have with this step."""
+        blocks = self.blocks
+        if blocks.enable_prefix_caching:
+            known = self._num_tokens[slots] - (self._previous_row[slots] >= 0)
+            full = np.minimum(known // blocks.block_size, blocks.lengths[slots])
+            for i in np.flatnonzero(full > blocks.num_remembered[slots]).tolist():
+                blocks.remember(int(slots[i]), self._tokens[slots[i]], int(full[i]) * blocks.block_size)
 
     def _choose_prefills(self, chunks: list[tuple[Sequence, int]], budget: int) -> tuple[int, bool]:
         """Chunks of prompts that are being computed; returns the budget left and whether each got all it could."""
@@ -291,18 +346,25 @@ class Scheduler:
             if wanted <= 1:
                 continue
             room = self.blocks.room(sequence.slot) - sequence.num_computed
-            while room <= 0 and not chunks and self.running[-1] is not sequence:  # somebody must get on
+            # Somebody must get on.
+            while room <= 0 and not chunks and self._in_flight is None and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - sequence.num_computed
-            count = min(wanted, budget, room)
+            most = min(wanted, self._rows_left(sequence))  # who may not collect more does not hold up others
+            count = min(most, budget, room)
             if count > 0:
                 self._take_chunk(chunks, sequence, count)
                 budget -= count
-            if count < wanted:
+            if count < most:
                 return budget, False
         return budget, True
 
+    def _rows_left(self, sequence: Sequence) -> int:
+        """Tokens of this sequence that may still go into the step, as far as collected logits are concerned."""
+        return _MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
+
     def _take_chunk(self, chunks: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
+        self._collected_rows += count if sequence.collect_logits else 0
         end = sequence.num_computed + count
         self.blocks.grow(sequence.slot, end)
         self.blocks.remember(sequence.slot, self._tokens[sequence.slot], end)
@@ -313,7 +375,8 @@ class Scheduler:
         blocks = self.blocks
         while self.waiting and self._free_slots and budget > 0:
             sequence, alone = self.waiting[0], not chunks
-            if not alone and blocks.num_free <= self._watermark:
+            rows = self._rows_left(sequence)
+            if rows == 0 or (not alone and blocks.num_free <= self._watermark):
                 return
             num_tokens = sequence.num_tokens
             tokens = self._tokens[self._free_slots[-1], :num_tokens]  # of the slot it will have
@@ -322,7 +385,7 @@ class Scheduler:
             # Who collects logits must compute every token.
             shared = [] if sequence.collect_logits else blocks.find_prefix(tokens)
             cached = len(shared) * blocks.block_size
-            count = min(num_tokens - cached, budget)
+            count = min(num_tokens - cached, budget, rows)
             needed = blocks.blocks_for(cached + count) - len(shared)
             if not alone and needed + self._watermark > blocks.num_free - blocks.num_idle(shared):
                 return
@@ -347,6 +410,7 @@ class Scheduler:
         sequence.num_computed = len(shared) * self.blocks.block_size
         self.blocks.share(slot, shared)
         self._num_tokens[slot] = sequence.num_tokens
+        self._max_num_tokens[slot] = _NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
         self._num_computed[slot] = sequence.num_computed
         self.blocks.release_behind_window(np.array([slot]), self._num_computed[[slot]])
         if not sequence.first_scheduled:
@@ -366,6 +430,7 @@ class Scheduler:
     def _leave_slot(self, sequence: Sequence) -> None:
         self.blocks.free(sequence.slot, sequence.num_computed)
         self._free_slots.append(sequence.slot)
+        self._previous_row[sequence.slot] = -1
         sequence.slot = -1
         self._slots_of_running = None
 
@@ -381,6 +446,7 @@ class Scheduler:
     # ---- the batch ----
 
     def _build(self, chunks: SequenceOf[tuple[Sequence, int]]) -> Step:
+        """Make the step; the state moves on to what it will be afterwards."""
         num_seqs, block_size = len(chunks), self.blocks.block_size
         slots = np.fromiter((s.slot for s, _ in chunks), np.int32, num_seqs)
         counts = np.fromiter((n for _, n in chunks), np.int32, num_seqs)
@@ -397,25 +463,40 @@ class Scheduler:
         collects = self._collects[slots]
         sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
         samples = [chunks[i][0] for i in sampled.tolist()]
+        input_ids = self._tokens[token_slots, positions]
+        previous_rows: Int32Array | None = None
+        if self._in_flight is not None:
+            is_last = positions == self._num_tokens[token_slots] - 1
+            previous_rows = np.where(is_last, self._previous_row[token_slots], np.int32(-1))
         rows = [cu_seqlens_q[1:][sampled] - 1]
         logits_rows = []
         num_rows = len(samples)
         for i in np.flatnonzero(collects).tolist():
             rows.append(np.arange(cu_seqlens_q[i], cu_seqlens_q[i + 1], dtype=np.int32))
-            logits_rows.append((chunks[i][0], num_rows, num_rows + int(counts[i])))
+            logits_rows.append((chunks[i][0], int(starts[i]), num_rows, num_rows + int(counts[i])))
             num_rows += int(counts[i])
         batch = _core.Batch(
-            input_ids=self._tokens[token_slots, positions],
+            input_ids=input_ids,
             positions=positions,
             slot_mapping=token_blocks.astype(np.int64) * block_size + positions % block_size,
             block_table=self.blocks.block_table[slots, : self.blocks.blocks_for(int(ends.max()))],
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
             logits_rows=np.concatenate(rows),
+            previous_rows=previous_rows,
             return_logits=bool(logits_rows) or any(s.needs_logits for s in samples),
             **(self._sampling(slots[sampled], ends[sampled], num_rows) if samples else {}),
         )
-        return Step(batch, list(chunks), samples, logits_rows)
+        spans = list(zip((s for s, _ in chunks), starts.tolist(), ends.tolist(), strict=True))
+        step = Step(batch, spans, samples, ends[sampled], logits_rows)
+        for sequence, _, end in spans:
+            sequence.num_computed = end
+        self._num_computed[slots] = ends
+        self._num_tokens[slots[sampled]] += 1
+        self._previous_row.fill(-1)
+        self._previous_row[slots[sampled]] = np.arange(len(samples), dtype=np.int32)
+        self._in_flight = step
+        return step
 
     def _sampling(self, slots: Int32Array, positions: Int32Array, num_rows: int) -> dict[str, Any]:
         """Sampling parameters, one entry per row; rows that are only collected are sampled greedily and dropped.

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <future>
 
 #include "bind/bind.h"
 #include "engine/infer_engine.h"
@@ -76,6 +77,31 @@ void bind_spec(nb::module_& m) {
         "What a checkpoint of this model holds, without an engine.");
 }
 
+// A step that was submitted. It keeps its batch, whose arrays belong to Python: the rank's thread never lets go of
+// them.
+class PendingStep {
+public:
+    PendingStep(nb::object batch, std::future<StepOutput> future)
+        : batch_(std::move(batch)), future_(std::move(future)) {}
+    ~PendingStep() { wait(); }
+    PendingStep(PendingStep&&) = default;
+
+    StepOutput result() {
+        wait();
+        if (!future_.valid()) throw Error("result: it was taken already; a step has one");
+        return future_.get();
+    }
+
+private:
+    void wait() {
+        nb::gil_scoped_release release;
+        if (future_.valid()) future_.wait();
+    }
+
+    nb::object batch_;
+    std::future<StepOutput> future_;
+};
+
 void bind_batch(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Batch>(m, "Batch",
@@ -86,8 +112,10 @@ void bind_batch(nb::module_& m) {
                Matrix<int32_t> block_table, Vector<int32_t> cu_seqlens_q, Vector<int32_t> context_lens,
                Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature,
                std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
-               std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val, bool return_logits) {
+               std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
+               std::optional<Vector<int32_t>> previous_rows, bool return_logits) {
                 new (self) Batch{view(input_ids),
+                                 view(previous_rows),
                                  view(positions),
                                  view(slot_mapping),
                                  view(block_table),
@@ -108,13 +136,15 @@ void bind_batch(nb::module_& m) {
             "logits_rows"_a.noconvert(), "temperature"_a.noconvert().none() = nb::none(),
             "top_k"_a.noconvert().none() = nb::none(), "top_p"_a.noconvert().none() = nb::none(),
             "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false);
+            "previous_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
             "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; }, "[num_rows] int32")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
             "[num_rows, vocab_size] float32");
+    nb::class_<PendingStep>(m, "PendingStep", "A step on its way.")
+        .def("result", &PendingStep::result, "Waits for the step and gives its output, once; raises what it raised.");
 }
 
 // Element-wise, from any floating dtype and strides to any. Shapes are equal.
@@ -227,6 +257,14 @@ void bind_engine(nb::module_& m) {
             },
             "num_blocks"_a, "block_size"_a, Release(), "Allocates the KV cache anew, empty.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
+        .def(
+            "submit",
+            [](InferEngine& engine, nb::object batch) {
+                auto& arrays = nb::cast<const Batch&>(batch);
+                return PendingStep(std::move(batch), engine.submit(arrays));
+            },
+            "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
+            "Queues one step behind those submitted before, and returns at once.")
         .def_prop_ro("weight_bytes", &InferEngine::weight_bytes)
         .def("close", &InferEngine::close, Release(), "Frees weights, cache and threads; idempotent.");
 }

@@ -10,7 +10,11 @@
 namespace infinilm {
 
 struct Batch {
-    Tensor input_ids;     // [num_tokens] int32
+    Tensor input_ids;  // [num_tokens] int32
+    // [num_tokens] int32, or absent. Where it is not negative, the token is the one that this row of the step before
+    // sampled, and input_ids does not count: so a step can be made before the one before it is done. If that one failed
+    // there is no such token, and any will do: nobody wants what comes of it.
+    Tensor previous_rows;
     Tensor positions;     // [num_tokens] int32
     Tensor slot_mapping;  // [num_tokens] int64: block * block_size + offset
     Tensor block_table;   // [num_seqs, max_blocks_per_seq] int32
@@ -34,8 +38,10 @@ struct StepOutput {
 };
 
 // The batch on the backend's device, in one transfer, valid until the next call. Where the device's ops cannot read
-// what arrays hold, that is checked here.
-Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
+// what arrays hold, that is checked here. previous_ids: what the step before sampled, [num_rows] int32 in host memory,
+// or absent.
+Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache,
+            const Tensor& previous_ids);
 // The output in host memory. Error: a row that could not be sampled.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 

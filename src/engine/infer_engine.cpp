@@ -53,13 +53,14 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
 
 template <class F>
 auto InferEngine::on_worker(F task) -> decltype(task()) {
-    std::future<decltype(task())> future;
-    {
-        std::lock_guard lock(mutex_);  // nothing is submitted after close() took the worker
-        if (!worker_) throw EngineDeadError("the engine is closed; make a new one");
-        future = worker_->submit(std::move(task));
-    }
-    return future.get();
+    return submit_to_worker(std::move(task)).get();
+}
+
+template <class F>
+auto InferEngine::submit_to_worker(F task) -> std::future<decltype(task())> {
+    std::lock_guard lock(mutex_);  // nothing is submitted after close() took the worker
+    if (!worker_) throw EngineDeadError("the engine is closed; make a new one");
+    return worker_->submit(std::move(task));
 }
 
 void InferEngine::load_param(const std::string& name, Tensor tensor) {
@@ -111,15 +112,18 @@ void InferEngine::set_hooks(Hook hook, const std::vector<std::string>& names) {
     });
 }
 
-StepOutput InferEngine::forward(const Batch& batch) {
-    return on_worker([&] {
+std::future<StepOutput> InferEngine::submit(const Batch& batch) {
+    return submit_to_worker([this, &batch] {
+        const Tensor previous_ids = std::exchange(previous_ids_, {});
         if (!decoder_) params_.prepare(*backend_);  // throws: names what is missing
         if (cache_.spec() == KvCacheSpec{})
             throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-        const Batch step = stage(*backend_, batch, spec_, cache_.spec());
+        const Batch step = stage(*backend_, batch, spec_, cache_.spec(), previous_ids);
         const StepOutput output =
             tap_ ? decoder_->forward(step, cache_, *tap_) : decoder_->forward(step, cache_, NoTap());
-        return to_host(*backend_, output, spec_.vocab_size);
+        const StepOutput on_host = to_host(*backend_, output, spec_.vocab_size);
+        previous_ids_ = on_host.ids;
+        return on_host;
     });
 }
 

@@ -44,21 +44,26 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(Hook hook, const std::vector<std::string>& names);
-    StepOutput forward(const Batch& batch);
+    // Runs a step after those submitted before; the batch stays as it is until the result is there.
+    std::future<StepOutput> submit(const Batch& batch);
+    StepOutput forward(const Batch& batch) { return submit(batch).get(); }
     int64_t weight_bytes() const { return params_.bytes(); }
     void close();  // frees weights, cache and threads; idempotent
 
 private:
     template <class F>
     auto on_worker(F task) -> decltype(task());
+    template <class F>
+    auto submit_to_worker(F task) -> std::future<decltype(task())>;
 
     ModelSpec spec_;
     Params params_;
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<Decoder> decoder_;
     KvCache cache_;
-    std::unique_ptr<HookTap> tap_;        // null: no hooks
-    std::mutex mutex_;                    // guards worker_
+    Tensor previous_ids_;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
+    std::unique_ptr<HookTap> tap_;  // null: no hooks
+    std::mutex mutex_;              // guards worker_
     std::unique_ptr<RankWorker> worker_;  // null once closed
 };
 

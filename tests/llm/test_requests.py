@@ -302,7 +302,10 @@ def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, engine: Any, error: BaseException) -> None:
             self._engine, self._error = engine, error
 
-        def forward(self, batch: Any) -> Any:
+        def submit(self, batch: Any) -> Any:
+            return self
+
+        def result(self) -> Any:
             raise self._error
 
         def close(self) -> None:

@@ -62,16 +62,28 @@ class Engine:
     """Runs steps of a scheduler and checks all that a step says."""
 
     scheduler: sched.Scheduler
+    ahead: bool = False  # each step is made before the results of the one before are known
     cache: dict[int, int] = field(default_factory=dict)  # slot -> hash of the prefix that ends there
     num_steps: int = 0
+    in_flight: tuple[sched.Step, Any] | None = None
+    ids_before: list[int] = field(default_factory=list)  # of the last step
 
     def step(self) -> list[tuple[sched.Sequence, int]]:
+        """Make and run a step; returns what came of it, or, ahead, of the one before."""
         assert self.scheduler.has_work
+        last, self.in_flight = self.in_flight, None
         step = self.scheduler.schedule(float(self.num_steps + 1))
-        assert step is not None, "there is work, and no step"
-        self.num_steps += 1
-        check_blocks(self.scheduler)
-        sampled = self.scheduler.update(step, self.forward(step))
+        if step is not None:
+            self.num_steps += 1
+            check_blocks(self.scheduler)
+            self.in_flight = step, self.forward(step)
+        assert last or self.in_flight, "there is work, and no step"
+        if not self.ahead:
+            last, self.in_flight = self.in_flight, None
+        return self.update(*last) if last else []
+
+    def update(self, step: sched.Step, output: Any) -> list[tuple[sched.Sequence, int]]:
+        sampled = self.scheduler.update(step, output)
         for sequence, token in sampled:
             assert sequence.output_token_ids[-1] == token
         return sampled
@@ -84,15 +96,25 @@ class Engine:
         assert 0 < cu_seqlens_q[-1] <= self.scheduler.max_num_batched_tokens
         assert len(set(batch.slot_mapping.tolist())) == cu_seqlens_q[-1], "two tokens in one slot"
         assert (manager.ref_counts[batch.slot_mapping // size] == 1)[~self._shared_now(step)].all()
+        input_ids = batch.input_ids
+        if batch.previous_rows is not None:
+            assert self.ahead
+            known = np.array([*self.ids_before, 0], np.int32)
+            input_ids = np.where(batch.previous_rows < 0, input_ids, known[batch.previous_rows])
         slots = []
-        for i, (sequence, count) in enumerate(step.chunks):
+        for i, (sequence, start, stop) in enumerate(step.chunks):
+            count = stop - start
             tokens = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
             begin, end, context = *cu_seqlens_q[i : i + 2], int(batch.context_lens[i])
+            if len(tokens) < context:  # the last one is not known to the scheduler yet
+                tokens.append(int(input_ids[end - 1]))
+                assert tokens[-1] == next_token(prefixes_of(tokens[:-1])[-1])
             assert end - begin == count > 0
-            assert context == sequence.num_computed + count
+            assert context == sequence.num_computed == stop
+            assert context < len(sequence.prompt_token_ids) + sequence.params.max_tokens, "the last token is computed"
             positions = np.arange(context - count, context)
             np.testing.assert_array_equal(batch.positions[begin:end], positions)
-            assert batch.input_ids[begin:end].tolist() == tokens[context - count : context]
+            assert input_ids[begin:end].tolist() == tokens[context - count : context]
             where = batch.block_table[i][np.arange(context) // size].astype(np.int64) * size + np.arange(context) % size
             np.testing.assert_array_equal(batch.slot_mapping[begin:end], where[positions])
             prefixes = [0, *prefixes_of(tokens[:context])]
@@ -106,6 +128,7 @@ class Engine:
             assert [self.cache[slot] for slot in where[first:].tolist()] == prefixes[first:]
         rows = batch.logits_rows.tolist()
         ids = [next_token(self.cache[int(batch.slot_mapping[row])]) for row in rows]
+        self.ids_before = ids
         logits = np.array(rows, np.float32)[:, None] if batch.return_logits else None
         return SimpleNamespace(ids=_array(np.array(ids, np.int32)), logits=logits if logits is None else _array(logits))
 

@@ -56,12 +56,13 @@ CONFIGS = list(
         [0, 1, 9],  # sliding_window
         [True, False],  # prefix caching
         ["tiny", "small", "roomy"],
+        [False, True],  # one step ahead
     )
 )
 
 
-@pytest.mark.parametrize(("size", "window", "caching", "pool"), CONFIGS)
-def test_anything_that_arrives_is_served_right(size: int, window: int, caching: bool, pool: str) -> None:
+@pytest.mark.parametrize(("size", "window", "caching", "pool", "ahead"), CONFIGS)
+def test_anything_that_arrives_is_served_right(size: int, window: int, caching: bool, pool: str, ahead: bool) -> None:
     rng = np.random.default_rng([size, window, caching, len(pool)])
     least = BlockManager(1, size, 1, MAX_LEN, sliding_window=window).least_blocks(MAX_LEN)
     scheduler = make_scheduler(
@@ -71,7 +72,7 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
         enable_prefix_caching=caching,
         sliding_window=window,
     )
-    engine = Engine(scheduler)
+    engine = Engine(scheduler, ahead)
     bases = [rng.integers(0, VOCAB_SIZE, 45).tolist() for _ in range(3)]
     arrived: list[sched.Sequence] = []
     alive: list[sched.Sequence] = []
@@ -100,7 +101,7 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
                 alive.remove(sequence)
         order = [arrived.index(s) for s in (*scheduler.running, *scheduler.waiting)]
         assert order == sorted(order), "somebody overtook"
-        assert engine.num_steps <= work, "somebody starves"
+        assert engine.num_steps <= (1 + ahead) * work, "somebody starves"
     check_empty(scheduler)
     assert not alive
     first = [s.first_scheduled for s in arrived if s.first_scheduled]
@@ -145,10 +146,13 @@ def test_equal_prompts_of_one_step_are_computed_once() -> None:
     check_empty(scheduler)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("fail_at", ["build", "forward"])
-def test_what_a_failed_step_did_not_compute_is_not_shared(monkeypatch: pytest.MonkeyPatch, fail_at: str) -> None:
+def test_what_a_failed_step_did_not_compute_is_not_shared(
+    monkeypatch: pytest.MonkeyPatch, fail_at: str, ahead: bool
+) -> None:
     scheduler = make_scheduler(max_num_batched_tokens=100)
-    engine = Engine(scheduler)
+    engine = Engine(scheduler, ahead)
     old = make_sequence(list(range(50, 57)), 20)
     scheduler.add(old)
     engine.step()
@@ -165,10 +169,17 @@ def test_what_a_failed_step_did_not_compute_is_not_shared(monkeypatch: pytest.Mo
     else:
         step = scheduler.schedule(0.0)
         assert step is not None
-        for sequence, _ in step.chunks:
+        if ahead:  # the step before has failed
+            assert step.batch.previous_rows is not None
+            step, _ = engine.in_flight or (step, None)
+            engine.in_flight = None
+            engine.cache.clear()
+        for sequence, _, _ in step.chunks:
             scheduler.remove(sequence)
-        remaining = [make_sequence(list(range(21)), 5)]
-        scheduler.add(remaining[0])
+        scheduler.recompute_all()
+        remaining = [*scheduler.waiting, make_sequence(list(range(21)), 5)]
+        assert len(remaining) == (3 if ahead else 1)
+        scheduler.add(remaining[-1])
     check_blocks(scheduler)
     drain(engine, remaining)
     check_empty(scheduler)
