@@ -202,7 +202,7 @@ class EngineThread:
             return self._step()
 
     def _step(self) -> list[News]:
-        """Have the engine run on, and take in the step before; the scheduler is settled before anybody hears the news."""
+        """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
         news = self._take_orders()
         last, self._in_flight = self._in_flight, None
         failed: list[Work] | None = None  # None: all

@@ -164,7 +164,7 @@ class Completion(Work):
         self._note_needs()
 
     def _note_needs(self) -> None:
-        """Tell the scheduler whether the logits of the next token must come to the host, and whether it is drawn there."""
+        """Tell the scheduler whether the next token's logits must come to the host, and whether it is drawn there."""
         sequence = self.sequence
         sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
         sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None

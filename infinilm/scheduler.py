@@ -324,7 +324,8 @@ class Scheduler:
     def _is_decode(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
         """Which slots have one token to compute, and one to come after it."""
         num_tokens = self._num_tokens[slots]
-        return (num_tokens - self._num_computed[slots] == 1) & (num_tokens < self._max_num_tokens[slots])
+        has_successor: npt.NDArray[np.bool_] = num_tokens < self._max_num_tokens[slots]
+        return has_successor & (num_tokens - self._num_computed[slots] == 1)
 
     def _remember_decoded(self, slots: Int32Array) -> None:
         """Let others find the blocks that decodes have filled, or will have with this step."""
