@@ -27,6 +27,7 @@ from infinilm.cli_arguments import (
     add_sampling,
     integer_list,
     model_settings,
+    positive,
     sampling_params,
 )
 from infinilm.cli_bench import add_bench, run_bench
@@ -131,6 +132,9 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--max-num-seqs", type=positive, default=64, metavar="N", help="sequences that run at the same time; default 64"
+    )
     add_model_settings(parser, positional=True, loads=False)
 
 
@@ -352,6 +356,7 @@ def _info(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from infinilm import describe
 
-    memory = describe.describe_memory(describe.plan_any(args.model, model_settings(args)))
-    put((json.dumps(memory, indent=1) if args.json else "\n".join(describe.memory_lines(memory))) + "\n")
+    settings = model_settings(args) | {"max_num_seqs": args.max_num_seqs}
+    plan = describe.describe_plan(describe.plan_any(args.model, settings))
+    put((json.dumps(plan, indent=1) if args.json else "\n".join(describe.plan_lines(plan))) + "\n")
     return 0
