@@ -72,8 +72,8 @@ class Trace:
         if self.context_needed > max_model_len:
             raise ConfigError(
                 f"the longest request of the trace has {self.context_needed} tokens, prompt and output together, but "
-                f"the context holds {max_model_len}: pass shorter lengths (--trace-lengths MIN:{max_model_len // 2} "
-                "always fits) or a larger --max-model-len"
+                f"the context holds {max_model_len}: pass a larger --max-model-len, or --trace-lengths MIN:MAX with "
+                f"MAX <= {max_model_len // 2}"
             )
 
 

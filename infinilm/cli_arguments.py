@@ -46,9 +46,11 @@ def add_model_settings(
     """
     group = parser.add_argument_group("model")
     default = ", which is bundled and the default" if model else ", which is bundled"
+    parser.set_defaults(model=model)  # not of the arguments: the one that is absent would overwrite the other
     either = group.add_mutually_exclusive_group()
-    either.add_argument("--model", default=model, help=f'checkpoint folder, hub id, or "demo"{default}')
-    if positional:  # suppressed where it is absent: it would overwrite what --model says
+    about = f'checkpoint folder, hub id, or "demo"{default}'
+    either.add_argument("--model", default=argparse.SUPPRESS, help=about)
+    if positional:
         either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
     group.add_argument(
