@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +56,22 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert result["total_tokens_per_second"] > result["output_tokens_per_second"]
     assert 0 < result["mean_running"] <= 2
     assert result["num_steps"] > 30
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--trace", "--num-requests", "6", "--trace-lengths", "30:30"]
+    for silent in (False, True):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert run("bench", folder, *options, *(["--no-progress"] if silent else [])) == 0
+        assert ("180/180" in terminal.getvalue()) != silent
+        assert ("0 running, 0 waiting" in terminal.getvalue()) != silent
+        assert ("token/s" in terminal.getvalue()) != silent
 
 
 def test_preemptions_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
