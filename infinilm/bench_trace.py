@@ -2,7 +2,7 @@
 
 The default trace is that of nano-vllm (github.com/GeeeekExplorer/nano-vllm, bench.py): the same draws in the same
 order, so that its figures and those of engines measured with it can be set beside these. Nothing is timed here but the
-arrivals: the engine notes when each token came (`RequestMetrics.token_times`), so that watching costs nothing.
+arrivals: the engine notes when each token came (`RequestMetrics.token_times`), so that watching adds no work to a step.
 """
 
 from __future__ import annotations

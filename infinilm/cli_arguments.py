@@ -81,10 +81,19 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
 
 def positive(text: str) -> int:
     """Argument type: an integer >= 1."""
+    return _integer(text, least=1)
+
+
+def non_negative(text: str) -> int:
+    """Argument type: an integer >= 0."""
+    return _integer(text, least=0)
+
+
+def _integer(text: str, least: int) -> int:
     with contextlib.suppress(ValueError):
-        if (value := int(text)) >= 1:
+        if (value := int(text)) >= least:
             return value
-    raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text!r}")
+    raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
 
 
 def integer_list(text: str) -> list[int]:

@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import infinilm
-from infinilm.cli_arguments import add_model_settings, length_range, positive, positive_list, positive_number
+from infinilm.cli_arguments import (
+    add_model_settings,
+    length_range,
+    non_negative,
+    positive,
+    positive_list,
+    positive_number,
+)
 from infinilm.cli_output import note, put
 from infinilm.errors import ConfigError
 
@@ -39,7 +46,7 @@ _LIMITS = {
 _TRACE = {
     "num_requests": _Option(positive, "N", "256", "requests of the trace"),
     "trace_lengths": _Option(length_range, "MIN:MAX", "100:1024", "tokens of a prompt, and of an output"),
-    "seed": _Option(int, "N", "0", "of lengths, token ids, arrivals and sampling"),
+    "seed": _Option(non_negative, "N", "0", "of lengths, token ids, arrivals and sampling"),
     "request_rate": _Option(positive_number, "R", None, "arrivals a second, at random (Poisson); default: all at once"),
     "max_num_seqs": _Option(positive, "N", "64", "sequences that run at the same time"),
     "max_num_batched_tokens": _Option(positive, "N", str(_CHUNK), "tokens of a step"),

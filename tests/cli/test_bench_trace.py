@@ -91,6 +91,7 @@ def test_preemptions_are_counted(folder: Path, capsys: pytest.CaptureFixture[str
         (["--trace", "--request-rate", "0"], "--request-rate"),
         (["--trace", "--request-rate", "inf"], "--request-rate"),
         (["--trace", "--num-requests", "0"], "--num-requests"),
+        (["--trace", "--seed", "-1"], "--seed"),
         (["--trace", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["--trace", "--prompt-len", "8"], "--prompt-len is for bench without --trace"),
         (["--num-requests", "8"], "--num-requests is for bench with --trace"),
