@@ -55,7 +55,8 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def describe_memory(plan: ModelPlan) -> dict[str, int]:
     """The memory plan as plain numbers."""
     memory = plan.memory
-    return {**asdict(memory), "kv_bytes": memory.kv_bytes, "num_full_seqs": memory.num_full_seqs}
+    derived = ("kv_bytes", "total_bytes", "num_full_seqs")
+    return {**asdict(memory), **{name: getattr(memory, name) for name in derived}}
 
 
 def info_lines(info: Mapping[str, Any]) -> list[str]:
@@ -89,10 +90,12 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
 def memory_lines(memory: Mapping[str, int]) -> list[str]:
     """What `infinilm plan` prints."""
     return [
-        f"weights {format_bytes(memory['weight_bytes'])}",
+        f"weights {format_bytes(memory['weight_bytes'])}, "
+        f"workspace of a step {format_bytes(memory['workspace_bytes'])}",
         f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_blocks']} blocks of {memory['block_size']} "
         f"tokens, {format_bytes(memory['kv_bytes_per_token'])} per token "
         f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+        f"together {format_bytes(memory['total_bytes'])}",
         f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",
     ]
