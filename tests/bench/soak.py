@@ -54,8 +54,16 @@ def resident_bytes() -> int:
 
 
 def count_objects() -> Counter[str]:
-    """Objects of a request that are alive."""
-    gc.collect()
+    """Objects of a request that are alive; the engine thread may still be letting go of the last ones."""
+    for _ in range(20):
+        gc.collect()
+        if not (alive := _alive()):
+            break
+        time.sleep(0.01)
+    return alive
+
+
+def _alive() -> Counter[str]:
     names = (type(item).__name__ for item in gc.get_objects() if type(item).__module__.startswith("infinilm"))
     return Counter(name for name in names if name in TYPES)
 

@@ -53,15 +53,26 @@ def answer(output: infinilm.RequestOutput) -> Any:
 
 
 def prompts() -> st.SearchStrategy[tuple[int, ...]]:
-    """Prompts of one to sixty tokens, most of which begin as others do."""
+    """Prompts of one to sixty tokens that share what can be mistaken for the same prefix.
+
+    Some begin alike, some hold the same block behind other ones, and some differ in the last token of a block.
+    """
     rng = np.random.default_rng(5)
-    stems = [rng.integers(0, 256, MAX_PROMPT_LEN).tolist() for _ in range(2)]
+    first, other = rng.integers(0, 256, (2, BLOCK_SIZE)).tolist()
+    blocks = [first, [*first[:-1], (first[-1] + 1) % 256], other]
 
-    def make(stem: int, shared: int, own: int, seed: int) -> tuple[int, ...]:
+    def make(chosen: list[int], shared: int, own: int, seed: int) -> tuple[int, ...]:
+        head = [token for i in chosen for token in blocks[i]][:shared]
         tail = np.random.default_rng(seed).integers(0, 256, own).tolist()
-        return tuple([*stems[stem][:shared], *tail][:MAX_PROMPT_LEN]) or (1,)
+        return tuple([*head, *tail][:MAX_PROMPT_LEN]) or (1,)
 
-    return st.builds(make, st.integers(0, 1), st.integers(0, MAX_PROMPT_LEN), st.integers(0, 20), st.integers(0, 9))
+    return st.builds(
+        make,
+        chosen=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+        shared=st.sampled_from([0, 15, 16, 17, 32, 33, 48, 49]) | st.integers(0, MAX_PROMPT_LEN),
+        own=st.integers(0, 20),
+        seed=st.integers(0, 9),
+    )
 
 
 def sampling() -> st.SearchStrategy[SamplingParams]:

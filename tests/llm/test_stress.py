@@ -67,9 +67,10 @@ def make_jobs(llm: LLM) -> list[Job]:
     story = llm.tokenize(STORY * 4)[:150]
     jobs = []
     for i in range(NUM_REQUESTS):
-        if i % 5 == 0:  # a few share long prefixes
+        if i % 5 == 0:  # a few share long prefixes, up to the edge of a block or not, or blocks behind other ones
+            begin, end = 16 * rng.integers(0, 3), rng.choice([63, 79, 111, rng.integers(60, 150)])
             own = rng.integers(2, 1500, rng.integers(1, 40)).tolist()
-            prompt: str | list[int] = story[: rng.integers(60, 150)] + own
+            prompt: str | list[int] = story[begin:end] + own
         elif i % 5 == 1:
             prompt = STORY[: rng.integers(1, len(STORY))]
         else:
@@ -98,6 +99,7 @@ def alone() -> Iterator[LLM]:
 def run(llm: LLM, jobs: list[Job]) -> list[tuple[infinilm.RequestOutput, list[infinilm.TokenEvent]]]:
     """Submit every job from one of several threads; gives result and events of each."""
     results: list[Any] = [None] * len(jobs)
+    failures: list[BaseException] = []
 
     def work(first: int) -> None:
         mine = range(first, len(jobs), NUM_THREADS)
@@ -117,12 +119,19 @@ def run(llm: LLM, jobs: list[Job]) -> list[tuple[infinilm.RequestOutput, list[in
         for timer in timers:
             timer.join()
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(NUM_THREADS)]
+    def guarded(first: int) -> None:
+        try:
+            work(first)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(first,)) for first in range(NUM_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(results), "a thread failed"
+    if failures:
+        raise failures[0]
     return results
 
 
