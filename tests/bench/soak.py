@@ -25,14 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from infinilm import LLM, SamplingParams
+from infinilm import LLM, SamplingParams, TokenEvent
+from infinilm.request import Completion, GenerationRequest, LogitsWork, PromptLogprobs, Request
+from infinilm.scheduler import Sequence
 
 # Measured: requests that stay, here with all their objects, cost 9,700 bytes each; 35 bytes are what the allocator's
 # arenas go on filling for some 10,000 requests.
 BYTES_PER_REQUEST = 256
 WARM_UP_ROUNDS = 3
 # Objects of a request that must all be gone when it is.
-TYPES = ("Completion", "GenerationRequest", "LogitsWork", "PromptLogprobs", "Request", "Sequence", "TokenEvent")
+TYPES = (Completion, GenerationRequest, LogitsWork, PromptLogprobs, Request, Sequence, TokenEvent)
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,7 @@ def count_objects() -> Counter[str]:
 
 
 def _alive() -> Counter[str]:
-    names = (type(item).__name__ for item in gc.get_objects() if type(item).__module__.startswith("infinilm"))
-    return Counter(name for name in names if name in TYPES)
+    return Counter(type(item).__name__ for item in gc.get_objects() if type(item) in TYPES)
 
 
 def load(**settings: Any) -> LLM:
