@@ -68,12 +68,8 @@ def describe_plan(plan: ModelPlan) -> dict[str, Any]:
 def describe_memory(plan: ModelPlan) -> dict[str, int]:
     """The memory plan as plain numbers."""
     memory = plan.memory
-    return {
-        **asdict(memory),
-        "kv_bytes": memory.kv_bytes,
-        "num_tokens": memory.num_blocks * memory.block_size,
-        "num_full_seqs": memory.num_full_seqs,
-    }
+    derived = ("kv_bytes", "total_bytes", "num_tokens", "num_full_seqs")
+    return {**asdict(memory), **{name: getattr(memory, name) for name in derived}}
 
 
 def info_lines(info: Mapping[str, Any]) -> list[str]:
@@ -118,10 +114,12 @@ def _model_line(model: Mapping[str, Any]) -> str:
 def memory_lines(memory: Mapping[str, Any]) -> list[str]:
     """The memory plan in lines."""
     return [
-        f"weights {format_bytes(memory['weight_bytes'])}",
+        f"weights {format_bytes(memory['weight_bytes'])}, "
+        f"workspace of a step {format_bytes(memory['workspace_bytes'])}",
         f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
         f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token "
         f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+        f"together {format_bytes(memory['total_bytes'])}",
         f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",
     ]

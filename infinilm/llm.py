@@ -119,7 +119,9 @@ class LLM:
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             kv_cache=kv_cache,
+            num_threads=num_threads,
             load_format=load_format,
             device=device,
         )
