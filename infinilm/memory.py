@@ -22,6 +22,7 @@ from infinilm.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.families import DTYPES, build_spec
 from infinilm.logits import LOGPROB_ROWS
+from infinilm.scheduler import MAX_COLLECTED_ROWS
 from infinilm.system import device_free_memory, resolve_device
 
 if TYPE_CHECKING:
@@ -233,14 +234,15 @@ def workspace_bytes(spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs:
     element_bytes = 4 if num_threads is not None or spec.dtype == "float32" else 2
     activations = element_bytes * (3 * spec.hidden_size + 2 * q_dim + 2 * kv_dim + inner)
     activations += 8 * len(spec.rope.inv_freq) + 4
-    # Rows of logits in float32: those of the tokens drawn, a buffer that is kept; and, where prompts are scored,
-    # those of every token of a step.
+    # Rows of logits in float32: those of the tokens drawn, a buffer that is kept; and, where prompts are scored, those
+    # of their tokens in a step.
     row_bytes = 4 * (-(-spec.vocab_size // 8) * 8)
-    total = max_num_tokens * activations + (max_num_seqs + max_num_tokens) * row_bytes
+    num_rows = max_num_seqs + min(max_num_tokens, MAX_COLLECTED_ROWS)
+    total = max_num_tokens * activations + num_rows * row_bytes
     if num_threads is None:
         return total
     # What the workers share: x as the linears read it, or partial results of attention.
-    x_bytes = 2 if spec.dtype == "bfloat16" and _core.cpu_has_bf16_dot() else 4
+    x_bytes = 2 if spec.dtype == "bfloat16" and _core.cpu_multiplies_bf16() else 4
     num_partials = max_num_tokens * attention.num_heads * -(-spec.max_model_len // _KEYS_PER_PARTIAL)
     shared = max(
         x_bytes * max_num_tokens * max(spec.hidden_size, q_dim, inner),

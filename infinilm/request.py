@@ -124,6 +124,11 @@ class PromptLogprobs:
             lg.top_logprobs(row, log_sum, self._top) for row, log_sum in zip(logits, log_sums, strict=True)
         ]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every token of the prompt has its log-probability; not if it failed or was cancelled on the way."""
+        return len(self.logprobs) == len(self._token_ids)
+
     def merged(self) -> list[Mapping[int, float] | None]:
         """Per token: the most probable ones and the one that is there; None for the first."""
         return [
@@ -382,7 +387,7 @@ class GenerationRequest:
             prompt_token_ids=self._prompt_token_ids.tolist(),
             outputs=[c.output() for c in self.completions],
             finished=self.finished,
-            prompt_logprobs=scores.merged() if scores is not None and self.failure is None and self.finished else None,
+            prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
             metrics=metrics,
         )
 

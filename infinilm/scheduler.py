@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Int32Array = npt.NDArray[np.int32]
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
-_MAX_COLLECTED_ROWS = 256
+MAX_COLLECTED_ROWS = 256
 _NO_LIMIT = np.iinfo(np.int32).max
 
 
@@ -368,7 +368,7 @@ class Scheduler:
 
     def _rows_left(self, sequence: Sequence) -> int:
         """Tokens of this sequence that may still go into the step, as far as collected logits are concerned."""
-        return _MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
+        return MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
 
     def _take_chunk(self, chunks: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
         self._collected_rows += count if sequence.collect_logits else 0
