@@ -1,8 +1,8 @@
 """`LLM`: load a model, generate text. What most people use.
 
 One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
-`_core.InferEngine.forward` -> `Scheduler.update` -> `Completion.take_token` -> the caller's queue. One thread drives
-the engine for everybody; whoever wants tokens waits for them.
+`_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_plain_token` -> the caller's queue ->
+`Completion.event`. One thread drives the engine for everybody; whoever wants tokens waits for them.
 """
 
 from __future__ import annotations
