@@ -22,7 +22,7 @@ namespace infinilm::cpu::INFINILM_ISA {
 namespace {
 
 constexpr int panel_tiles = 2;         // A tiles of a panel; also B tiles that it is multiplied with at a time
-constexpr int64_t block_tokens = 256;  // at most, in whole passes: 1 MiB of L2 at 2048 in_features
+constexpr int64_t block_tokens = 256;  // 1 MiB of L2 at 2048 in_features; more tokens fill their columns: whole passes
 constexpr int prefetch_bytes = 256;
 
 // Tokens are dealt to B tiles evenly, `tokens` to each, the last one filled with zeros.
@@ -219,14 +219,14 @@ void tile_linear_prepare(const LinearArgs& args, Worker worker) {
 void tile_linear(const LinearArgs& args, Worker worker) {
     const Columns columns = columns_of(args);
     const int64_t panel_outputs = args.silu_mul ? tile_rows : panel_tiles * tile_rows;
-    const int64_t pass_tokens = panel_tiles * columns.tokens, block = block_tokens / pass_tokens * pass_tokens;
+    const int64_t pass_tokens = panel_tiles * columns.tokens;
     const Share share = split_work(args, worker, panel_outputs, pass_tokens);
     if (share.output_begin >= share.output_end) return;
     Tiles tiles(columns.tokens);
     for_each_range(args, share, [&](const Range& range) {
-        for (int64_t token = share.token_begin; token < share.token_end; token += block)
+        for (int64_t token = share.token_begin; token < share.token_end; token += block_tokens)
             for (int64_t first = 0; first < range.count; first += panel_outputs)
-                multiply_panel(tiles, args, range, first, token, smaller(token + block, share.token_end),
+                multiply_panel(tiles, args, range, first, token, smaller(token + block_tokens, share.token_end),
                                (char*)args.scratch[worker.thread]);
     });
 }
