@@ -8,6 +8,7 @@ by the callers in their own threads, unless stop strings need it at once: a step
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,9 @@ class News(NamedTuple):
     logprob: float | None
     finish_reason: str | None
     error: BaseException | None = None
+
+
+_fast_news = functools.partial(tuple.__new__, News)  # of all fields; takes half the time
 
 
 class Work:
@@ -206,7 +210,7 @@ class Completion(Work):
             self.finish_reason = "length"
         elif self.ends_only:
             return None
-        return News(self, token_id, num_tokens, None, None, self.finish_reason)
+        return _fast_news((self, token_id, num_tokens, None, None, self.finish_reason, None))
 
     def take_token(self, token_id: int, now: float, logits: Float32Array | None) -> News | None:
         """Take in a new token: stop conditions, log-probabilities; returns the news, if anybody wants to hear it.

@@ -53,7 +53,7 @@ def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[flo
         assert step is not None
         scheduler.update(step, output)
         elapsed = time.perf_counter() - started
-        if len(step.samples) == num_seqs and len(step.chunks) == num_seqs and i >= 10:
+        if len(step.samples) == num_seqs and len(step.sequences) == num_seqs and i >= 10:
             yield elapsed
 
 
