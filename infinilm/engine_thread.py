@@ -205,7 +205,7 @@ class EngineThread:
         """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
         news = self._take_orders()
         last, self._in_flight = self._in_flight, None
-        failed: list[Work] | None = None  # None: all
+        failed: Step | None = None  # None: all works
         try:
             if last is None or self._runs_ahead(last.step):
                 self._in_flight = self._submit()
@@ -213,7 +213,7 @@ class EngineThread:
                 if self._in_flight is None and self._scheduler.has_work:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                 return news
-            failed = [sequence.owner for sequence in last.step.sequences]
+            failed = last.step
             output = last.pending.result()
             failed = None
             news += self._take_results(last, output)
@@ -221,7 +221,8 @@ class EngineThread:
                 news += self._take_orders()  # given while the step ran
                 self._in_flight = self._submit()
         except BaseException as error:
-            news += self._fail(list(self._works) if failed is None else failed, error)
+            works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
+            news += self._fail(works, error)
         return news
 
     def _runs_ahead(self, step: Step) -> bool:
@@ -233,7 +234,7 @@ class EngineThread:
         step = self._scheduler.schedule(now)
         return None if step is None else _InFlight(step, self._engine.submit(step.batch), now)
 
-    def _fail(self, works: list[Work], error: BaseException) -> list[News]:
+    def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
         """End works after a step that failed. The others are computed again: the cache may hold anything."""
         if isinstance(error, EngineDeadError):
             self._death = error

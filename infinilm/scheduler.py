@@ -320,18 +320,17 @@ class Scheduler:
         """
         blocks, preempted = self.blocks, False
         slots = self._running_slots()
-        self._remember_decoded(slots[self._is_decode(slots)])
+        is_decode = self._is_decode(slots)
+        self._remember_decoded(slots[is_decode])
         blocks.release_behind_window(slots, self._num_computed[slots])
         while True:
-            slots = self._running_slots()
-            is_decode = self._is_decode(slots)
             growing = slots[is_decode & (self._num_computed[slots] == blocks.lengths[slots] * blocks.block_size)]
             if len(growing) <= blocks.num_free:
                 break
             if self._in_flight is not None:
                 return None
             self._preempt(self.running[-1])
-            preempted = True
+            slots, is_decode, preempted = slots[:-1], is_decode[:-1], True
         if len(growing):
             blocks.grow_by_one(growing)
         if is_decode.all():
@@ -495,7 +494,8 @@ class Scheduler:
         collects = self._collects[slots]
         sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
         samples = sequences if len(sampled) == num_seqs else [sequences[i] for i in sampled.tolist()]
-        watched = bool(self._is_watched[slots[sampled]].any())
+        sample_slots, sample_positions = slots[sampled], ends[sampled]
+        watched = bool(self._is_watched[sample_slots].any())
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight is not None:
@@ -519,24 +519,24 @@ class Scheduler:
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
             return_logits=bool(logits_rows) or (watched and any(s.needs_logits for s in samples)),
-            **(self._sampling(slots[sampled], ends[sampled], num_rows) if samples else {}),
+            **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
         )
         num_prompt = np.minimum(ends, self._prompt_lens[slots]) - starts
         step = Step(
             batch,
             sequences,
             samples,
-            slots[sampled],
-            ends[sampled],
+            sample_slots,
+            sample_positions,
             logits_rows,
             num_prompt_tokens=int(num_prompt[num_prompt > 0].sum()),
             draws_on_host=watched and any(s.draws_on_host for s in samples),
             num_left=self._num_left,
         )
         self._num_computed[slots] = ends
-        self._num_tokens[slots[sampled]] += 1
+        self._num_tokens[sample_slots] += 1
         self._previous_row.fill(-1)
-        self._previous_row[slots[sampled]] = np.arange(len(samples), dtype=np.int32)
+        self._previous_row[sample_slots] = np.arange(len(samples), dtype=np.int32)
         self._in_flight = step
         return step
 
