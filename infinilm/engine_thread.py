@@ -59,13 +59,14 @@ class EngineThread:
     engine : _core.InferEngine
         Closed by `close`.
     scheduler : Scheduler
+        May be replaced inside `exclusive`.
     run_ahead : bool
         Make steps ahead where it pays; False: no token is ever computed that is not wanted, so hooks see none.
     """
 
     def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, *, run_ahead: bool = True) -> None:
         self._engine = engine
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._run_ahead = run_ahead
         self._in_flight: _InFlight | None = None  # the step submitted last
         self._step_seconds = 0.0  # of the last step
@@ -76,6 +77,7 @@ class EngineThread:
         self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
         self._num_queued = 0  # works in the inbox, for `metrics`
         self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
+        self._forgets_prefixes = False  # before the next step is made
         self._closed = False
         self._death: BaseException | None = None  # why the engine died
         self._thread: threading.Thread | None = None
@@ -138,7 +140,7 @@ class EngineThread:
         with self._stepping:
             self.check_open()
             self._deliver(self._take_cancelled())
-            if self._scheduler.has_work:
+            if self.scheduler.has_work:
                 raise busy
             if (last := self._in_flight) is not None:  # made ahead, for nobody
                 self._in_flight = None
@@ -148,9 +150,14 @@ class EngineThread:
                     self._deliver(self._fail([], error))
             yield self._run_alone
 
+    def reset_prefix_cache(self) -> None:
+        """Have requests that come after this find nothing of those before; what runs goes on."""
+        self.check_open()
+        self._forgets_prefixes = True
+
     def metrics(self) -> EngineMetrics:
         """The state at this moment; never waits for a step."""
-        return self._counters.metrics(self._scheduler, self._num_queued)
+        return self._counters.metrics(self.scheduler, self._num_queued)
 
     # ---- the thread ----
 
@@ -177,7 +184,7 @@ class EngineThread:
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
         # `close` sets the flag before its notice, which may have been taken out among orders.
-        if not (self._closed or self._taken or self._in_flight or self._scheduler.has_work):
+        if not (self._closed or self._taken or self._in_flight or self.scheduler.has_work):
             self._take(self._inbox.get())
         return not self._closed
 
@@ -210,7 +217,7 @@ class EngineThread:
             if last is None or self._runs_ahead(last.step):
                 self._in_flight = self._submit()
             if last is None:
-                if self._in_flight is None and self._scheduler.has_work:
+                if self._in_flight is None and self.scheduler.has_work:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                 return news
             failed = last.step
@@ -231,7 +238,7 @@ class EngineThread:
     def _submit(self) -> _InFlight | None:
         """Queue the next step, if there is one to be made now."""
         now = time.perf_counter()
-        step = self._scheduler.schedule(now)
+        step = self.scheduler.schedule(now)
         return None if step is None else _InFlight(step, self._engine.submit(step.batch), now)
 
     def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
@@ -242,7 +249,7 @@ class EngineThread:
             with contextlib.suppress(BaseException):
                 self._in_flight.pending.result()
             self._in_flight = None
-        self._scheduler.recompute_all()
+        self.scheduler.recompute_all()
         ended = [work for work in works if work.finish_reason is None]
         return [self._end(work, "error", error) for work in ended] + self._settle(ended)
 
@@ -250,6 +257,9 @@ class EngineThread:
         """Do what callers asked for: cancel, and start."""
         news = self._take_cancelled()
         self._drain_inbox()
+        if self._forgets_prefixes:  # looked at after the inbox: what was put there after the call is not started yet
+            self._forgets_prefixes = False
+            self.scheduler.reset_prefix_cache()
         while self._taken:
             work = self._taken.popleft()
             self._adopt(work)
@@ -282,7 +292,7 @@ class EngineThread:
             ids, failures = self._draw(step.samples, ids, logits)
         now = time.perf_counter()
         news: list[News] = []
-        sampled = self._scheduler.update(step, output, ids)
+        sampled = self.scheduler.update(step, output, ids)
         changed: list[Work] = []  # have ended, or others wait for them
         for sequence, row, token_id in sampled:
             work: Completion = sequence.owner
@@ -345,7 +355,7 @@ class EngineThread:
     def _start(self, work: Work) -> list[News]:
         """Give a work to the scheduler; the news is that it does not take it."""
         try:
-            self._scheduler.add(work.sequence)
+            self.scheduler.add(work.sequence)
         except Exception as error:  # such as: the cache is too small for it, ever
             return [self._end(work, "error", error), *self._settle([work])]
         return []
@@ -369,7 +379,7 @@ class EngineThread:
         for work in works:
             if work.finish_reason is not None and work in self._works:
                 self._works.discard(work)
-                self._scheduler.remove(work.sequence)
+                self.scheduler.remove(work.sequence)
                 self._counters.num_finished += 1
         news: list[News] = []
         for work in works:
@@ -396,18 +406,18 @@ class EngineThread:
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
-        self._scheduler.add(sequence)
+        self.scheduler.add(sequence)
         try:
             while sequence.num_collected < len(sequence.prompt_token_ids):
-                step = self._scheduler.schedule(time.perf_counter())
+                step = self.scheduler.schedule(time.perf_counter())
                 if step is None:
                     raise InfinilmError("the scheduler cannot run this sequence")
-                self._scheduler.update(step, self._engine.forward(step.batch))
+                self.scheduler.update(step, self._engine.forward(step.batch))
         except BaseException:
-            self._scheduler.recompute_all()
+            self.scheduler.recompute_all()
             raise
         finally:
-            self._scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
 
 
 class _Counters:
