@@ -1,10 +1,52 @@
 #include "engine/rank_worker.h"
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstring>
+#endif
+
 namespace infinilm {
 
-RankWorker::RankWorker() : thread_([this] { work(); }) {}
+namespace {
 
-RankWorker::~RankWorker() {
+#if defined(__linux__)
+// Affinity is inherited: set before the first task, it holds for the thread pool that the rank's backend makes.
+void place(std::thread& thread, int rank, const std::vector<int>& cpus) {
+    const std::string name = concat("infinilm-rank", rank).substr(0, 15);  // as long as a name may be
+    pthread_setname_np(thread.native_handle(), name.c_str());
+    if (cpus.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    std::string list;
+    for (int cpu : cpus) {
+        if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+        list += concat(list.empty() ? "" : ", ", cpu);
+    }
+    const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+    if (error)
+        throw ConfigError(concat("rank ", rank, " cannot run on CPUs ", list, ": ", std::strerror(error),
+                                 "; choose from those that this process may use"));
+}
+#else
+void place(std::thread&, int, const std::vector<int>&) {}
+#endif
+
+}  // namespace
+
+RankWorker::RankWorker(int rank, const std::vector<int>& cpus) : thread_([this] { work(); }) {
+    try {
+        place(thread_, rank, cpus);
+    } catch (...) {
+        stop();
+        throw;
+    }
+}
+
+RankWorker::~RankWorker() { stop(); }
+
+void RankWorker::stop() {
     {
         std::lock_guard lock(mutex_);
         stop_ = true;
@@ -31,6 +73,19 @@ void RankWorker::work() {
         lock.unlock();
         task();
     }
+}
+
+std::vector<int> cpus_of_rank(int rank, int size) {
+    std::vector<int> cpus;
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+        if (CPU_ISSET(static_cast<size_t>(cpu), &set)) cpus.push_back(cpu);
+#endif
+    const int count = static_cast<int>(cpus.size());
+    if (count < size) return {};
+    return {cpus.begin() + count * rank / size, cpus.begin() + count * (rank + 1) / size};
 }
 
 }  // namespace infinilm

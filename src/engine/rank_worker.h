@@ -6,8 +6,10 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "core/error.h"
 
@@ -15,7 +17,9 @@ namespace infinilm {
 
 class RankWorker {
 public:
-    RankWorker();
+    // The thread is named infinilm-rank<rank>. It, and the threads that its tasks start, run on these CPUs; none given:
+    // anywhere. ConfigError: CPUs that this process may not use.
+    explicit RankWorker(int rank = 0, const std::vector<int>& cpus = {});
     ~RankWorker();  // finishes what was submitted, then joins
     RankWorker(const RankWorker&) = delete;
     RankWorker& operator=(const RankWorker&) = delete;
@@ -32,6 +36,7 @@ public:
 private:
     void push(std::function<void()> task);
     void work();
+    void stop();
 
     std::mutex mutex_;
     std::condition_variable wake_;
@@ -39,5 +44,9 @@ private:
     bool stop_ = false;
     std::thread thread_;  // last: starts when the rest exists
 };
+
+// A rank's share of the CPUs this process may use: neighbours, which mostly share a cache and a NUMA node. Empty, which
+// is anywhere, when there are fewer CPUs than ranks.
+std::vector<int> cpus_of_rank(int rank, int size);
 
 }  // namespace infinilm

@@ -1,0 +1,91 @@
+// What the ranks of a tensor-parallel engine say to each other. Ranks are threads of one process. They share a
+// CommunicatorGroup; each has a Communicator, made on its thread, and calls the same collectives in the same order with
+// the same shapes. Called by the decoder; nothing in the engine knows which kind it has:
+//
+//   in_process.h  through memory of the host; also for tensors on a device, copied there and back (ranks that share
+//   one) nccl.h        between GPUs
+//
+// Failure: whoever notices one (a rank that throws, a thread outside) aborts the group. Every call that waits, and
+// every later one, throws EngineDeadError with the message of the first cause, which is nested in it.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace infinilm {
+
+class Communicator {
+public:
+    virtual ~Communicator() = default;
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+
+    // Tensors are contiguous. On a GPU a collective is enqueued on the rank's stream; elsewhere it is done on return.
+    // Error: an argument is wrong; nothing was sent, and the others wait until the group is aborted.
+
+    // x = x of rank 0 + x of rank 1 + ..: float32, bfloat16, float16 or int32. All ranks get the same bits.
+    void all_reduce(const TensorView& x);
+    // out[r] = in of rank r; in may be that part of out. Any dtype.
+    void all_gather(const TensorView& in,           // [...]
+                    const TensorView& out);         // [size, ...], or [size * n, ...] for in [n, ...]
+    void broadcast(const TensorView& x, int root);  // x = x of rank root; any dtype
+    void barrier();                                 // returns once every rank has called it
+    // Throws if the group is aborted or, with NCCL, if something enqueued has failed: after the stream is synchronised.
+    virtual void check() = 0;
+    virtual void abort(std::exception_ptr cause) noexcept = 0;  // CommunicatorGroup::abort
+
+protected:
+    Communicator(int rank, int size) : rank_(rank), size_(size) {}
+
+private:
+    virtual void do_all_reduce(const TensorView& x) = 0;
+    virtual void do_all_gather(const TensorView& in, const TensorView& out) = 0;  // also for one rank
+    virtual void do_broadcast(const TensorView& x, int root) = 0;
+    virtual void do_barrier() = 0;
+
+    int rank_, size_;
+};
+
+class CommunicatorGroup {
+public:
+    virtual ~CommunicatorGroup() = default;
+
+    virtual int size() const = 0;
+    // Called once by each rank, on its thread. The backend is that of the rank, and null where tensors are in host
+    // memory; all backends outlive all communicators of a group. `stream` is the backend's (a cudaStream_t). Between
+    // GPUs join waits for the other ranks.
+    virtual std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream = nullptr) = 0;
+    // From any thread, at any time, more than once; the first cause counts. The group stays aborted.
+    virtual void abort(std::exception_ptr cause) noexcept = 0;
+};
+
+struct GroupOptions {
+    std::vector<Device> devices{{}};  // one per rank
+    int threads_per_rank = 1;         // that compute: when there are more than cores, whoever waits sleeps early
+    std::string nccl_library;         // path of libnccl.so.2, where it is known; see nccl.h
+};
+
+// NCCL between different GPUs, else in-process. DeviceError: NCCL is needed and missing.
+std::shared_ptr<CommunicatorGroup> make_group(const GroupOptions& options);
+
+// The error that stopped a group; those that come after it are its consequences.
+class FirstCause {
+public:
+    bool set(std::exception_ptr cause) noexcept;  // false: there is one already
+    [[noreturn]] void throw_dead() const;         // EngineDeadError around the cause
+
+private:
+    mutable std::mutex mutex_;
+    std::exception_ptr cause_;
+    std::string message_;  // of the cause
+};
+
+}  // namespace infinilm

@@ -1,0 +1,205 @@
+// NCCL is used as its user guide asks under "Fault Tolerance": communicators are non-blocking, so that each call comes
+// back and is then polled; a lock per communicator keeps all others out while one thread is in a call; and the
+// communicators of all ranks are aborted together. A group ends in that way too: aborting frees everything and, unlike
+// ncclCommDestroy, never waits for work that does not end.
+#include "dist/nccl.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "dist/in_process.h"
+#include "dist/nccl_library.h"
+
+namespace infinilm {
+
+namespace {
+
+int nccl_type(DType dtype) {
+    switch (dtype) {
+        case DType::float32: return nccl::type_float32;
+        case DType::bfloat16: return nccl::type_bfloat16;
+        case DType::float16: return nccl::type_float16;
+        case DType::int32: return nccl::type_int32;
+        case DType::int64: return nccl::type_int64;
+        case DType::uint8: return nccl::type_uint8;
+        case DType::int8: return nccl::type_int8;
+    }
+    return nccl::type_uint8;
+}
+
+// A rank's ncclComm, and who may use it.
+struct Seat {
+    std::mutex mutex;
+    nccl::Comm* comm = nullptr;
+};
+
+class NcclGroup final : public CommunicatorGroup, public std::enable_shared_from_this<NcclGroup> {
+public:
+    NcclGroup(int size, const nccl::Library& library)
+        : nccl_(library), seats_(static_cast<size_t>(size)), host_(make_in_process_group(size)) {
+        const nccl::Result result = nccl_.GetUniqueId(&id_);
+        if (result != nccl::success) fail("ncclGetUniqueId", -1, result, nullptr);
+    }
+    ~NcclGroup() override { abort(std::make_exception_ptr(Error("the group has ended"))); }
+
+    int size() const override { return static_cast<int>(seats_.size()); }
+    std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream) override;
+    void abort(std::exception_ptr cause) noexcept override;
+
+    // Runs function(comm) and waits until NCCL has done what that began. EngineDeadError: the group was aborted.
+    template <class F>
+    void call(int rank, const char* name, F function);
+    void check(int rank);
+    void init(int rank);
+
+private:
+    // The lock of the rank's comm. Once the group is aborted: ends the comm and throws.
+    std::unique_lock<std::mutex> lock(int rank);
+    [[noreturn]] void fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm);
+    void end(Seat& seat) noexcept;  // with its lock held
+
+    const nccl::Library& nccl_;
+    nccl::UniqueId id_;
+    std::vector<Seat> seats_;
+    std::shared_ptr<CommunicatorGroup> host_;  // for barriers
+    FirstCause cause_;
+    std::atomic<bool> aborted_{false};
+};
+
+void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm) {
+    const char* detail = nccl_.GetLastError(comm);
+    throw DeviceError(concat(name, rank < 0 ? "" : concat(" on rank ", rank), " failed: ", nccl_.GetErrorString(result),
+                             detail && *detail ? concat(" (", detail, ")") : "",
+                             "; NCCL_DEBUG=WARN in the environment tells more"));
+}
+
+std::unique_lock<std::mutex> NcclGroup::lock(int rank) {
+    std::unique_lock held(seats_[static_cast<size_t>(rank)].mutex);
+    if (aborted_) {
+        end(seats_[static_cast<size_t>(rank)]);  // before the caller frees what it may still read or write
+        held.unlock();
+        cause_.throw_dead();
+    }
+    return held;
+}
+
+template <class F>
+void NcclGroup::call(int rank, const char* name, F function) {
+    using namespace std::chrono;
+    Seat& seat = seats_[static_cast<size_t>(rank)];
+    nccl::Result result;
+    {
+        const auto held = lock(rank);
+        result = function(&seat.comm);
+        if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, seat.comm);
+    }
+    // What NCCL does meanwhile takes microseconds for a collective, and seconds for the first one and for init.
+    for (const auto begin = steady_clock::now(); result == nccl::in_progress;) {
+        if (steady_clock::now() - begin < milliseconds(1))
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(microseconds(200));
+        const auto held = lock(rank);
+        const nccl::Result asked = nccl_.CommGetAsyncError(seat.comm, &result);
+        if (asked != nccl::success) result = asked;
+        if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, seat.comm);
+    }
+}
+
+void NcclGroup::check(int rank) {
+    call(rank, "an operation of NCCL", [&](nccl::Comm** comm) {
+        nccl::Result result = nccl::success;
+        const nccl::Result asked = nccl_.CommGetAsyncError(*comm, &result);
+        return asked != nccl::success ? asked : result;
+    });
+}
+
+void NcclGroup::init(int rank) {
+    call(rank, "ncclCommInitRankConfig", [&](nccl::Comm** comm) {
+        if (*comm) throw Error(concat("rank ", rank, " has joined its group already"));
+        nccl::Config config;
+        return nccl_.CommInitRankConfig(comm, size(), id_, rank, &config);
+    });
+}
+
+void NcclGroup::end(Seat& seat) noexcept {
+    if (nccl::Comm* comm = std::exchange(seat.comm, nullptr)) nccl_.CommAbort(comm);
+}
+
+void NcclGroup::abort(std::exception_ptr cause) noexcept {
+    const bool first = cause_.set(cause);
+    aborted_ = true;  // also by whoever comes second, before returning
+    host_->abort(std::move(cause));
+    if (!first) return;
+    // Also for ranks that are busy elsewhere, perhaps waiting for their stream. Together: aborting one communicator may
+    // wait until its neighbours are aborted (NVIDIA/nccl#863).
+    const auto lock_and_end = [this](Seat& seat) {
+        const std::lock_guard held(seat.mutex);
+        end(seat);
+    };
+    std::vector<std::thread> threads;
+    try {
+        for (Seat& seat : seats_) threads.emplace_back(lock_and_end, std::ref(seat));
+    } catch (...) {  // no more threads to be had: those that are left come one after the other
+        for (Seat& seat : seats_) lock_and_end(seat);
+    }
+    for (std::thread& thread : threads) thread.join();
+}
+
+class NcclCommunicator final : public Communicator {
+public:
+    NcclCommunicator(std::shared_ptr<NcclGroup> group, const nccl::Library& library, int rank,
+                     std::unique_ptr<Communicator> host, void* stream)
+        : Communicator(rank, group->size()),
+          group_(std::move(group)),
+          nccl_(library),
+          host_(std::move(host)),
+          stream_(stream) {}
+
+    void check() override { group_->check(rank()); }
+    void abort(std::exception_ptr cause) noexcept override { group_->abort(std::move(cause)); }
+
+private:
+    void do_all_reduce(const TensorView& x) override {
+        group_->call(rank(), "ncclAllReduce", [&](nccl::Comm** comm) {
+            return nccl_.AllReduce(x.data(), x.data(), count(x), nccl_type(x.dtype()), nccl::op_sum, *comm, stream_);
+        });
+    }
+    void do_all_gather(const TensorView& in, const TensorView& out) override {
+        group_->call(rank(), "ncclAllGather", [&](nccl::Comm** comm) {
+            return nccl_.AllGather(in.data(), out.data(), count(in), nccl_type(in.dtype()), *comm, stream_);
+        });
+    }
+    void do_broadcast(const TensorView& x, int root) override {
+        group_->call(rank(), "ncclBroadcast", [&](nccl::Comm** comm) {
+            return nccl_.Broadcast(x.data(), x.data(), count(x), nccl_type(x.dtype()), root, *comm, stream_);
+        });
+    }
+    void do_barrier() override { host_->barrier(); }  // of the threads, not of their streams
+
+    static size_t count(const TensorView& x) { return static_cast<size_t>(x.numel()); }
+
+    std::shared_ptr<NcclGroup> group_;
+    const nccl::Library& nccl_;
+    std::unique_ptr<Communicator> host_;
+    void* stream_;
+};
+
+std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend*, void* stream) {
+    auto host = host_->join(rank, nullptr);  // checks the rank
+    init(rank);
+    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), stream);
+}
+
+}  // namespace
+
+std::shared_ptr<CommunicatorGroup> make_nccl_group(int size, const std::string& library) {
+    if (size < 1) throw Error(concat("a group needs at least 1 rank, got ", size));
+    return std::make_shared<NcclGroup>(size, nccl::open_nccl(library));
+}
+
+}  // namespace infinilm

@@ -1,0 +1,15 @@
+// Ranks on different GPUs, by NVIDIA's NCCL, which is opened at run time: nothing of it is needed to build, and only an
+// engine of several GPUs needs it to run. The functions used are declared in nccl_library.h.
+//
+// Sums are NCCL's: the same bits on all ranks, in an order that NCCL chooses. NCCL does not notice when ranks call
+// different collectives; they wait until the group is aborted.
+#pragma once
+
+#include "dist/communicator.h"
+
+namespace infinilm {
+
+// `library`: path of libnccl.so.2 as the nvidia-nccl wheel installs it, or "". See open_nccl for the order of places.
+std::shared_ptr<CommunicatorGroup> make_nccl_group(int size, const std::string& library = "");
+
+}  // namespace infinilm

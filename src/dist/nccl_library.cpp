@@ -1,0 +1,72 @@
+#include "dist/nccl_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace infinilm::nccl {
+
+namespace {
+
+// Older ones may hang when several threads of a process abort (NVIDIA/nccl#992).
+constexpr int oldest_version = 21900;
+
+struct Place {
+    std::string file, told_by;
+};
+
+Place find(const std::string& path) {
+    if (const char* file = std::getenv("INFINILM_NCCL_LIBRARY"); file && *file)
+        return {file, " (from INFINILM_NCCL_LIBRARY)"};
+    if (!path.empty()) return {path, ""};
+    return {"libnccl.so.2", ""};
+}
+
+template <class F>
+void resolve(void* handle, const Place& place, const char* name, F& function) {
+    function = reinterpret_cast<F>(dlsym(handle, name));
+    if (!function)
+        throw DeviceError(concat(place.file, place.told_by, " is not NCCL 2.19 or later: it has no ", name,
+                                 "; pip install 'infinilm[nccl]'"));
+}
+
+Library load(const Place& place) {
+    void* handle = dlopen(place.file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle)
+        throw DeviceError(concat("an engine of several GPUs needs NCCL, and ", place.file, place.told_by,
+                                 " cannot be opened: ", dlerror(),
+                                 "; pip install 'infinilm[nccl]', or set INFINILM_NCCL_LIBRARY to libnccl.so.2"));
+    Library nccl{};
+    resolve(handle, place, "ncclGetErrorString", nccl.GetErrorString);
+    resolve(handle, place, "ncclGetLastError", nccl.GetLastError);
+    resolve(handle, place, "ncclGetVersion", nccl.GetVersion);
+    resolve(handle, place, "ncclGetUniqueId", nccl.GetUniqueId);
+    resolve(handle, place, "ncclCommInitRankConfig", nccl.CommInitRankConfig);
+    resolve(handle, place, "ncclCommGetAsyncError", nccl.CommGetAsyncError);
+    resolve(handle, place, "ncclCommAbort", nccl.CommAbort);
+    resolve(handle, place, "ncclAllReduce", nccl.AllReduce);
+    resolve(handle, place, "ncclAllGather", nccl.AllGather);
+    resolve(handle, place, "ncclBroadcast", nccl.Broadcast);
+    int version = 0;
+    if (nccl.GetVersion(&version) != success || version < oldest_version)
+        throw DeviceError(concat(place.file, place.told_by, " is NCCL ", version / 10000, ".", version / 100 % 100, ".",
+                                 version % 100, "; 2.19 or later is needed: pip install -U 'infinilm[nccl]'"));
+    return nccl;
+}
+
+}  // namespace
+
+const Library& open_nccl(const std::string& path) {
+    static std::mutex mutex;
+    static bool opened = false;
+    static Library library;
+    std::lock_guard lock(mutex);
+    if (!opened) library = load(find(path));
+    opened = true;
+    return library;
+}
+
+}  // namespace infinilm::nccl

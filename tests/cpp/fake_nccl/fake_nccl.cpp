@@ -1,0 +1,227 @@
+// An NCCL for tests: the functions that infinilm uses, over memory of the host, as the non-blocking mode of the real
+// one behaves. A collective is done by the rank that comes last; until then it is in progress, for ever if a rank is
+// missing. Built by tests/dist; FAKE_NCCL_VERSION and FAKE_NCCL_WITHOUT_ABORT make one that is too old and one that
+// lacks a function.
+#include "fake_nccl.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "dist/nccl_library.h"
+
+#ifndef FAKE_NCCL_VERSION
+#define FAKE_NCCL_VERSION 22703
+#endif
+
+using infinilm::nccl::Config;
+using infinilm::nccl::in_progress;
+using infinilm::nccl::Result;
+using infinilm::nccl::success;
+using infinilm::nccl::UniqueId;
+
+namespace {
+
+struct Operation {
+    std::vector<const void*> in;
+    std::vector<void*> out;
+    int posted = 0;
+};
+
+struct Clique {
+    int size = 0, joined = 0;
+    bool aborted = false;  // by one rank: nothing more gets done
+    std::vector<Operation> operations;
+};
+
+std::mutex mutex;  // guards all of this
+std::map<int, Clique> cliques;
+std::map<std::string, std::pair<int, int>> failures;  // function: rank, result
+std::string calls, shown;
+int next_id = 1, live_comms = 0;
+std::atomic<int> violations{0};
+
+int failure(const std::string& function, int rank) {
+    const auto found = failures.find(function);
+    return found != failures.end() && (found->second.first == -1 || found->second.first == rank) ? found->second.second
+                                                                                                 : success;
+}
+
+void write(int rank, const std::string& what) { calls += std::to_string(rank) + " " + what + "\n"; }
+
+}  // namespace
+
+namespace infinilm::nccl {
+struct Comm {
+    Clique* clique;
+    int rank;
+    size_t num_posted = 0;
+    std::atomic<int> users{0};
+};
+}  // namespace infinilm::nccl
+
+using infinilm::nccl::Comm;
+
+namespace {
+
+// Around every call: NCCL lets one thread at a time use a communicator.
+class Use {
+public:
+    explicit Use(Comm* comm) : comm_(comm) {
+        if (comm_->users.fetch_add(1) != 0) violations.fetch_add(1);
+        std::this_thread::yield();  // gives another one the time to come
+    }
+    ~Use() { comm_->users.fetch_sub(1); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+private:
+    Comm* comm_;
+};
+
+Result state(const Comm* comm) {
+    if (const int result = failure("async", comm->rank)) return result;
+    if (comm->clique->joined < comm->clique->size) return in_progress;
+    if (comm->num_posted == 0) return success;
+    return comm->clique->operations[comm->num_posted - 1].posted < comm->clique->size ? in_progress : success;
+}
+
+// run(operation, size) once all ranks have posted theirs.
+template <class F>
+Result post(Comm* comm, const char* function, const std::string& arguments, const void* in, void* out, F run) {
+    const Use use(comm);
+    const std::lock_guard lock(mutex);
+    write(comm->rank, function + (" " + arguments));
+    if (const int result = failure(function, comm->rank)) return result;
+    Clique& clique = *comm->clique;
+    const size_t index = comm->num_posted++;
+    if (clique.operations.size() <= index) clique.operations.emplace_back();
+    Operation& operation = clique.operations[index];
+    const auto size = static_cast<size_t>(clique.size), rank = static_cast<size_t>(comm->rank);
+    operation.in.resize(size), operation.out.resize(size);
+    operation.in[rank] = in, operation.out[rank] = out;
+    if (clique.aborted) return in_progress;
+    if (++operation.posted == clique.size) run(operation, clique.size);
+    return state(comm);
+}
+
+size_t type_bytes(int type) {
+    using namespace infinilm::nccl;
+    return type == type_int64                              ? 8
+           : type == type_float32 || type == type_int32    ? 4
+           : type == type_float16 || type == type_bfloat16 ? 2
+                                                           : 1;
+}
+
+template <class T>
+void add(const Operation& operation, size_t count) {
+    std::vector<T> sum(count);
+    for (const void* in : operation.in)
+        for (size_t i = 0; i < count; ++i) sum[i] += static_cast<const T*>(in)[i];
+    for (void* out : operation.out) std::memcpy(out, sum.data(), count * sizeof(T));
+}
+
+std::string text(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+void fake_nccl_fail(const char* function, int rank, int result) {
+    const std::lock_guard lock(mutex);
+    failures[function] = {rank, result};
+}
+const char* fake_nccl_log() {
+    const std::lock_guard lock(mutex);
+    shown = std::exchange(calls, "");
+    return shown.c_str();
+}
+int fake_nccl_live_comms() {
+    const std::lock_guard lock(mutex);
+    return live_comms;
+}
+int fake_nccl_violations() { return violations.load(); }
+
+const char* ncclGetErrorString(Result result) { return result == 6 ? "remote process exited" : "some error"; }
+const char* ncclGetLastError(Comm*) { return "the detail"; }
+Result ncclGetVersion(int* version) {
+    *version = FAKE_NCCL_VERSION;
+    return success;
+}
+Result ncclGetUniqueId(UniqueId* id) {
+    const std::lock_guard lock(mutex);
+    write(-1, "ncclGetUniqueId");
+    *id = {};
+    std::memcpy(id->bytes + 100, &next_id, sizeof next_id);  // at its end: all of it has to arrive
+    ++next_id;
+    return failure("ncclGetUniqueId", -1);
+}
+Result ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, Config* config) {
+    const std::lock_guard lock(mutex);
+    write(rank, "ncclCommInitRankConfig " + text("size", size) + " " + text("blocking", config->blocking));
+    if (config->magic != 0xcafebeef || config->size < 20 || config->version < 21400) return 4;
+    if (const int result = failure("ncclCommInitRankConfig", rank)) return result;
+    int key = 0;
+    std::memcpy(&key, id.bytes + 100, sizeof key);
+    Clique& clique = cliques[key];
+    clique.size = size;
+    ++clique.joined;
+    *comm = new Comm{&clique, rank};
+    ++live_comms;
+    return in_progress;
+}
+Result ncclCommGetAsyncError(Comm* comm, Result* result) {
+    const Use use(comm);
+    const std::lock_guard lock(mutex);
+    *result = state(comm);
+    return failure("ncclCommGetAsyncError", comm->rank);
+}
+Result ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm* comm, void* stream) {
+    const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " +
+                           text("op", op) + " " +
+                           text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)));
+    return post(comm, "ncclAllReduce", arguments, in, out, [=](const Operation& operation, int) {
+        if (type == infinilm::nccl::type_float32) add<float>(operation, count);
+        if (type == infinilm::nccl::type_int32) add<int32_t>(operation, count);
+    });
+}
+Result ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm, void*) {
+    const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type);
+    return post(comm, "ncclAllGather", arguments, in, out, [=](const Operation& operation, int size) {
+        const size_t bytes = count * type_bytes(type);
+        for (void* to : operation.out)
+            for (size_t r = 0; r < static_cast<size_t>(size); ++r)
+                std::memmove(static_cast<char*>(to) + r * bytes, operation.in[r], bytes);
+    });
+}
+Result ncclBroadcast(const void* in, void* out, size_t count, int type, int root, Comm* comm, void*) {
+    const auto arguments =
+        text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " + text("root", root);
+    return post(comm, "ncclBroadcast", arguments, in, out, [=](const Operation& operation, int) {
+        const void* from = operation.in[static_cast<size_t>(root)];
+        for (void* to : operation.out) std::memmove(to, from, count * type_bytes(type));
+    });
+}
+#ifndef FAKE_NCCL_WITHOUT_ABORT
+Result ncclCommAbort(Comm* comm) {
+    {
+        const Use use(comm);
+        const std::lock_guard lock(mutex);
+        write(comm->rank, "ncclCommAbort");
+        comm->clique->aborted = true;
+        --live_comms;
+    }
+    delete comm;
+    return success;
+}
+#endif
+
+}  // extern "C"
+#pragma GCC visibility pop

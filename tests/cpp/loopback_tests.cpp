@@ -1,0 +1,117 @@
+// Ranks whose tensors the host cannot read: a device made of host memory whose addresses are not those of the memory.
+#include <cstring>
+#include <mutex>
+
+#include "check.h"
+#include "dist/in_process.h"
+
+namespace infinilm::test {
+namespace {
+
+constexpr uintptr_t device_bit = uintptr_t{1} << 62;  // not an address that could be used
+
+class FakeDevice final : public Backend {
+public:
+    explicit FakeDevice(int index) : device_{DeviceKind::cuda, index} {}
+
+    Device device() const override { return device_; }
+    Tensor allocate(DType dtype, std::span<const int64_t> shape) override {
+        const Tensor memory = allocate_host(dtype, shape);
+        return {TensorView(flip(memory.data()), dtype, shape, device_), memory.owner};
+    }
+    void copy(const TensorView& src, const TensorView& dst) override {
+        CHECK(src.dtype() == dst.dtype() && src.numel() == dst.numel());
+        if (fail_copy) throw DeviceError("the copy failed");
+        std::memcpy(host(dst), host(src), static_cast<size_t>(src.bytes()));
+    }
+    static void* host(const TensorView& view) {
+        return view.device().kind == DeviceKind::cuda ? flip(view.data()) : view.data();
+    }
+    bool fail_copy = false;
+
+    DType activation_dtype() const override { return DType::float32; }
+    std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
+    void synchronize() override {}
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int) override {
+        return unused(), nullptr;
+    }
+    Tensor prepare_vector(const Tensor&) override { return unused(), Tensor(); }
+    void fill_random(const TensorView&, uint64_t) override { unused(); }
+    void embedding(const EmbeddingParams&) override { unused(); }
+    void rms_norm(const RmsNormParams&) override { unused(); }
+    void add_rms_norm(const AddRmsNormParams&) override { unused(); }
+    void linear(const LinearParams&) override { unused(); }
+    void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override { unused(); }
+    void rope_table(const RopeTableParams&) override { unused(); }
+    void qk_norm_rope_store_kv(const RopeStoreParams&) override { unused(); }
+    void paged_attention(const AttentionParams&) override { unused(); }
+    void silu_mul(const SiluMulParams&) override { unused(); }
+    void gather_rows(const GatherRowsParams&) override { unused(); }
+    void sample(const SampleParams&) override { unused(); }
+
+private:
+    static void* flip(void* data) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) ^ device_bit); }
+    void unused() const { throw Failure("a communicator only copies"); }
+
+    Device device_;
+};
+
+TEST(ranks_that_share_a_device) {
+    const std::vector<Device> devices(3, Device{DeviceKind::cuda, 0});
+    const auto group = make_group({.devices = devices, .threads_per_rank = 1, .nccl_library = "not needed"});
+    rethrow_any(run_ranks(3, [&](int rank) {
+        FakeDevice device(0);
+        const auto communicator = group->join(rank, &device);
+        for (int64_t n : {0, 7, 989, 60000}) {
+            const int64_t shape[] = {n}, gathered[] = {3, n};
+            const Tensor x = device.allocate(DType::float32, shape), out = device.allocate(DType::float32, gathered);
+            const auto at = [&](const Tensor& t, int64_t i) -> float& {
+                return static_cast<float*>(device.host(t))[i];
+            };
+            for (int64_t i = 0; i < n; ++i) at(x, i) = static_cast<float>(i + rank);
+            communicator->all_gather(x, out);
+            communicator->all_reduce(x);
+            for (int64_t i = 0; i < n; ++i) {
+                CHECK(at(x, i) == static_cast<float>(3 * i + 3));
+                for (int r = 0; r < 3; ++r) CHECK(at(out, r * n + i) == static_cast<float>(i + r));
+            }
+            for (int64_t i = 0; i < n; ++i) at(x, i) = static_cast<float>(rank);
+            communicator->broadcast(x, 2);
+            for (int64_t i = 0; i < n; ++i) CHECK(at(x, i) == 2);
+        }
+    }));
+}
+
+TEST(a_copy_that_fails) {
+    const auto group = make_in_process_group(2);
+    const auto errors = run_ranks(2, [&](int rank) {
+        FakeDevice device(0);
+        const auto communicator = group->join(rank, &device);
+        const int64_t shape[] = {100000};
+        const Tensor x = device.allocate(DType::float32, shape);
+        communicator->all_reduce(x);
+        device.fail_copy = rank == 1;
+        try {
+            communicator->all_reduce(x);
+        } catch (...) {
+            communicator->abort(std::current_exception());
+            throw;
+        }
+    });
+    CHECK(is<DeviceError>(errors[1]));
+    CHECK(message(errors[0]) == "the ranks have stopped: the copy failed");
+}
+
+TEST(the_kind_of_group) {
+    const Device cpu, gpu0{DeviceKind::cuda, 0}, gpu1{DeviceKind::cuda, 1};
+    const auto make = [](std::vector<Device> devices) {
+        return error_of([&] { make_group({std::move(devices), 1, "/nowhere/libnccl.so.2"}); });
+    };
+    CHECK(make({cpu}) == "" && make({gpu0}) == "" && make({cpu, cpu}) == "" && make({gpu0, gpu0}) == "");
+    CHECK(make({gpu0, gpu1, gpu0}) == "" && make({cpu, gpu0}) == "");
+    CHECK(contains(make({gpu0, gpu1}), "needs NCCL, and /nowhere/libnccl.so.2 cannot be opened"));
+    CHECK(contains(make({}), "at least 1 rank, got 0"));
+}
+
+}  // namespace
+}  // namespace infinilm::test

@@ -1,0 +1,157 @@
+// The NCCL communicator over the fake NCCL, whose path INFINILM_NCCL_LIBRARY holds: the order of calls, errors, aborts.
+// Whether the real one is served rightly only GPUs can tell.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <sstream>
+
+#include "check.h"
+#include "dist/nccl.h"
+#include "fake_nccl/fake_nccl.h"
+
+namespace infinilm::test {
+namespace {
+
+const Device gpu{DeviceKind::cuda, 0};
+
+struct Fake {
+    Fake() {
+        void* handle = dlopen(std::getenv("INFINILM_NCCL_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+        CHECK(handle != nullptr);
+        const auto find = [&](auto& function, const char* name) {
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+            CHECK(function != nullptr);
+        };
+        find(fail, "fake_nccl_fail");
+        find(log, "fake_nccl_log");
+        find(live_comms, "fake_nccl_live_comms");
+        find(violations, "fake_nccl_violations");
+    }
+    decltype(&fake_nccl_fail) fail;
+    decltype(&fake_nccl_log) log;
+    decltype(&fake_nccl_live_comms) live_comms;
+    decltype(&fake_nccl_violations) violations;
+
+    // The calls of one rank since the last look, separated by "; ".
+    static std::string calls_of(const std::string& log, int rank) {
+        std::string out;
+        std::istringstream lines(log);
+        for (std::string line; std::getline(lines, line);)
+            if (line.starts_with(concat(rank, " "))) out += (out.empty() ? "" : "; ") + line.substr(line.find(' ') + 1);
+        return out;
+    }
+};
+
+TEST(nccl_calls) {
+    const Fake fake;
+    {
+        const auto group = make_nccl_group(3);
+        rethrow_any(run_ranks(3, [&](int rank) {
+            const auto communicator = group->join(rank, nullptr, reinterpret_cast<void*>(intptr_t{40 + rank}));
+            float x[5] = {1, 2, 3, 4, static_cast<float>(rank)};
+            communicator->all_reduce({x, DType::float32, {5}, gpu});
+            CHECK(x[0] == 3 && x[3] == 12 && x[4] == 3);
+            uint16_t in[2] = {static_cast<uint16_t>(rank), 7}, out[6] = {};
+            communicator->all_gather({in, DType::bfloat16, {2}, gpu}, {out, DType::bfloat16, {3, 2}, gpu});
+            for (int r = 0; r < 3; ++r) CHECK(out[2 * r] == r && out[2 * r + 1] == 7);
+            communicator->barrier();
+            int32_t ids[2] = {rank, rank};
+            communicator->broadcast({ids, DType::int32, {2}, gpu}, 1);
+            CHECK(ids[0] == 1 && ids[1] == 1);
+            communicator->check();
+        }));
+        CHECK(contains(error_of([&] { group->join(1, nullptr); }), "rank 1 has joined its group already"));
+        CHECK(contains(error_of([&] { group->join(3, nullptr); }), "rank 3 cannot join"));
+    }
+    const std::string log = fake.log();
+    CHECK(Fake::calls_of(log, -1) == "ncclGetUniqueId");
+    for (int rank = 0; rank < 3; ++rank)
+        CHECK(Fake::calls_of(log, rank) ==
+              concat("ncclCommInitRankConfig size=3 blocking=0; ncclAllReduce count=5 type=7 op=0 stream=", 40 + rank,
+                     "; ncclAllGather count=2 type=9; ncclBroadcast count=2 type=2 root=1; ncclCommAbort"));
+    CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+}
+
+// Every function that can fail, on rank 1 of 2; rank 0 waits until rank 1's owner aborts.
+TEST(nccl_errors) {
+    const Fake fake;
+    const auto run = [&](const char* function, int result) {
+        const auto group = make_nccl_group(2);
+        std::vector<std::exception_ptr> errors = run_ranks(2, [&](int rank) {
+            try {
+                if (rank == 1 && std::string(function) != "async") fake.fail(function, rank, result);
+                const auto communicator = group->join(rank, nullptr);
+                float x[4] = {};
+                communicator->all_reduce({x, DType::float32, {4}, gpu});
+                communicator->barrier();
+                if (rank == 1) fake.fail(function, rank, result);
+                if (rank == 1) communicator->check();
+                communicator->barrier();
+            } catch (...) {
+                group->abort(std::current_exception());
+                throw;
+            }
+        });
+        fake.fail(function, 1, 0);
+        CHECK(is<DeviceError>(errors[1]) && is<EngineDeadError>(errors[0]));
+        CHECK(message(errors[0]) == "the ranks have stopped: " + message(errors[1]));
+        CHECK(fake.live_comms() == 0);
+        return message(errors[1]);
+    };
+    CHECK(contains(run("ncclCommInitRankConfig", 2),
+                   "ncclCommInitRankConfig on rank 1 failed: some error (the detail);"));
+    CHECK(contains(run("ncclCommGetAsyncError", 3), "ncclCommInitRankConfig on rank 1 failed: some error"));
+    CHECK(
+        contains(run("ncclAllReduce", 5), "ncclAllReduce on rank 1 failed: some error (the detail); NCCL_DEBUG=WARN"));
+    CHECK(contains(run("async", 6), "an operation of NCCL on rank 1 failed: remote process exited"));
+    fake.fail("ncclGetUniqueId", -1, 2);
+    CHECK(contains(error_of([] { make_nccl_group(2); }), "ncclGetUniqueId failed: some error"));
+    CHECK(fake.violations() == 0);
+}
+
+// Aborts at random moments: while joining, in a collective of which a rank is missing, between two.
+TEST(nccl_aborts) {
+    const Fake fake;
+    std::mt19937 random(std::random_device{}());
+    for (int round = 0; round < (rounds ? rounds : 200); ++round) {
+        const int size = 2 + static_cast<int>(random() % 3);
+        const int late_rank =
+            static_cast<int>(random() % static_cast<uint32_t>(size + 1));  // never joins, if it is one
+        const auto patience = std::chrono::microseconds(random() % 2000);
+        const auto group = make_nccl_group(size);
+        std::thread other([&] {
+            std::this_thread::sleep_for(patience);
+            group->abort(std::make_exception_ptr(Error("stopped from outside")));
+        });
+        const auto errors = run_ranks(size, [&](int rank) {
+            if (rank == late_rank) throw EngineDeadError("the ranks have stopped: stopped from outside");
+            const auto communicator = group->join(rank, nullptr);
+            for (;;) {
+                std::vector<float> x(100, 1.0f);
+                communicator->all_reduce({x.data(), DType::float32, {100}, gpu});
+                communicator->check();
+            }
+        });
+        other.join();
+        for (const auto& error : errors)
+            CHECK(is<EngineDeadError>(error) && message(error) == "the ranks have stopped: stopped from outside");
+        const std::string log = fake.log();
+        for (int rank = 0; rank < size; ++rank) {
+            const std::string calls = Fake::calls_of(log, rank);
+            CHECK(calls.empty() || calls.ends_with("ncclCommAbort"));
+            CHECK(calls.find("ncclCommAbort") == calls.rfind("ncclCommAbort"));  // once
+        }
+        CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+    }
+}
+
+// Prints why the library cannot be used; the caller chooses one that cannot.
+TEST(nccl_library_error) {
+    std::printf("%s\n", error_of([] { make_nccl_group(2); }).c_str());
+}
+
+}  // namespace
+}  // namespace infinilm::test

@@ -1,0 +1,110 @@
+"""The C++ tests of communicators and rank workers: plain, and under both sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from cpp_build import BENCH, CORE, FAKE_NCCL, ROOT, SANITIZE, TESTS, Builder  # noqa: E402
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tests need g++")
+
+# Each with the number of rounds under a sanitizer, which is slower; plain runs the test's own number.
+NAMES = {
+    "a_copy_that_fails": 1,
+    "abort_anytime": 150,
+    "an_aborted_group_stays_aborted": 1,
+    "arguments": 1,
+    "barriers": 200,
+    "mismatches": 5,
+    "nccl_aborts": 50,
+    "nccl_calls": 1,
+    "nccl_errors": 1,
+    "nothing_is_left": 50,
+    "random_schedules": 25,
+    "ranks_that_share_a_device": 1,
+    "the_kind_of_group": 1,
+    "worker_on_its_cpus": 1,
+    "worker_runs_tasks_in_order": 1,
+    "worker_sleeps_when_idle": 1,
+    "worker_takes_tasks_from_many_threads": 1,
+}
+ENVIRONMENT = {
+    "TSAN_OPTIONS": f"halt_on_error=1:suppressions={ROOT / 'tests/cpp/tsan.supp'}",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+}
+Build = Callable[[str], Builder]
+
+
+@pytest.fixture(scope="session")
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """`build(kind)`: a Builder; binaries are kept from one run to the next where pytest's cache is on."""
+    cache = getattr(request.config, "cache", None)
+    folder = Path(cache.mkdir("cpp-tests")) if cache else tmp_path_factory.mktemp("cpp-tests")
+    return lambda kind: Builder(folder, kind)
+
+
+def run(program: Path, *arguments: str, nccl: Path | str = "") -> subprocess.CompletedProcess[str]:
+    # A test that hangs is the failure this looks for: two minutes are far more than any takes.
+    return subprocess.run(
+        [program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **ENVIRONMENT, "INFINILM_NCCL_LIBRARY": str(nccl)},
+    )
+
+
+@pytest.mark.parametrize("kind", SANITIZE)
+@pytest.mark.parametrize("name", NAMES)
+def test_cpp(build: Build, kind: str, name: str) -> None:
+    nccl = build(kind).library([FAKE_NCCL], "fake-nccl") if name.startswith("nccl") else ""
+    rounds = 0 if kind == "plain" else NAMES[name]
+    done = run(build(kind).program([*CORE, *TESTS], "cpp-tests"), name, str(rounds), nccl=nccl)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+
+
+def test_all_cpp_tests_run(build: Build) -> None:
+    listed = run(build("plain").program([*CORE, *TESTS], "cpp-tests")).stdout.split()
+    assert {*listed} == {*NAMES, "nccl_library_error"}
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        ("missing", "needs NCCL, and {path} (from INFINILM_NCCL_LIBRARY) cannot be opened: {path}: cannot open shared"),
+        ("FAKE_NCCL_VERSION=21805", "{path} (from INFINILM_NCCL_LIBRARY) is NCCL 2.18.5; 2.19 or later is needed: pip"),
+        ("FAKE_NCCL_WITHOUT_ABORT", "is not NCCL 2.19 or later: it has no ncclCommAbort; pip install 'infinilm[nccl]'"),
+    ],
+)
+def test_nccl_library(build: Build, library: str, message: str) -> None:
+    path = Path("/nowhere/libnccl.so.2")
+    if library != "missing":
+        path = build("plain").library([FAKE_NCCL], f"nccl-{library.lower()}", [library])
+    done = run(build("plain").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error", nccl=path)
+    assert done.returncode == 0 and message.format(path=path) in done.stdout
+
+
+def test_no_nccl_on_the_system(build: Build) -> None:
+    done = run(build("plain").program([*CORE, *TESTS], "cpp-tests"), "nccl_library_error")
+    if done.stdout.startswith("\n"):
+        return  # there is one
+    assert "needs NCCL, and libnccl.so.2 cannot be opened" in done.stdout
+    assert "pip install 'infinilm[nccl]', or set INFINILM_NCCL_LIBRARY" in done.stdout
+
+
+def test_the_bench_runs(build: Build) -> None:
+    done = run(build("plain").program([*CORE, BENCH], "all-reduce-bench"), "--ranks", "2", "--seconds", "0.02")
+    assert done.returncode == 0 and done.stdout.count("KiB") >= 4, done.stdout + done.stderr
