@@ -52,8 +52,10 @@ def cpu_isas() -> list[str]:
 def selected_cpu_isa() -> str:
     """The one used unless told otherwise."""
 
-def cpu_has_bf16_dot() -> bool:
-    """Whether it multiplies bfloat16 pairs in one instruction."""
+def cpu_multiplies_bf16() -> bool:
+    """
+    Whether it multiplies bfloat16 by bfloat16, so that compute_dtype bfloat16 rounds the inputs of linears.
+    """
 
 def parse_device(device: str) -> tuple[str, int]:
     """Kind and index of a device such as 'cuda:1'. ConfigError: it is none."""

@@ -64,7 +64,7 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     lines = [
         f"infinilm  {info['version']}, Python {info['python']}, {info['platform']}",
         f"cpu       {cpu['isa']} (of {', '.join(cpu['isas'])}), {cpu['num_threads']} threads, "
-        f"bfloat16 dot instruction: {'yes' if cpu['bf16_dot'] else 'no'}",
+        f"multiplies bfloat16: {'yes' if cpu['multiplies_bf16'] else 'no'}",
     ]
     if not cuda["available"]:
         lines.append(f"cuda      not available: {cuda['reason']}")

@@ -50,8 +50,8 @@ class LLM:
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
-        "float32", "bfloat16", "float16", or "auto": the checkpoint's; on a CPU without a bfloat16 dot instruction
-        bfloat16 weights are computed with in float32, which is as fast there; on a GPU float32 weights become
+        "float32", "bfloat16", "float16", or "auto": the checkpoint's; on a CPU without matrix tiles (AMX) bfloat16
+        weights are computed with in float32, which is exact and no slower there; on a GPU float32 weights become
         bfloat16, since "float32" there is exact but slow.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: what the model was made for, or as much as the

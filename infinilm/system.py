@@ -14,7 +14,7 @@ def backends() -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        ``{"cpu": {"available": True, "isa": ..., "isas": [...], "num_threads": ..., "bf16_dot": ...},
+        ``{"cpu": {"available": True, "isa": ..., "isas": [...], "num_threads": ..., "multiplies_bf16": ...},
         "cuda": {"available": bool, "reason": why not, "devices": [{"name", "compute_capability", "total_bytes",
         "free_bytes", "num_sms"}, ..]}}``
     """
@@ -30,7 +30,7 @@ def backends() -> dict[str, dict[str, Any]]:
             "reason": "",
             "isa": _core.selected_cpu_isa(),
             "isas": _core.cpu_isas(),
-            "bf16_dot": _core.cpu_has_bf16_dot(),
+            "multiplies_bf16": _core.cpu_multiplies_bf16(),
             "num_threads": _core.default_num_threads(),
         },
         "cuda": {"available": bool(devices), "reason": reason, "devices": devices},

@@ -60,8 +60,8 @@ void bind_ops(nb::module_& m) {
         "selected_cpu_isa", [] { return std::string(cpu::select_kernels().name); },
         "The one used unless told otherwise.");
     m.def(
-        "cpu_has_bf16_dot", [] { return cpu::select_kernels().has_bf16_dot; },
-        "Whether it multiplies bfloat16 pairs in one instruction.");
+        "cpu_multiplies_bf16", [] { return cpu::select_kernels().multiplies_bf16; },
+        "Whether it multiplies bfloat16 by bfloat16, so that compute_dtype bfloat16 rounds the inputs of linears.");
     m.def(
         "parse_device",
         [](const std::string& text) {
@@ -130,7 +130,6 @@ void bind_ops(nb::module_& m) {
             [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out) {
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
-                check.require(table.is_contiguous(), "table: must be contiguous");
                 const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain);
                 ops::embedding(b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out)});
             },

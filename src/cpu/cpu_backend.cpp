@@ -33,12 +33,16 @@ Element element(DType dtype) {
     }
 }
 
-// [n] of any floating dtype as float32.
+// [n] or [rows, n] of any floating dtype as float32; rows may be strided.
 std::vector<float> widened(const TensorView& view) {
-    std::vector<float> out(static_cast<size_t>(view.numel()));
+    std::vector<float> out;
+    out.reserve(static_cast<size_t>(view.numel()));
+    const int64_t n = view.shape(view.ndim() - 1), rows = view.ndim() == 2 ? view.shape(0) : 1;
     visit_floating(view.dtype(), [&](auto tag) {
-        const auto* in = view.as<const decltype(tag)>();
-        for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(in[i]);
+        for (int64_t row = 0; row < rows; ++row) {
+            const auto* in = view.as<const decltype(tag)>() + row * view.stride(0);
+            for (int64_t i = 0; i < n; ++i) out.push_back(to_float(in[i]));
+        }
     });
     return out;
 }
@@ -48,7 +52,7 @@ struct CpuLinear final : PreparedLinear {
     std::vector<std::vector<float>> biases;  // per segment [out_features], or empty
     std::vector<LinearSegment> segments;
     Element element = Element::f32;
-    bool bf16_dot = false;
+    bool multiply_bf16 = false;
 };
 
 }  // namespace
@@ -146,7 +150,7 @@ std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPar
     for (const LinearPart& part : parts)
         if (part.weight.dtype() != dtype) dtype = DType::float32;
     out->element = element(dtype);
-    out->bf16_dot = dtype == DType::bfloat16 && compute_dtype_ == DType::bfloat16 && kernels_.has_bf16_dot;
+    out->multiply_bf16 = dtype == DType::bfloat16 && compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16;
     for (LinearPart& part : parts) {
         if (part.weight.dtype() != dtype) {
             const std::vector<float> values = widened(part.weight);
@@ -160,6 +164,7 @@ std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPar
     }
     for (size_t i = 0; i < out->weights.size(); ++i)
         out->segments.push_back({.weight = out->weights[i].data(),
+                                 .weight_stride = out->weights[i].stride(0),
                                  .bias = out->biases[i].empty() ? nullptr : out->biases[i].data(),
                                  .out_features = out->weights[i].shape(0)});
     if (kind == LinearKind::silu_mul) out->out_features /= 2;
@@ -193,7 +198,7 @@ void CpuBackend::linear(const LinearParams& p) {
                     .num_segments = static_cast<int>(weight.segments.size()),
                     .element = weight.element,
                     .silu_mul = weight.kind == LinearKind::silu_mul && !p.gate_up_apart,
-                    .bf16_dot = weight.bf16_dot,
+                    .multiply_bf16 = weight.multiply_bf16,
                     .residual = p.residual ? p.residual.as<const float>() : nullptr,
                     .residual_stride = p.residual ? p.residual.stride(0) : 0,
                     .out = p.out.as<float>(),
@@ -212,6 +217,7 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
     const auto& table = static_cast<const CpuLinear&>(p.table);
     const EmbeddingArgs args{.ids = p.ids.as<const int32_t>(),
                              .table = table.weights[0].data(),
+                             .table_stride = table.weights[0].stride(0),
                              .element = table.element,
                              .hidden_size = table.in_features,
                              .num_tokens = p.ids.shape(0),
@@ -434,12 +440,12 @@ double measure_read(const Kernels& kernels, ThreadPool& pool) {
     });
 }
 
-double measure_dot(const Kernels& kernels, ThreadPool& pool, bool bf16_dot) {
+double measure_dot(const Kernels& kernels, ThreadPool& pool, bool multiply_bf16) {
     int64_t iterations = 1 << 14;
     auto round = [&] {
         std::atomic<double> flops{0};
         const double elapsed = seconds([&] {
-            pool.run(pool.size(), [&](int, int) { flops.fetch_add(kernels.dot_flops(iterations, bf16_dot)); });
+            pool.run(pool.size(), [&](int, int) { flops.fetch_add(kernels.dot_flops(iterations, multiply_bf16)); });
         });
         return std::pair(flops.load(), elapsed);
     };
@@ -465,9 +471,9 @@ MachineLimits measure_limits(const CpuOptions& options) {
     const CpuOptions used = checked(options);
     const Kernels& kernels = select_kernels(used.isa);
     ThreadPool pool(used.num_threads);
-    const bool bf16_dot = used.compute_dtype == DType::bfloat16 && kernels.has_bf16_dot;
+    const bool multiply_bf16 = used.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
     return {.read_bytes_per_second = measure_read(kernels, pool),
-            .dot_flops_per_second = measure_dot(kernels, pool, bf16_dot)};
+            .dot_flops_per_second = measure_dot(kernels, pool, multiply_bf16)};
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {

@@ -11,8 +11,8 @@ namespace infinilm::cpu {
 struct CpuOptions {
     int num_threads = 0;  // 0: one per available core
     std::string isa;      // "": INFINILM_CPU_ISA, else the fastest this machine runs
-    // bfloat16: x is rounded to bfloat16 where the machine multiplies bfloat16 pairs (avx512_bf16); the other dtypes,
-    // and the other machines, multiply the stored weights by x in float32.
+    // bfloat16: bfloat16 weights are multiplied by x rounded to bfloat16 where the kernels multiply bfloat16 (amx_bf16,
+    // avx512_bf16); other weights, other dtypes and other kernels multiply the stored weights by x in float32.
     DType compute_dtype = DType::float32;
 };
 
@@ -22,7 +22,7 @@ int default_num_threads();  // cores this process may run on, its affinity mask 
 
 struct MachineLimits {
     double read_bytes_per_second;  // streaming read of a buffer larger than any cache
-    double dot_flops_per_second;   // the fastest dot instruction the selected kernels use for compute_dtype
+    double dot_flops_per_second;   // of what the selected kernels multiply bfloat16 weights with for compute_dtype
 };
 MachineLimits measure_limits(const CpuOptions& options);
 

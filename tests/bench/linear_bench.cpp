@@ -67,7 +67,7 @@ struct Layer {
     int64_t in_features;
     std::vector<int64_t> segments;
     Element element;
-    bool silu = false, bias = false, residual = false, bf16_dot = false;
+    bool silu = false, bias = false, residual = false, multiply_bf16 = false;
     int64_t max_tokens = 1;
 
     std::vector<std::vector<char>> weights{};  // each at an address that is aligned to the element only
@@ -79,12 +79,12 @@ struct Layer {
     void make(unsigned seed) {
         std::mt19937 random(seed);
         for (int64_t n : segments) {
-            auto& weight = weights.emplace_back(bytes_of(element) * static_cast<size_t>(n * in_features + 1));
+            auto& weight = weights.emplace_back(bytes_of(element) * static_cast<size_t>(n * weight_stride() + 1));
             auto& b = biases.emplace_back(static_cast<size_t>(n));
             void* first = weight.data() + bytes_of(element);
-            fill(element, first, n * in_features, random);
+            fill(element, first, n * weight_stride(), random);
             fill(Element::f32, b.data(), n, random);
-            parts.push_back({first, bias ? b.data() : nullptr, n});
+            parts.push_back({first, weight_stride(), bias ? b.data() : nullptr, n});
             out_features = silu ? n : out_features + n;
         }
         x.resize(static_cast<size_t>(max_tokens * x_stride()));
@@ -92,14 +92,16 @@ struct Layer {
         fill(Element::f32, x.data(), static_cast<int64_t>(x.size()), random);
         fill(Element::f32, residuals.data(), static_cast<int64_t>(residuals.size()), random);
     }
-    int64_t x_padding = 3;  // odd rows of x to check with, whole ones to measure
+    int64_t x_padding = 3;       // odd rows of x to check with, whole ones to measure
+    int64_t weight_padding = 0;  // between the rows of a weight
+    int64_t weight_stride() const { return in_features + weight_padding; }
     int64_t x_stride() const { return in_features + x_padding; }
 
     LinearArgs args(int64_t num_tokens, float* out, int64_t out_stride) const {
         LinearArgs a{};
         a.x = x.data(), a.x_stride = x_stride(), a.num_tokens = num_tokens, a.in_features = in_features;
         a.segments = parts.data(), a.num_segments = static_cast<int>(parts.size()), a.element = element;
-        a.silu_mul = silu, a.bf16_dot = bf16_dot;
+        a.silu_mul = silu, a.multiply_bf16 = multiply_bf16;
         a.residual = residual ? residuals.data() : nullptr, a.residual_stride = out_features;
         a.out = out, a.out_stride = out_stride;
         return a;
@@ -148,9 +150,9 @@ void exact(const Layer& layer, int vector_width, int64_t token, int64_t n, doubl
         double size = 0;
         for (int64_t k = 0; k < layer.in_features; ++k) {
             float x = layer.x[static_cast<size_t>(token * layer.x_stride() + k)];
-            if (layer.bf16_dot) x = to_float(from_float<bf16>(x));
+            if (layer.multiply_bf16) x = to_float(from_float<bf16>(x));
             const double product =
-                x * to_double(layer.element, layer.parts[segment].weight, row * layer.in_features + k);
+                x * to_double(layer.element, layer.parts[segment].weight, row * layer.weight_stride() + k);
             sum[part] += product, size += std::fabs(product);
         }
         if (layer.bias) sum[part] += layer.parts[segment].bias[row], size += 1;
@@ -179,7 +181,7 @@ bool check_layer(const Kernels& kernels, Layer layer) {
         if (++failures > 3) return;
         std::printf("%s: %s: tokens %ld workers %d in %ld out %ld element %d silu %d dot %d: token %ld output %ld\n",
                     kernels.name, what, long(tokens), workers, long(layer.in_features), long(layer.out_features),
-                    int(layer.element), layer.silu, layer.bf16_dot, long(token), long(n));
+                    int(layer.element), layer.silu, layer.multiply_bf16, long(token), long(n));
     };
     for (int64_t t = 0; t < layer.max_tokens; ++t) {
         alone.push_back(run_serially(kernels, layer, t, 1, 1));
@@ -189,7 +191,7 @@ bool check_layer(const Kernels& kernels, Layer layer) {
             if (!(std::fabs(alone.back()[static_cast<size_t>(n)] - value) <= bound)) fail("wrong", 1, 1, t, n);
         }
     }
-    for (int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 13, 17, 24, 25, 26, 29, 515})
+    for (int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 25, 26, 29, 33, 40, 515})
         for (int workers : {1, 2, 3, 16}) {
             if (tokens > layer.max_tokens) continue;
             const auto out = run_serially(kernels, layer, 0, tokens, workers);
@@ -209,8 +211,11 @@ int check(const std::vector<std::string>& names) {
     int layers = 0, failed = 0;
     for (const Kernels* kernels : available_kernels()) {
         if (!names.empty() && std::find(names.begin(), names.end(), kernels->name) == names.end()) continue;
-        const auto run = [&](Layer layer) { ++layers, failed += !check_layer(*kernels, std::move(layer)); };
-        for (int dot = 0; dot <= (kernels->has_bf16_dot ? 1 : 0); ++dot)
+        const auto run = [&](Layer layer) {
+            layer.weight_padding = ++layers % 3;
+            failed += !check_layer(*kernels, std::move(layer));
+        };
+        for (int dot = 0; dot <= (kernels->multiplies_bf16 ? 1 : 0); ++dot)
             for (Element element : {Element::f32, Element::bf16, Element::f16}) {
                 if (dot && element != Element::bf16) continue;
                 for (int64_t in : {1, 7, 16, 31, 64, 111, 500, 513, 1040, 2049})
@@ -221,33 +226,33 @@ int check(const std::vector<std::string>& names) {
                              .element = element,
                              .bias = odd,
                              .residual = !odd,
-                             .bf16_dot = dot != 0,
-                             .max_tokens = 29});
+                             .multiply_bf16 = dot != 0,
+                             .max_tokens = 40});
                         run({.in_features = in,
                              .segments = {out, out},
                              .element = element,
                              .silu = true,
                              .bias = !odd,
-                             .bf16_dot = dot != 0,
+                             .multiply_bf16 = dot != 0,
                              .max_tokens = 26});
                         run({.in_features = in,
                              .segments = {out, 5, 1, 17},
                              .element = element,
                              .bias = true,
-                             .bf16_dot = dot != 0,
+                             .multiply_bf16 = dot != 0,
                              .max_tokens = 26});
                     }
                 run({.in_features = 1100,
                      .segments = {989},
                      .element = element,
                      .bias = true,
-                     .bf16_dot = dot != 0,
+                     .multiply_bf16 = dot != 0,
                      .max_tokens = 5});
                 run({.in_features = 1100,
                      .segments = {19},
                      .element = element,
                      .bias = true,
-                     .bf16_dot = dot != 0,
+                     .multiply_bf16 = dot != 0,
                      .max_tokens = 515});
             }
         std::printf("%s checked\n", kernels->name);
@@ -293,7 +298,7 @@ private:
 void measure(const Kernels& kernels, Element element, bool silu, const Shape& shape, Timer& timer, int workers) {
     Layer layer{.in_features = shape.in, .segments = {shape.out}, .element = element, .max_tokens = shape.tokens};
     if (silu) layer.segments = {shape.out / 2, shape.out / 2}, layer.silu = true;
-    layer.bf16_dot = kernels.has_bf16_dot && element == Element::bf16;
+    layer.multiply_bf16 = kernels.multiplies_bf16 && element == Element::bf16;
     layer.x_padding = 0;
     // Large weights made cheaply: one megabyte of random numbers, repeated.
     std::mt19937 random(1);
@@ -306,7 +311,7 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
         std::memcpy(first + i, some.data(), std::min(some.size(), weight_bytes - i));
     for (size_t i = 0; i < layer.segments.size(); ++i)
         layer.parts.push_back({first + i * bytes_of(element) * static_cast<size_t>(layer.segments[0] * shape.in),
-                               nullptr, layer.segments[i]});
+                               shape.in, nullptr, layer.segments[i]});
     layer.out_features = layer.segments[0];
     const int64_t x_size = shape.tokens * shape.in;
     const Aligned x = allocate(static_cast<size_t>(x_size) * 4);
@@ -329,7 +334,7 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
             checksum += kernels.read_memory(first + static_cast<size_t>(w.index) * part, part);
         }));
         std::atomic<double> done{0};
-        const double t = timer.time([&](Worker) { done = kernels.dot_flops(50'000, layer.bf16_dot); });
+        const double t = timer.time([&](Worker) { done = kernels.dot_flops(50'000, layer.multiply_bf16); });
         flop_time = std::min(flop_time, t / (done * workers));
     }
     const double total = linear + (kernels.linear_shared_scratch_bytes(args) ? prepare : 0);

@@ -31,4 +31,14 @@ def test_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_default_is_the_fastest_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFINILM_CPU_ISA", raising=False)
-    assert _core.selected_cpu_isa() == _core.cpu_isas()[-1] != "emulated512"
+    selected = _core.selected_cpu_isa()
+    assert selected == _core.cpu_isas()[-1] and not selected.startswith("emulated")
+
+
+def test_bfloat16_is_automatic_only_with_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dot instruction is not faster than float32, so a build that has it has to be asked for."""
+    monkeypatch.delenv("INFINILM_CPU_ISA", raising=False)
+    assert _core.cpu_multiplies_bf16() == (_core.selected_cpu_isa() == "amx_bf16")
+    for isa, multiplies in (("generic", False), ("emulated512", True), ("emulated_amx", True)):
+        monkeypatch.setenv("INFINILM_CPU_ISA", isa)
+        assert _core.cpu_multiplies_bf16() == multiplies

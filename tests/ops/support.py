@@ -265,6 +265,7 @@ class LinearCase:
     dtype: str
     offset: int  # elements between an aligned address and the first weight
     seed: int
+    gap: int = 0  # elements between the rows of a weight
     parts: list[tuple[Array, Array | None]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -272,9 +273,10 @@ class LinearCase:
         self.parts = []
         for out, has_bias in zip(self.outs, self.biases, strict=True):
             weight = stored(rng, self.dtype, out, self.in_features, scale=self.in_features**-0.5)
-            flat = np.full(self.offset + weight.size + 5, POISON[weight.dtype.kind], weight.dtype)
-            flat[self.offset : self.offset + weight.size] = weight.ravel()
-            placed = flat[self.offset : self.offset + weight.size].reshape(weight.shape)
+            stride = self.in_features + self.gap
+            flat = np.full(self.offset + out * stride + 5, POISON[weight.dtype.kind], weight.dtype)
+            placed = flat[self.offset : self.offset + out * stride].reshape(out, stride)[:, : self.in_features]
+            placed[...] = weight
             self.parts.append((placed, framed(stored(rng, self.dtype, out)) if has_bias else None))
 
     @property
@@ -304,12 +306,14 @@ def linear_cases(
     dtype: str, in_features: Any = sizes, outs: Any = sizes, kinds: tuple[str, ...] = ("plain", "silu_mul")
 ) -> Any:
     """Plain layers of one to three parts and silu_mul layers, biases on some parts, weights at odd
-    addresses.
+    addresses, some with gaps between their rows.
     """
 
-    def build(features: int, out: list[int], bias: list[bool], kind: str, offset: int, seed: int) -> LinearCase:
+    def build(
+        features: int, out: list[int], bias: list[bool], kind: str, offset: int, seed: int, gap: int
+    ) -> LinearCase:
         parts = (out[0], out[0]) if kind == "silu_mul" else tuple(out)
-        return LinearCase(features, parts, tuple(bias[: len(parts)]), kind, dtype, offset, seed)
+        return LinearCase(features, parts, tuple(bias[: len(parts)]), kind, dtype, offset, seed, gap)
 
     return st.builds(
         build,
@@ -319,6 +323,7 @@ def linear_cases(
         st.sampled_from(kinds),
         st.integers(0, 7),
         seeds,
+        st.sampled_from((0, 0, 1, 7)),
     )
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.ops import load, store
+from reference.ops import Array, load, store
 
 from ops import support
-from ops.support import Rows, backend, each_dtype, each_isa, every_backend, linear_cases, rows
+from ops.support import Rows, backend, batches, each_dtype, each_isa, every_backend, linear_cases, rows
 
 widths = st.sampled_from([n for n in support.SIZES if n <= 500])
 
@@ -21,8 +21,8 @@ widths = st.sampled_from([n for n in support.SIZES if n <= 500])
 def test_matches_the_oracle(
     isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows, with_residual: bool, in_place: bool
 ) -> None:
-    """Both kinds, one to three parts, biases on some, odd strides and addresses, residual apart and in
-    place.
+    """Both kinds, one to three parts, biases on some, odd strides of everything and odd addresses, residual
+    apart and in place.
     """
     layer = data.draw(linear_cases(dtype, st.just(case.size), widths))
     b, rng = backend(isa, threads), case.rng()
@@ -84,11 +84,55 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(
                 support.assert_bitwise(got, want[chosen], f"rows {chosen} in a batch of {batch}, {threads} threads")
 
 
+@each_isa
+@pytest.mark.parametrize("kind", ("plain", "silu_mul"))
+@pytest.mark.parametrize(("features", "out"), ((64, 32), (33, 19), (111, 47)))
+def test_bits_for_every_number_of_tokens(isa: str, kind: str, features: int, out: int) -> None:
+    """bfloat16 by bfloat16, 1 to 40 tokens, then across the edge of a block of 256: the rows of the longest
+    call, to the bit.
+    """
+    layer = support.LinearCase(features, (out, out), (True, False), kind, "bfloat16", 3, 11, gap=2)
+    rng = np.random.default_rng(12)
+    x, residual = support.activations(rng, 301, features), support.activations(rng, 301, layer.out_features)
+    b = backend(isa, 2, "bfloat16")
+    weight = layer.prepare(b)
+    want = support.run_linear(b, weight, x, layer.out_features, residual)
+    for batch in (*range(1, 41), 255, 256, 257):
+        got = support.run_linear(b, weight, x[:batch], layer.out_features, residual[:batch])
+        support.assert_bitwise(got, want[:batch], f"{batch} tokens")
+
+
+def tiled(x: Array, weight: Array) -> Array:
+    """What matrix tiles compute, x . weight^T of bfloat16 values in float32: in steps of 32 the products of
+    even and of odd features are added up apart, then together, then to the sum.
+    """
+    features = -(-x.shape[1] // 32) * 32
+    x, weight = (np.pad(a, ((0, 0), (0, features - a.shape[1]))).astype(np.float32) for a in (x, weight))
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for step in range(0, features, 32):
+        halves = np.zeros((2, *total.shape), np.float32)
+        for k in range(step, step + 32):
+            halves[k % 2] += x[:, k, None] * weight[None, :, k]  # exact: 8 bits by 8 bits
+        total += halves[0] + halves[1]
+    return total
+
+
+@pytest.mark.parametrize("isa", [isa for isa in support.ISAS if "amx" in isa])
+@given(case=rows(batches, st.sampled_from((1, 31, 32, 33, 111, 500))), out=st.sampled_from((1, 15, 16, 17, 61)))
+def test_tiles_add_in_the_order_that_is_defined(isa: str, case: Rows, out: int) -> None:
+    """The instruction and its emulation agree with the definition, to the bit."""
+    layer = support.LinearCase(case.size, (out,), (False,), "plain", "bfloat16", 1, case.seed)
+    b, x = backend(isa, 1, "bfloat16"), case.x(case.rng())
+    got = support.run_linear(b, layer.prepare(b), x, out, None, case.pad_in, case.pad_out)
+    want = tiled(load(store(x, "bfloat16"), "bfloat16"), load(layer.parts[0][0], "bfloat16"))
+    support.assert_bitwise(got, want)
+
+
 @every_backend
 @given(data=st.data(), case=rows(size=st.sampled_from((1, 7, 16, 33, 111, 128, 500))))
 def test_bfloat16_compute(isa: str, dtype: str, threads: int, data: st.DataObject, case: Rows) -> None:
-    """compute_dtype="bfloat16" rounds x to bfloat16 for bfloat16 weights where the machine has the
-    instruction.
+    """compute_dtype="bfloat16" rounds x to bfloat16 for bfloat16 weights where the kernels multiply
+    bfloat16.
 
     Everywhere else it changes nothing, bit for bit. Nowhere is anything but x rounded.
     """

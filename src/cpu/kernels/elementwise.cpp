@@ -16,7 +16,7 @@ void embedding(const EmbeddingArgs& args, Worker worker) {
     const int64_t end = args.num_tokens * (worker.index + 1) / worker.count;
     visit_element(args.element, [&](auto e) {
         for (int64_t t = begin; t < end; ++t)
-            widen_row((const decltype(e)*)args.table + args.ids[t] * args.hidden_size, args.out + t * args.out_stride,
+            widen_row((const decltype(e)*)args.table + args.ids[t] * args.table_stride, args.out + t * args.out_stride,
                       args.hidden_size);
     });
 }

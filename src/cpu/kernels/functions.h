@@ -29,6 +29,6 @@ void silu_mul(const SiluMulArgs& args, Worker worker);
 
 // limits.cpp
 uint64_t read_memory(const void* data, size_t bytes);
-double dot_flops(int64_t iterations, bool bf16_dot);
+double dot_flops(int64_t iterations, bool multiply_bf16);
 
 }  // namespace infinilm::cpu::INFINILM_ISA

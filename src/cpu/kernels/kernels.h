@@ -20,8 +20,9 @@ struct Worker {
 
 // One joined part of a linear layer: rows [out_begin, out_begin + out_features) of the result.
 struct LinearSegment {
-    const void* weight;  // [out_features, in_features] row-major; any alignment that suits the element
-    const float* bias;   // [out_features] or null
+    const void* weight;     // [out_features, in_features]; any alignment that suits the element
+    int64_t weight_stride;  // elements between rows, at least in_features
+    const float* bias;      // [out_features] or null
     int64_t out_features;
 };
 
@@ -32,8 +33,8 @@ struct LinearArgs {
     const LinearSegment* segments;
     int num_segments;
     Element element;
-    bool silu_mul;  // two segments, gate and up: out[n] = silu(gate n) * up n
-    bool bf16_dot;  // x is rounded to bfloat16 and multiplied by the dot instruction (avx512_bf16, element bf16)
+    bool silu_mul;          // two segments, gate and up: out[n] = silu(gate n) * up n
+    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, element bf16)
     const float* residual;  // [num_tokens, out_features] or null; may be out
     int64_t residual_stride;
     float* out;  // [num_tokens, out_features]
@@ -93,6 +94,7 @@ struct AttentionArgs {
 struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
     const void* table;   // [vocab_size, hidden_size]
+    int64_t table_stride;
     Element element;
     int64_t hidden_size, num_tokens;
     float* out;  // [num_tokens, hidden_size]
@@ -108,9 +110,9 @@ struct SiluMulArgs {
 };
 
 struct Kernels {
-    const char* name;  // "generic", "avx2", "avx512", "avx512_bf16"
-    bool has_bf16_dot;
-    int vector_width;  // float lanes
+    const char* name;      // of the build, as src/cpu/meson.build lists them
+    bool multiplies_bf16;  // has an instruction for bfloat16 times bfloat16, which LinearArgs::multiply_bf16 asks for
+    int vector_width;      // float lanes
 
     size_t (*linear_scratch_bytes)(const LinearArgs&);
     size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
@@ -126,12 +128,12 @@ struct Kernels {
     void (*silu_mul)(const SiluMulArgs&, Worker);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
-    uint64_t (*read_memory)(const void* data, size_t bytes);  // streams over the buffer; returns a checksum
-    double (*dot_flops)(int64_t iterations,
-                        bool bf16_dot);  // runs the dot instruction from registers; returns flops done
+    uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
+    double (*dot_flops)(int64_t iterations, bool multiply_bf16);  // from registers; returns flops done
 };
 
 // Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.
-extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_emulated512;
+extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx_bf16,
+    kernels_emulated512, kernels_emulated_amx;
 
 }  // namespace infinilm::cpu

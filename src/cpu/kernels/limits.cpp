@@ -1,5 +1,8 @@
 // The ceilings that `infinilm bench` and the kernel benchmarks measure in the same run as what they compare with them.
 #include "cpu/kernels/functions.h"
+#if INFINILM_BF16_TILE
+#include "cpu/kernels/tile.h"
+#endif
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -24,15 +27,32 @@ uint64_t read_memory(const void* data, size_t bytes) {
     return checksum;
 }
 
+#if INFINILM_BF16_TILE
+// The four C tiles that the linear has, from A and B tiles of zeros.
+static double tile_flops(int64_t iterations) {
+    Tiles tiles(tile_rows);
+    for (int64_t n = 0; n < iterations; ++n) {
+        tiles.multiply_add<0, first_a, first_b>();
+        tiles.multiply_add<1, first_a + 1, first_b>();
+        tiles.multiply_add<2, first_a, first_b + 1>();
+        tiles.multiply_add<3, first_a + 1, first_b + 1>();
+    }
+    return 4 * 2.0 * tile_rows * tile_rows * tile_step * (double)iterations;
+}
+#endif
+
 // As many independent accumulators as the registers hold, which is more than latency x issue rate on every machine. The
 // operands pass through an empty asm, so that nothing can be folded; they keep the sums finite.
-double dot_flops(int64_t iterations, bool bf16_dot) {
+double dot_flops(int64_t iterations, bool multiply_bf16) {
+#if INFINILM_BF16_TILE
+    if (multiply_bf16) return tile_flops(iterations);
+#endif
     constexpr int accumulators = width == 16 ? 24 : 12;
     vec acc[accumulators];
     for (int i = 0; i < accumulators; ++i) acc[i] = set1((float)i);
     double flops_per_dot = 2.0 * width;
 #if INFINILM_BF16_DOT
-    if (bf16_dot) {
+    if (multiply_bf16) {
         flops_per_dot = 4.0 * width;
         dvec a{}, b{};
         asm volatile("" : "+m"(a), "+m"(b));
@@ -41,7 +61,7 @@ double dot_flops(int64_t iterations, bool bf16_dot) {
             for (int i = 0; i < accumulators; ++i) acc[i] = dot(acc[i], a, b);
     }
 #endif
-    if (!bf16_dot || !INFINILM_BF16_DOT) {
+    if (!multiply_bf16 || !INFINILM_BF16_DOT) {
         vec a = set1(0.5f), b = set1(1.0f);
         asm volatile("" : "+m"(a), "+m"(b));
         for (int64_t n = 0; n < iterations; ++n)

@@ -4,6 +4,7 @@
 // Invariant: an output is ONE vector accumulator over in_features, in steps of Format::step elements from 0 up, the
 // last step filled with zeros, its lanes reduced once in the order of reduce_add, then + bias, silu_mul, + residual.
 // Both paths below keep to that, so a row of the result has the same bits for 1 token or 1000, any threads, any split.
+// (linear_tile.cpp multiplies bf16 by bf16 in the builds that have matrix tiles, in an order of its own.)
 //
 // Few tokens (stream): bound by reading the weights once from memory. A few weight rows at a time, read where they are.
 // Many tokens (packed): bound by arithmetic. linear_prepare writes x in the order in which the tiles read it; each
@@ -11,7 +12,7 @@
 // in_features is cut into blocks so that a panel fits; between blocks the unreduced lanes wait in scratch.
 // Measured on Zen 3 as share of FMA peak, 512 tokens, 96 bf16 rows of 2048: weights in place 78%, panels of whole rows
 // 74%, panels in blocks with x as it came 82%, with x packed as well 90%.
-#include "cpu/kernels/functions.h"
+#include "cpu/kernels/linear.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -55,7 +56,7 @@ struct Dotted {
 template <class F>
 INFINILM_INLINE auto visit_format(const LinearArgs& args, F f) {
 #if INFINILM_BF16_DOT
-    if (args.bf16_dot) return f(Dotted{});
+    if (args.multiply_bf16) return f(Dotted{});
 #endif
     return visit_element(args.element, [&](auto element) { return f(Widened<decltype(element)>{}); });
 }
@@ -78,10 +79,12 @@ constexpr int block_tokens = 252;      // a multiple of every tile_tokens; bound
 constexpr int split_outputs = 16;      // workers write different cache lines
 constexpr int stream_max_tokens = 24;  // measured: the packed path is faster from 28 on
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t num_groups_of(const LinearArgs& args) { return (args.num_tokens + tile_tokens - 1) / tile_tokens; }
 bool streams(const LinearArgs& args) { return args.num_tokens <= stream_max_tokens; }
+// Few tokens are not split: every worker would read the weights again.
+Share share_of(const LinearArgs& args, Worker worker) {
+    return split_work(args, worker, split_outputs, streams(args) ? stream_max_tokens : tile_tokens);
+}
 
 // in_features in blocks of equal size.
 struct Blocks {
@@ -95,67 +98,6 @@ Blocks blocks_of(const LinearArgs& args) {
 }
 
 // ---- What one worker does ----
-
-// Outputs [begin, begin + count) of one segment, or of gate and up together.
-struct Range {
-    const void* weight[2];  // first row; [1]: of up
-    const float* bias[2];
-    int64_t begin, count;
-    int rows_per_output;  // 2: rows alternate gate, up
-};
-
-// Row of an output: its only one, or 0: gate, 1: up. Tiles may hang over the end; what they compute there is dropped.
-template <class Weight>
-const Weight* row_of(const LinearArgs& args, const Range& range, int64_t output, int64_t which) {
-    if (output >= range.count) output = range.count - 1;
-    return (const Weight*)range.weight[which] + output * args.in_features;
-}
-
-struct Share {
-    int64_t output_begin, output_end, token_begin, token_end;
-};
-
-// Over outputs first; where these are too few for all workers, over tokens as well.
-Share share_of(const LinearArgs& args, Worker worker) {
-    int64_t num_outputs = args.segments[0].out_features;
-    if (!args.silu_mul)
-        for (int i = 1; i < args.num_segments; ++i) num_outputs += args.segments[i].out_features;
-    const int64_t units = (num_outputs + split_outputs - 1) / split_outputs;
-    const int64_t groups = num_groups_of(args);
-    const int64_t parts = smaller(worker.count, units);
-    const int64_t token_parts = parts == 0 || streams(args) ? 1 : smaller(worker.count / parts, groups);
-    const int64_t part = parts == 0 ? 0 : worker.index % parts, token_part = parts == 0 ? 1 : worker.index / parts;
-    if (token_part >= token_parts) return {0, 0, 0, 0};
-    return {units * part / parts * split_outputs, smaller(num_outputs, units * (part + 1) / parts * split_outputs),
-            groups * token_part / token_parts * tile_tokens,
-            smaller(args.num_tokens, groups * (token_part + 1) / token_parts * tile_tokens)};
-}
-
-template <class F>
-INFINILM_INLINE void for_each_range(const LinearArgs& args, const Share& share, F f) {
-    const int64_t row_bytes = args.in_features * (int64_t)element_bytes(args.element);
-    int64_t first = 0;  // output of the segment's first row
-    for (int i = 0; i < (args.silu_mul ? 1 : args.num_segments); ++i) {
-        const LinearSegment& segment = args.segments[i];
-        const int64_t begin = share.output_begin > first ? share.output_begin : first;
-        const int64_t end = smaller(share.output_end, first + segment.out_features);
-        const int64_t skip = begin - first;
-        first += segment.out_features;
-        if (begin >= end) continue;
-        Range range{{(const char*)segment.weight + skip * row_bytes, nullptr},
-                    {segment.bias ? segment.bias + skip : nullptr, nullptr},
-                    begin,
-                    end - begin,
-                    1};
-        if (args.silu_mul) {
-            const LinearSegment& up = args.segments[1];
-            range.weight[1] = (const char*)up.weight + skip * row_bytes;
-            range.bias[1] = up.bias ? up.bias + skip : nullptr;
-            range.rows_per_output = 2;
-        }
-        f(range);
-    }
-}
 
 // Reduces a tile and writes it. Its rows belong to outputs first, first + stride, ... of the range (gate and up side by
 // side where there are two per output); what hangs over the range or over token_end is dropped.
@@ -267,8 +209,7 @@ void stream_range(const LinearArgs& args, const Range& range) {
     Streams<Weight> streams;
     for (int64_t output = 0; output < run; ++output) {
         for (int j = 0; j < stream_rows; ++j)
-            streams.row[j] =
-                row_of<Weight>(args, range, j / range.rows_per_output * run + output, j % range.rows_per_output);
+            streams.row[j] = row_of<Weight>(range, j / range.rows_per_output * run + output, j % range.rows_per_output);
         for (int64_t group = 0; group < groups; ++group) {
             const int64_t token = args.num_tokens * group / groups, end = args.num_tokens * (group + 1) / groups;
             // One group reads from memory: prefetch a little ahead. Several: the first finds its rows in the cache if
@@ -315,10 +256,10 @@ void stage_panel(const Blocks& blocks, int64_t block, const LinearArgs& args, co
     const bool last = block + 1 == blocks.count;
     for (int j = 0; j < rows; ++j) {
         const int64_t output = first + j / range.rows_per_output, which = j % range.rows_per_output;
-        const Weight* w = row_of<Weight>(args, range, output, which) + begin;
+        const Weight* w = row_of<Weight>(range, output, which) + begin;
         // What will be staged next comes into the cache while the tiles of this block are computed.
         const Weight* next =
-            last ? row_of<Weight>(args, range, output + panel_rows / range.rows_per_output, which) : w + blocks.size;
+            last ? row_of<Weight>(range, output + panel_rows / range.rows_per_output, which) : w + blocks.size;
         auto* to = panel + (j / tile_rows * tile_rows) * blocks.size + j % tile_rows * step;
         int64_t k = begin;
         for (; k + step <= end; k += step, w += step, to += tile_rows * step) {
@@ -441,6 +382,8 @@ void pack_x(const LinearArgs& args, Worker worker) {
 // ---- The table's functions ----
 
 size_t linear_scratch_bytes(const LinearArgs& args) {
+    if constexpr (has_tiles)
+        if (args.multiply_bf16) return tile_linear_scratch_bytes(args);
     if (streams(args)) return 0;
     return visit_format(args, [&](auto format) -> size_t {
         using Format = decltype(format);
@@ -452,6 +395,8 @@ size_t linear_scratch_bytes(const LinearArgs& args) {
 }
 
 size_t linear_shared_scratch_bytes(const LinearArgs& args) {
+    if constexpr (has_tiles)
+        if (args.multiply_bf16) return tile_linear_shared_scratch_bytes(args);
     return visit_format(args, [&](auto format) -> size_t {
         using Format = decltype(format);
         constexpr bool as_it_is = sizeof(typename Format::X) == sizeof(float);
@@ -464,11 +409,15 @@ size_t linear_shared_scratch_bytes(const LinearArgs& args) {
 }
 
 void linear_prepare(const LinearArgs& args, Worker worker) {
+    if constexpr (has_tiles)
+        if (args.multiply_bf16) return tile_linear_prepare(args, worker);
     if (linear_shared_scratch_bytes(args) == 0) return;
     visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, worker); });
 }
 
 void linear(const LinearArgs& args, Worker worker) {
+    if constexpr (has_tiles)
+        if (args.multiply_bf16) return tile_linear(args, worker);
     visit_format(args, [&](auto format) {
         if (streams(args)) return stream<decltype(format)>(args, worker);
         multiply_packed<decltype(format)>(args, worker);

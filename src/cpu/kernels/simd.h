@@ -1,10 +1,12 @@
 // The vector layer of the CPU kernels: one float vector of `width` lanes over GCC vector extensions (so + - * / and
 // comparisons are written plainly), and one small wrapper for each thing they cannot say. Included only by the sources
 // of this folder, each compiled once per instruction set with these macros set by src/cpu/meson.build:
-//   INFINILM_ISA       the name of the build, which is also the namespace: generic, avx2, avx512, avx512_bf16,
-//   emulated512 INFINILM_WIDTH     float lanes: 4, 8 or 16 INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one
-//   instruction (or by its emulation) INFINILM_EMULATED  1 for emulated512: 16 lanes with baseline instructions, to
-//   test wide code paths anywhere
+//   INFINILM_ISA       the name of the build, which is also the namespace: generic, avx2, avx512, ...
+//   INFINILM_WIDTH     float lanes: 4, 8 or 16
+//   INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one instruction (or by its emulation)
+//   INFINILM_BF16_TILE 1 where bf16 matrices are multiplied in tiles (or by their emulation), see tile.h
+//   INFINILM_EMULATED  1 for emulated512 and emulated_amx: 16 lanes with baseline instructions, to test wide code paths
+//                      anywhere
 // (The 512-bit intrinsics are used in their maskz form with a full mask: gcc 12 warns of its own undefined vector in
 // the others, and emits the same instruction.) Everything is static or in the ISA namespace, and no C++ standard header
 // is included: an inline function compiled for AVX-512 that had external linkage could be picked by the linker for the
@@ -22,6 +24,7 @@
 #include "cpu/kernels/kernels.h"
 
 #define INFINILM_INLINE static inline __attribute__((always_inline))
+#define INFINILM_MEMBER inline __attribute__((always_inline))  // of a class: not static, and never a symbol
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -197,7 +200,7 @@ INFINILM_INLINE void store(float* p, vec v) { *(vec_mem*)p = v; }
 INFINILM_INLINE void store(Bf16* p, vec v) { *(hvec_mem*)p = narrow_bf16(v); }
 INFINILM_INLINE void store(F16* p, vec v) { *(hvec_mem*)p = narrow_f16(v); }
 
-// The first n elements, 0 <= n < width; the other lanes are zero, and nothing beyond the n elements is touched.
+// The first n elements, 0 <= n <= width; the other lanes are zero, and nothing beyond the n elements is touched.
 INFINILM_INLINE vec load_partial(const float* p, int n) {
 #if !INFINILM_EMULATED && INFINILM_WIDTH == 16
     return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
@@ -219,7 +222,7 @@ INFINILM_INLINE hvec load_bits_partial(const void* p, int n) {
 INFINILM_INLINE vec load_partial(const Bf16* p, int n) { return widen_bf16(load_bits_partial(p, n)); }
 INFINILM_INLINE vec load_partial(const F16* p, int n) { return widen_f16(load_bits_partial(p, n)); }
 
-// Writes the first n lanes, 0 <= n < width.
+// Writes the first n lanes, 0 <= n <= width.
 INFINILM_INLINE void store_partial(float* p, vec v, int n) { memcpy(p, &v, (size_t)n * 4); }
 INFINILM_INLINE void store_partial(Bf16* p, vec v, int n) {
     const hvec bits = narrow_bf16(v);

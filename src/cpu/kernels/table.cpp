@@ -12,7 +12,7 @@ namespace isa = INFINILM_ISA;
 
 extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .name = INFINILM_TEXT(INFINILM_ISA),
-    .has_bf16_dot = INFINILM_BF16_DOT != 0,
+    .multiplies_bf16 = INFINILM_BF16_DOT || INFINILM_BF16_TILE,
     .vector_width = isa::width,
     .linear_scratch_bytes = isa::linear_scratch_bytes,
     .linear_shared_scratch_bytes = isa::linear_shared_scratch_bytes,
