@@ -2,20 +2,22 @@
 //
 //   all_reduce_bench [--ranks n] [--seconds s] [--bytes n]...
 //
-// Ranks repeat a call, all of them at once, and rank 0 takes the time of each; medians, and the quartiles around them,
-// over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it with -O3:
-//   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp tests/bench/all_reduce_bench.cpp -ldl
+// Ranks, each on its share of the cores, repeat a call, and rank 0 takes the time of each; medians, and the quartiles
+// around them, over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it
+// with -O3:
+//   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp src/engine/rank_worker.cpp
+//       tests/bench/all_reduce_bench.cpp -ldl
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "dist/in_process.h"
+#include "engine/rank_worker.h"
 
 using namespace infinilm;
 using Clock = std::chrono::steady_clock;
@@ -57,9 +59,13 @@ void measure(int ranks, int64_t bytes, double seconds) {
             if (rank == 0) copy_us.push_back(us_since(begin));
         }
     };
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(work, rank);
-    for (std::thread& thread : threads) thread.join();
+    {
+        std::vector<std::unique_ptr<RankWorker>> workers;
+        for (int rank = 0; rank < ranks; ++rank) {
+            workers.push_back(std::make_unique<RankWorker>(rank, cpus_of_rank(rank, ranks)));
+            workers.back()->submit([&, rank] { work(rank); });
+        }
+    }
     const Quartiles reduce = quartiles(reduce_us), copy = quartiles(copy_us);
     std::printf("%d ranks %7ld KiB: all_reduce %9.2f us (%.2f .. %.2f)  memcpy %9.2f us (%.2f .. %.2f)  ratio %.1f\n",
                 ranks, long(bytes >> 10), reduce.median, reduce.low, reduce.high, copy.median, copy.low, copy.high,

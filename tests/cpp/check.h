@@ -17,8 +17,8 @@ struct Failure : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-#define CHECK(condition)                                                                                  \
-    do {                                                                                                  \
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
         if (!(condition)) throw ::infinilm::test::Failure(concat(__FILE__, ":", __LINE__, ": " #condition)); \
     } while (false)
 
@@ -26,8 +26,8 @@ struct Failure : std::runtime_error {
 struct Registered {
     Registered(const char* name, void (*run)(int rounds));
 };
-#define TEST(test_name)                                                          \
-    static void test_name(int rounds);                                           \
+#define TEST(test_name)                                                                      \
+    static void test_name(int rounds);                                                       \
     static const ::infinilm::test::Registered registered_##test_name(#test_name, test_name); \
     static void test_name([[maybe_unused]] int rounds)
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int sizes[] = {1, 2, 3, 4, 8};
 // Empty, tiny, odd, around the longest message that goes through the mail, and long.
-constexpr int64_t lengths[] = {0, 1, 7, 64, 989, 8191, 8192, 8193, 16384, 16385, 100003};
+constexpr int64_t lengths[] = {0, 1, 7, 64, 989, 1024, 1025, 2048, 2049, 4096, 4097, 100003};
 constexpr std::byte poison{0xA5};
 
 enum class Op { all_reduce, all_gather, broadcast, barrier };

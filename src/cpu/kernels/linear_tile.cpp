@@ -6,11 +6,14 @@
 // row of the result has the same bits for 1 token or 1000, any threads, any split.
 //
 // The weights are A, 16 rows of 64 bytes straight from the matrix; x is B, packed by linear_prepare; C is transposed
-// when it is written. A panel of two A tiles, 32 rows or 16 of gate and 16 of up, goes through in_features once for
-// every two columns of B: the first time it comes from memory, then from L2. Measured on a Sapphire Rapids Xeon, one
-// thread, weights 2048 and 8192 wide: one to eight tokens 88 to 90% of the read bandwidth, 32 tokens 82%. Software
-// prefetch ahead in the rows, or of the next panel, made it slower (68 to 89%, 46 to 77%), and so did copying the rows
-// to contiguous tiles first (55 to 77%).
+// when it is written. A panel is two A tiles, 32 rows or 16 of gate and 16 of up, and a pass is it times two columns of
+// B. One pass is bound by reading the weights, and takes the A tiles one after the other; of several passes the first
+// reads the panel from memory, the others from L2, and each loads four tiles for four multiplications. Measured on a
+// Sapphire Rapids Xeon (linear_bench, 537 MB of weights, 2048 and 8192 wide, one thread), share of the read bandwidth:
+// one token 89 and 96%, 32 tokens 78 and 88%; with both A tiles at once and no prefetch 86 and 89%, 70 and 76%;
+// prefetch of 512 bytes 87 and 96%, 71 and 81%. In a prototype, rows copied to contiguous tiles first were slower for
+// any number of tokens (one token 55 to 77%), and so was prefetch of the next panel. 512 tokens: 530 to 610 GFLOP/s of
+// 3157 from registers, bound by L2 and beyond; in blocks of 128 450 to 560, of 512 500 to 550.
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/tile.h"
 
@@ -19,7 +22,8 @@ namespace infinilm::cpu::INFINILM_ISA {
 namespace {
 
 constexpr int panel_tiles = 2;         // A tiles of a panel; also B tiles that it is multiplied with at a time
-constexpr int64_t block_tokens = 256;  // 1 MiB of L2 at 2048 in_features; a multiple of any two columns
+constexpr int64_t block_tokens = 256;  // 1 MiB of L2 at 2048 in_features; more tokens fill their columns: whole passes
+constexpr int prefetch_bytes = 256;
 
 // Tokens are dealt to B tiles evenly, `tokens` to each, the last one filled with zeros.
 struct Columns {
@@ -66,20 +70,26 @@ WeightTile weight_tile(const LinearArgs& args, const Range& range, int64_t first
 
 // ---- The product ----
 
-// C tiles as they are stored: [B tile][A tile][16 rows][16 columns].
+// The C tiles of one A tile as they are stored: [B tile][16 rows][16 columns].
 struct Sums {
-    alignas(64) float values[panel_tiles][panel_tiles][tile_rows * tile_rows];
+    alignas(64) float column[panel_tiles][tile_rows * tile_rows];
 };
 
-// A tiles 0 to num_a of the panel times the columns from x on.
+// num_a A tiles times num_b columns, the first of them at x. One A tile alone comes from memory: what is prefetched is
+// little, as the hardware does most.
 template <int num_a, int num_b>
 void multiply(Tiles& tiles, const LinearArgs& args, const Columns& columns, const WeightTile* weights, const char* x,
-              Sums& sums) {
+              Sums* sums) {
     const int64_t whole_steps = args.in_features / tile_step;
     const int64_t x_stride = 4 * columns.tokens, x_step = packed_step_bytes(columns);
     const char* const x1 = x + steps_of(args) * x_step;  // the next column
     const auto step = [&](const char* a0, const char* a1, int64_t stride0, int64_t stride1, int64_t s)
                           __attribute__((always_inline)) {
+                              if constexpr (num_a == 1) {
+#pragma GCC unroll 16
+                                  for (int row = 0; row < tile_rows; ++row)
+                                      __builtin_prefetch(a0 + row * stride0 + prefetch_bytes, 0, 2);
+                              }
                               tiles.load<first_b>(x + s * x_step, x_stride);
                               tiles.load<first_a>(a0, stride0);
                               tiles.multiply_add<0, first_a, first_b>();
@@ -98,10 +108,10 @@ void multiply(Tiles& tiles, const LinearArgs& args, const Columns& columns, cons
     for (int64_t s = 0; s < whole_steps; ++s)
         step(w0.steps + s * w0.step_bytes, w1.steps + s * w1.step_bytes, w0.stride, w1.stride, s);
     if (args.in_features % tile_step != 0) step(w0.last, w1.last, tile_row_bytes, tile_row_bytes, whole_steps);
-    tiles.store<0>(sums.values[0][0], tile_row_bytes);
-    if constexpr (num_a == 2) tiles.store<1>(sums.values[0][1], tile_row_bytes);
-    if constexpr (num_b == 2) tiles.store<2>(sums.values[1][0], tile_row_bytes);
-    if constexpr (num_a == 2 && num_b == 2) tiles.store<3>(sums.values[1][1], tile_row_bytes);
+    tiles.store<0>(sums[0].column[0], tile_row_bytes);
+    if constexpr (num_a == 2) tiles.store<1>(sums[1].column[0], tile_row_bytes);
+    if constexpr (num_b == 2) tiles.store<2>(sums[0].column[1], tile_row_bytes);
+    if constexpr (num_a == 2 && num_b == 2) tiles.store<3>(sums[1].column[1], tile_row_bytes);
 }
 
 void load_transposed(vec (&m)[tile_rows], const float* values) {
@@ -142,19 +152,27 @@ void multiply_panel(Tiles& tiles, const LinearArgs& args, const Range& range, in
     for (int i = 0; i < num_a; ++i)
         weights[i] = weight_tile(args, range, silu_mul ? first : first + i * tile_rows, silu_mul ? i : 0,
                                  copies + i * steps_of(args) * tile_bytes);
-    Sums sums = {};
-    for (int64_t token = token_begin; token < token_end; token += panel_tiles * columns.tokens) {
+    const int64_t pass_tokens = panel_tiles * columns.tokens;
+    const bool streams = token_end - token_begin <= pass_tokens;
+    Sums sums[panel_tiles] = {};
+    for (int64_t token = token_begin; token < token_end; token += pass_tokens) {
+        // The rows of the result may be far apart: their lines come meanwhile.
+        for (int64_t t = token; t < smaller(token + pass_tokens, token_end); ++t)
+            for (int64_t i = 0; i < (silu_mul ? 1 : num_a); ++i)
+                __builtin_prefetch(args.out + t * args.out_stride + range.begin + first + i * tile_rows, 1);
         const char* const x = (const char*)args.shared_scratch + token / columns.tokens * column_bytes;
         const int num_b = token + columns.tokens < token_end ? 2 : 1;
-        const auto run = num_a == 2   ? num_b == 2 ? multiply<2, 2> : multiply<2, 1>
-                         : num_b == 2 ? multiply<1, 2>
-                                      : multiply<1, 1>;
-        run(tiles, args, columns, weights, x, sums);
+        if (num_a == 2 && !streams) {
+            (num_b == 2 ? multiply<2, 2> : multiply<2, 1>)(tiles, args, columns, weights, x, sums);
+        } else {
+            for (int i = 0; i < num_a; ++i)
+                (num_b == 2 ? multiply<1, 2> : multiply<1, 1>)(tiles, args, columns, weights + i, x, sums + i);
+        }
         for (int j = 0; j < num_b; ++j) {
             const int64_t begin = token + j * columns.tokens, end = smaller(begin + columns.tokens, token_end);
-            const auto& of_column = sums.values[j];
-            finish(args, range, first, begin, end, of_column[0], silu_mul ? of_column[1] : nullptr);
-            if (num_a == 2 && !silu_mul) finish(args, range, first + tile_rows, begin, end, of_column[1], nullptr);
+            const float *first_sums = sums[0].column[j], *second_sums = sums[1].column[j];
+            finish(args, range, first, begin, end, first_sums, silu_mul ? second_sums : nullptr);
+            if (num_a == 2 && !silu_mul) finish(args, range, first + tile_rows, begin, end, second_sums, nullptr);
         }
     }
 }
@@ -201,14 +219,14 @@ void tile_linear_prepare(const LinearArgs& args, Worker worker) {
 void tile_linear(const LinearArgs& args, Worker worker) {
     const Columns columns = columns_of(args);
     const int64_t panel_outputs = args.silu_mul ? tile_rows : panel_tiles * tile_rows;
-    const int64_t pass_tokens = panel_tiles * columns.tokens, block = block_tokens / pass_tokens * pass_tokens;
+    const int64_t pass_tokens = panel_tiles * columns.tokens;
     const Share share = split_work(args, worker, panel_outputs, pass_tokens);
     if (share.output_begin >= share.output_end) return;
     Tiles tiles(columns.tokens);
     for_each_range(args, share, [&](const Range& range) {
-        for (int64_t token = share.token_begin; token < share.token_end; token += block)
+        for (int64_t token = share.token_begin; token < share.token_end; token += block_tokens)
             for (int64_t first = 0; first < range.count; first += panel_outputs)
-                multiply_panel(tiles, args, range, first, token, smaller(token + block, share.token_end),
+                multiply_panel(tiles, args, range, first, token, smaller(token + block_tokens, share.token_end),
                                (char*)args.scratch[worker.thread]);
     });
 }
