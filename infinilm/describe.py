@@ -52,10 +52,24 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def describe_plan(plan: ModelPlan) -> dict[str, Any]:
+    """What is loaded, and the memory it takes, side by side."""
+    return {
+        "path": str(plan.path),
+        "architecture": plan.config.architecture,
+        "num_parameters": _count_parameters(plan),
+        "stored_dtype": plan.stored_dtype,
+        "device": plan.device,
+        "dtype": plan.dtype,
+        **describe_memory(plan),
+    }
+
+
 def describe_memory(plan: ModelPlan) -> dict[str, int]:
     """The memory plan as plain numbers."""
     memory = plan.memory
-    return {**asdict(memory), "kv_bytes": memory.kv_bytes, "num_full_seqs": memory.num_full_seqs}
+    derived = ("kv_bytes", "total_bytes", "num_tokens", "num_full_seqs")
+    return {**asdict(memory), **{name: getattr(memory, name) for name in derived}}
 
 
 def info_lines(info: Mapping[str, Any]) -> list[str]:
@@ -78,21 +92,34 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
         config = dict(model["config"])
         lines += [
             f"model     {model['path']}",
-            f"          {config.pop('architecture')}, {model['num_parameters']:,} parameters, stored as "
-            f"{model['stored_dtype']}, computed in {model['dtype']} on {model['device']}",
+            f"          {_model_line(model | {'architecture': config.pop('architecture')})}",
             *(f"          {name} {value}" for name, value in config.items()),
             *(f"memory    {line}" for line in memory_lines(model["memory"])),
         ]
     return lines
 
 
-def memory_lines(memory: Mapping[str, int]) -> list[str]:
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """What `infinilm plan` prints."""
+    return [f"{plan['path']}: {_model_line(plan)}", *memory_lines(plan)]
+
+
+def _model_line(model: Mapping[str, Any]) -> str:
+    return (
+        f"{model['architecture']}, {model['num_parameters']:,} parameters, stored as {model['stored_dtype']}, "
+        f"computed in {model['dtype']} on {model['device']}"
+    )
+
+
+def memory_lines(memory: Mapping[str, Any]) -> list[str]:
+    """The memory plan in lines."""
     return [
-        f"weights {format_bytes(memory['weight_bytes'])}",
-        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_blocks']} blocks of {memory['block_size']} "
-        f"tokens, {format_bytes(memory['kv_bytes_per_token'])} per token "
+        f"weights {format_bytes(memory['weight_bytes'])}, "
+        f"workspace of a step {format_bytes(memory['workspace_bytes'])}",
+        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
+        f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token "
         f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+        f"together {format_bytes(memory['total_bytes'])}",
         f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",
     ]

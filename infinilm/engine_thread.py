@@ -27,13 +27,13 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import EngineDeadError, InfinilmError
 from infinilm.logits import HostSampler
-from infinilm.outputs import EngineMetrics, TokenEvent
-from infinilm.request import Completion, LogitsWork, Work
+from infinilm.outputs import EngineMetrics
+from infinilm.request import Completion, LogitsWork, News, Work
 from infinilm.scheduler import Scheduler, Sequence, Step
 
 logger = logging.getLogger("infinilm")
 
-News = tuple[Work, TokenEvent | None]  # None: nothing to tell yet
+Told = tuple[Work, News | None]  # None: nothing to tell yet
 
 _CLOSED = "this LLM is closed; make a new one"
 
@@ -197,11 +197,11 @@ class EngineThread:
         for follower in work.followers:
             self._adopt(follower)
 
-    def _locked_step(self) -> list[News]:
+    def _locked_step(self) -> list[Told]:
         with self._stepping:
             return self._step()
 
-    def _step(self) -> list[News]:
+    def _step(self) -> list[Told]:
         """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
         news = self._take_orders()
         last, self._in_flight = self._in_flight, None
@@ -233,7 +233,7 @@ class EngineThread:
         step = self._scheduler.schedule(now)
         return None if step is None else _InFlight(step, self._engine.submit(step.batch), now)
 
-    def _fail(self, works: list[Work], error: BaseException) -> list[News]:
+    def _fail(self, works: list[Work], error: BaseException) -> list[Told]:
         """End works after a step that failed. The others are computed again: the cache may hold anything."""
         if isinstance(error, EngineDeadError):
             self._death = error
@@ -244,7 +244,7 @@ class EngineThread:
         self._scheduler.recompute_all()
         return self._settle([(w, self._end(w, "error", error)) for w in works if w.finish_reason is None])
 
-    def _take_orders(self) -> list[News]:
+    def _take_orders(self) -> list[Told]:
         """Do what callers asked for: cancel, and start."""
         news = self._take_cancelled()
         self._drain_inbox()
@@ -254,8 +254,8 @@ class EngineThread:
             news += self._settle(self._start(work))
         return news
 
-    def _take_cancelled(self) -> list[News]:
-        news: list[News] = []
+    def _take_cancelled(self) -> list[Told]:
+        news: list[Told] = []
         waiting: list[Work] = []
         while self._cancelled:
             work = self._cancelled.popleft()
@@ -266,29 +266,32 @@ class EngineThread:
         self._cancelled.extend(waiting)
         return self._settle(news)
 
-    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[News]:
+    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[Told]:
         step = done.step
         logits = output.logits.numpy() if output.logits is not None else None
         ids = output.ids.numpy().tolist() if output.ids is not None else []
-        failures = self._draw(step.samples, ids, logits)
-        rows = {id(s): i for i, s in enumerate(step.samples)}
-        news: list[News] = []
+        failures = self._draw(step.samples, ids, logits) if step.draws_on_host else {}
+        now = time.perf_counter()
+        news: list[Told] = []
         sampled = self._scheduler.update(step, output, ids)
-        for sequence, token_id in sampled:
+        for sequence, row, token_id in sampled:
             work: Completion = sequence.owner
-            if work in failures:
+            if work.is_plain:
+                item = work.take_plain_token(token_id, now)
+                if item is not None or work.followers:
+                    news.append((work, item))
+            elif work in failures:
                 news.append((work, self._end(work, "error", failures[work])))
-                continue
-            row = logits[rows[id(sequence)]] if logits is not None and sequence.needs_logits else None
-            news.append((work, self._guarded(work, work.take_token, token_id, row)))
+            else:
+                own = logits[row] if logits is not None and sequence.needs_logits else None
+                news.append((work, self._guarded(work, work.take_token, token_id, now, own)))
         for sequence, _, _, _ in step.logits_rows:
             collector: LogitsWork = sequence.owner
             if collector.finish_reason is None:  # else cancelled while the step ran
                 news.append((collector, self._guarded(collector, collector.take_logits)))
-        now = time.perf_counter()
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
-        self._counters.add_step(step.chunks, len(sampled), self._step_seconds)
+        self._counters.add_step(step.num_prompt_tokens, len(sampled), self._step_seconds)
         return news
 
     def _draw(
@@ -325,7 +328,7 @@ class EngineThread:
                 ids[i] = token_id
         return failures
 
-    def _start(self, work: Work) -> list[News]:
+    def _start(self, work: Work) -> list[Told]:
         """Give a work to the scheduler; the news is that it does not take it."""
         try:
             self._scheduler.add(work.sequence)
@@ -333,28 +336,28 @@ class EngineThread:
             return [(work, self._end(work, "error", error))]
         return []
 
-    def _guarded(self, work: Work, take: Callable[..., TokenEvent | None], *args: Any) -> TokenEvent | None:
+    def _guarded(self, work: Work, take: Callable[..., News | None], *args: Any) -> News | None:
         """Call a work; what it raises ends it alone."""
         try:
             return take(*args)
         except BaseException as error:
             return self._end(work, "error", error)
 
-    def _end(self, work: Work, reason: str, error: BaseException | None = None) -> TokenEvent:
+    def _end(self, work: Work, reason: str, error: BaseException | None = None) -> News:
         """End a work before time; `_settle` does the rest."""
         try:
             return work.end(reason, error)
         except BaseException as other:  # the tokenizer failed on the text held back
             return work.end("error", other)
 
-    def _settle(self, news: list[News]) -> list[News]:
+    def _settle(self, news: list[Told]) -> list[Told]:
         """Let go of what has ended and start what waited for it; returns the news, with those of works that cannot."""
         for work, _ in news:
             if work.finish_reason is not None and work in self._works:
                 self._works.discard(work)
                 self._scheduler.remove(work.sequence)
                 self._counters.num_finished += 1
-        more: list[News] = []
+        more: list[Told] = []
         for work, _ in news:
             ready = work.finish_reason is not None or not isinstance(work, LogitsWork)
             followers, work.followers = (work.followers, []) if ready else ([], work.followers)
@@ -367,14 +370,14 @@ class EngineThread:
                     more += self._start(follower)
         return news + self._settle(more) if more else news
 
-    def _deliver(self, news: Iterable[News]) -> None:
+    def _deliver(self, news: Iterable[Told]) -> None:
         """Tell the callers. Who cannot be told is cancelled, alone."""
-        for work, event in news:
+        for work, item in news:
             try:
-                if event is not None:
-                    work.deliver(event)
+                if item is not None:
+                    work.deliver(item)
             except BaseException as error:
-                logger.warning("a request was cancelled, since its events cannot be delivered: %s", error)
+                logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
                 self.cancel([work])
 
     def _run_alone(self, sequence: Sequence) -> None:
@@ -403,9 +406,8 @@ class _Counters:
         self._num_output_tokens = 0
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
 
-    def add_step(self, chunks: Iterable[tuple[Sequence, int, int]], num_sampled: int, seconds: float) -> None:
-        """Count a step; `chunks`: (sequence, first token computed, end)."""
-        num_prompt = sum(max(0, min(end, len(s.prompt_token_ids)) - begin) for s, begin, end in chunks)
+    def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
+        """Count a step: tokens of prompts that were computed, tokens that were sampled."""
         self._num_steps += 1
         self._num_prompt_tokens += num_prompt
         self._num_output_tokens += num_sampled

@@ -1,8 +1,8 @@
 """`LLM`: load a model, generate text. What most people use.
 
 One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
-`_core.InferEngine.forward` -> `Scheduler.update` -> `Completion.take_token` -> the caller's queue. One thread drives
-the engine for everybody; whoever wants tokens waits for them.
+`_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_plain_token` -> the caller's queue ->
+`Completion.event`. One thread drives the engine for everybody; whoever wants tokens waits for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from infinilm.families import build_spec
 from infinilm.memory import MemoryPlan, plan_model
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.request import GenerationRequest, LogitsWork, PromptLogprobs, Request
+from infinilm.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, Request
 from infinilm.sampling_params import SamplingParams
 from infinilm.tokenizer import Tokenizer
 
@@ -119,7 +119,9 @@ class LLM:
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             kv_cache=kv_cache,
+            num_threads=num_threads,
             load_format=load_format,
             device=device,
         )
@@ -385,15 +387,16 @@ class LLM:
 
     def _stream(self, requests: list[GenerationRequest], ends_only: bool = False) -> Iterator[TokenEvent]:
         """Run requests; gives their events, or only the last one of each sequence."""
-        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        num_open = _listen(requests, events.put, ends_only)
+        inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
+        num_open = _listen(requests, inbox.put, ends_only)
         try:
             self._thread.submit([work for request in requests for work in request.works])
             while num_open:
-                event = events.get()
+                event = self._event(inbox.get())
                 self._thread.check_open()
-                num_open -= event.finish_reason is not None
-                yield event
+                if event is not None:
+                    num_open -= event.finish_reason is not None
+                    yield event
         finally:
             self._thread.cancel([work for request in requests for work in request.all_works])
         _raise_failure(requests)
@@ -403,21 +406,29 @@ class LLM:
         import asyncio  # it takes a while, and most programs do without
 
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        num_open = _listen(requests, lambda event: loop.call_soon_threadsafe(events.put_nowait, event), ends_only)
+        inbox: asyncio.Queue[News] = asyncio.Queue()
+        num_open = _listen(requests, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news), ends_only)
         try:
             self._thread.submit([work for request in requests for work in request.works])
             while num_open:
-                event = await events.get()
-                num_open -= event.finish_reason is not None
-                yield event
+                event = self._event(await inbox.get())
+                if event is not None:
+                    num_open -= event.finish_reason is not None
+                    yield event
         finally:
             self._thread.cancel([work for request in requests for work in request.all_works])
         _raise_failure(requests)
 
+    def _event(self, news: News) -> TokenEvent | None:
+        """The event of news of a completion; one whose text cannot be made is cancelled."""
+        event = cast(Completion, news.work).event(news)
+        if event is not None and event.error is not None:
+            self._thread.cancel([news.work])
+        return event
+
     def _run_prompts(self, works: list[LogitsWork]) -> None:
         """Run prompts to their ends; raises what makes one of them fail."""
-        ends: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        ends: queue.SimpleQueue[News] = queue.SimpleQueue()
         for work in works:
             work.deliver = ends.put
         try:
@@ -429,15 +440,10 @@ class LLM:
             self._thread.cancel(works)
 
 
-def _listen(requests: list[GenerationRequest], deliver: Callable[[TokenEvent], object], ends_only: bool) -> int:
-    """Have the events of requests delivered; returns the number of their sequences."""
-
-    def deliver_end(event: TokenEvent) -> None:
-        if event.finish_reason is not None:
-            deliver(event)
-
+def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object], ends_only: bool) -> int:
+    """Have the news of requests delivered; returns the number of their sequences."""
     for request in requests:
-        request.listen(deliver_end if ends_only else deliver)
+        request.listen(deliver, ends_only=ends_only)
     return sum(len(request.completions) for request in requests)
 
 

@@ -26,7 +26,7 @@ __all__ = ["HostSampler", "LogitsPipeline", "logprobs_of", "top_logprobs"]
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
-_ROWS_AT_ONCE = 64  # of log-probabilities, to keep temporary arrays small
+LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
 
 
 class LogitsPipeline:
@@ -172,11 +172,11 @@ def logprobs_of(
     token_ids : integer array, [num_rows]
     """
     log_sums = np.empty(len(logits), np.float64)
-    for begin in range(0, len(logits), _ROWS_AT_ONCE):
-        rows = logits[begin : begin + _ROWS_AT_ONCE]
+    for begin in range(0, len(logits), LOGPROB_ROWS):
+        rows = logits[begin : begin + LOGPROB_ROWS]
         largest = rows.max(axis=1, keepdims=True)
         sums = np.exp(rows - largest).sum(axis=1, dtype=np.float64)
-        log_sums[begin : begin + _ROWS_AT_ONCE] = largest[:, 0] + np.log(sums)
+        log_sums[begin : begin + LOGPROB_ROWS] = largest[:, 0] + np.log(sums)
     chosen = logits[np.arange(len(logits)), token_ids].astype(np.float64)
     return chosen - log_sums, log_sums
 

@@ -1,7 +1,14 @@
-"""What fits: the memory of the machine, the budget of the KV cache, and the plan made before anything is loaded."""
+"""What fits: the memory of the machine, the budget of the KV cache, and the plan made before anything is loaded.
+
+Three things take memory: the weights, the KV cache, and the workspace of a step. The plan has all three, and
+`tests/loader/test_memory.py` holds processes that load and run a model to it. On a CPU, weights that are used in place
+are pages of the checkpoint's files: a process that has read them counts them as resident (RssFile), but processes
+share them, and the system drops them where it needs the room.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -14,6 +21,8 @@ from infinilm import _core
 from infinilm.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.families import DTYPES, build_spec
+from infinilm.logits import LOGPROB_ROWS
+from infinilm.scheduler import MAX_COLLECTED_ROWS
 from infinilm.system import device_free_memory, resolve_device
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
     kv_cache
         Bytes, a size such as "4GiB" or "500MB", a share of what is free such as "50%", or None for half of it.
     free_bytes
-        What is free once the weights are in memory.
+        What is free once the weights and the workspace are in memory.
 
     Raises
     ------
@@ -70,13 +79,11 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
         budget = kv_cache
     elif isinstance(kv_cache, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*(%|[a-zA-Z]*)\s*", kv_cache)):
         number, unit = match.groups()
-        scale = free_bytes / 100 if unit == "%" else _UNITS.get(unit.lower(), -1)
-        try:
-            budget = float(number) * scale
-        except ValueError:
-            budget = -1
-        if unit == "%" and budget > free_bytes:
-            budget = -1
+        with contextlib.suppress(ValueError):
+            budget = float(number) * _UNITS.get(unit.lower(), 1 if unit == "%" else -1)
+        if unit == "%" and 0 < budget <= 100:
+            return int(free_bytes * budget / 100)
+        budget = -1 if unit == "%" else budget
     if budget <= 0:
         raise ConfigError(
             "kv_cache: expected a positive number of bytes, a size such as '4GiB' or a share of free memory such as "
@@ -100,8 +107,12 @@ class MemoryPlan:
 
     Attributes
     ----------
-    weight_bytes, kv_bytes_per_token, kv_budget_bytes : int
-        Bytes of the weights; of one token in the cache, all layers; and what the cache may take at most.
+    weight_bytes : int
+        Bytes of the weights. On a CPU those used in place are pages of the checkpoint's files, which processes share.
+    workspace_bytes : int
+        What a step takes besides, at most: activations and scratch of `max_num_batched_tokens` tokens, and logits.
+    kv_bytes_per_token, kv_budget_bytes : int
+        Bytes of one token in the cache, all layers; and what the cache may take at most.
     max_model_len : int
         Tokens of a sequence, prompt and output together; one of that length always fits.
     max_num_seqs : int
@@ -111,6 +122,7 @@ class MemoryPlan:
     """
 
     weight_bytes: int
+    workspace_bytes: int
     kv_bytes_per_token: int
     kv_budget_bytes: int
     max_model_len: int
@@ -124,13 +136,24 @@ class MemoryPlan:
         return self.num_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
+    def total_bytes(self) -> int:
+        """Bytes of weights, workspace and cache: what the model adds to its process once the cache is full."""
+        return self.weight_bytes + self.workspace_bytes + self.kv_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
     def num_full_seqs(self) -> int:
         """Sequences of `max_model_len` tokens that the cache holds at the same time."""
         return min(self.max_num_seqs, self.num_blocks // -(-self.max_model_len // self.block_size))
 
     def __str__(self) -> str:
         return (
-            f"weights {format_bytes(self.weight_bytes)}; KV cache {format_bytes(self.kv_bytes_per_token)} per token, "
+            f"weights {format_bytes(self.weight_bytes)}; workspace {format_bytes(self.workspace_bytes)}; "
+            f"KV cache {format_bytes(self.kv_bytes_per_token)} per token, "
             f"{self.num_blocks} blocks of {self.block_size} tokens = {format_bytes(self.kv_bytes)} "
             f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "
             f"sequences at the full {self.max_model_len} tokens"
@@ -140,6 +163,7 @@ class MemoryPlan:
 def divide_memory(
     *,
     weight_bytes: int,
+    workspace_bytes: int,
     kv_bytes_per_token: int,
     max_position_embeddings: int,
     max_model_len: int | None,
@@ -148,7 +172,7 @@ def divide_memory(
     free_bytes: int,
     block_size: int = DEFAULT_BLOCK_SIZE,
 ) -> MemoryPlan:
-    """Divide `free_bytes`, what is free once the weights are in memory.
+    """Divide `free_bytes`, what is free once the weights and the workspace are in memory.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
     it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill.
@@ -168,10 +192,65 @@ def divide_memory(
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
-            f"{block_size} tokens: {advice}raise kv_cache (now {kv_cache!r}, free memory {format_bytes(free_bytes)})"
+            f"{block_size} tokens: {advice}raise kv_cache (now {kv_cache!r}; {format_bytes(free_bytes)} are free "
+            f"beside {format_bytes(weight_bytes)} of weights and {format_bytes(workspace_bytes)} of workspace)"
         )
     num_blocks = min(most_blocks, max_num_seqs * blocks_per_seq)
-    return MemoryPlan(weight_bytes, kv_bytes_per_token, budget, length, max_num_seqs, num_blocks, block_size)
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+        kv_budget_bytes=budget,
+        max_model_len=length,
+        max_num_seqs=max_num_seqs,
+        num_blocks=num_blocks,
+        block_size=block_size,
+    )
+
+
+# A worker of the CPU backend: a panel of weights of 128 KiB and up to 504 KiB of lanes (src/cpu/kernels/linear.cpp);
+# the rows of a block of attention are fewer.
+_SCRATCH_BYTES_PER_THREAD = 640 * 1024
+# Partial results of attention at most, and the keys of each (src/cpu/kernels/attention.cpp).
+_MAX_PARTIALS, _KEYS_PER_PARTIAL = 32768, 256
+
+
+def workspace_bytes(spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs: int, num_threads: int | None) -> int:
+    """Bytes that the steps of a model take at most, besides weights and cache.
+
+    Parameters
+    ----------
+    spec
+    max_num_tokens
+        Tokens of a step.
+    max_num_seqs
+        Sequences of a step; each may have a token drawn.
+    num_threads
+        Workers of the CPU backend; None: a GPU, whose attention takes a few megabytes more.
+    """
+    attention, inner = spec.attention, spec.mlp.intermediate_size
+    q_dim, kv_dim = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    # src/model/decoder.cpp, reserve: x, normed, last; q, k, v; the heads' outputs; gate * up; cos, sin and ids.
+    element_bytes = 4 if num_threads is not None or spec.dtype == "float32" else 2
+    activations = element_bytes * (3 * spec.hidden_size + 2 * q_dim + 2 * kv_dim + inner)
+    activations += 8 * len(spec.rope.inv_freq) + 4
+    # Rows of logits in float32: those of the tokens drawn, a buffer that is kept; and, where prompts are scored, those
+    # of their tokens in a step.
+    row_bytes = 4 * (-(-spec.vocab_size // 8) * 8)
+    num_rows = max_num_seqs + min(max_num_tokens, MAX_COLLECTED_ROWS)
+    total = max_num_tokens * activations + num_rows * row_bytes
+    if num_threads is None:
+        return total
+    # What the workers share: x as the linears read it, or partial results of attention.
+    x_bytes = 2 if spec.dtype == "bfloat16" and _core.cpu_multiplies_bf16() else 4
+    num_partials = max_num_tokens * attention.num_heads * -(-spec.max_model_len // _KEYS_PER_PARTIAL)
+    shared = max(
+        x_bytes * max_num_tokens * max(spec.hidden_size, q_dim, inner),
+        4 * min(num_partials, _MAX_PARTIALS) * (attention.head_dim + 16),
+    )
+    # Log-probabilities are read, and changed logits drawn from, by way of two copies of these rows.
+    copies = 2 * row_bytes * max(max_num_seqs, min(max_num_tokens, LOGPROB_ROWS))
+    return total + shared + copies + num_threads * _SCRATCH_BYTES_PER_THREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +271,9 @@ def plan_model(
     dtype: str = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
     kv_cache: int | str | None = None,
+    num_threads: int | None = None,
     load_format: str = "auto",
     device: str = "auto",
 ) -> ModelPlan:
@@ -220,15 +301,22 @@ def plan_model(
         )
     spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
     weight_bytes = _weight_bytes(spec, stored if on_cpu and computed == "float32" else computed)
+    workspace = workspace_bytes(
+        spec,
+        max_num_tokens=max(max_num_batched_tokens, max_num_seqs),  # every sequence that decodes gets its token
+        max_num_seqs=max_num_seqs,
+        num_threads=(num_threads or _core.default_num_threads()) if on_cpu else None,
+    )
     free_bytes = available_memory() if on_cpu else device_free_memory(device)
     plan = divide_memory(
         weight_bytes=weight_bytes,
+        workspace_bytes=workspace,
         kv_bytes_per_token=spec.kv_bytes_per_token,
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
-        free_bytes=max(free_bytes - weight_bytes, 0),
+        free_bytes=max(free_bytes - weight_bytes - workspace, 0),
     )
     return ModelPlan(path, config, device, stored, computed, plan)
 
@@ -241,7 +329,8 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     model
         As for `LLM`.
     settings
-        ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``kv_cache``, ``load_format``, as for `LLM`.
+        ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
+        ``num_threads``, ``load_format``, as for `LLM`.
     """
     return plan_model(model, **settings).memory
 

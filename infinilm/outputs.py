@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 __all__ = ["CompletionOutput", "EngineMetrics", "RequestMetrics", "RequestOutput", "Score", "TokenEvent"]
@@ -47,6 +47,8 @@ class RequestMetrics:
         New tokens after the first one per second.
     cached_tokens : int
         Prompt tokens that the prefix cache already held.
+    token_times : tuple of float
+        Seconds from arrival to each new token, as the engine made them: what percentiles over many requests need.
     """
 
     queue_time: float | None
@@ -57,6 +59,7 @@ class RequestMetrics:
     prefill_tps: float | None
     decode_tps: float | None
     cached_tokens: int = 0
+    token_times: tuple[float, ...] = field(default=(), repr=False)
 
     @classmethod
     def from_times(
@@ -94,6 +97,7 @@ class RequestMetrics:
             prefill_tps=None if first is None else _rate(num_prompt_tokens - cached_tokens, first - started),
             decode_tps=_rate(len(gaps), elapsed),
             cached_tokens=cached_tokens,
+            token_times=tuple(float(t) - arrival for t in token_times),
         )
 
 

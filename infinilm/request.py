@@ -2,7 +2,8 @@
 
 The engine thread (`engine_thread.py`) knows `Work`: a sequence in the scheduler and whoever takes its tokens or logits.
 `Completion` is text being generated, `LogitsWork` is a prompt whose logits are wanted. `GenerationRequest` is a prompt
-with its `n` completions. All of their state is changed by the engine thread alone; callers get events.
+with its `n` completions. Their state is changed by the engine thread, which tells callers in `News`; text is made of it
+by the callers in their own threads, unless stop strings need it at once: a step of 256 sequences has no time for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +31,25 @@ __all__ = ["Completion", "GenerationRequest", "LogitsWork", "PromptLogprobs", "R
 Float32Array = npt.NDArray[np.float32]
 
 
+class News(NamedTuple):
+    """What the engine thread tells of a work: a new token, the end, or both. Whoever listens makes an event of it."""
+
+    work: Work
+    token_id: int | None  # None: an end without a token
+    num_tokens: int  # generated so far
+    text: str | None  # None: to be made by the listener, outside the engine thread
+    logprob: float | None
+    finish_reason: str | None
+    error: BaseException | None = None
+
+
 class Work:
     """One sequence in the scheduler, and what becomes of its results.
 
     Attributes
     ----------
     deliver : callable
-        Called by the engine thread with an event when there is news.
+        Called by the engine thread with the news; must not take long.
     followers : list of Work
         Wait until this one has a token or has ended: what it computed helps them.
     """
@@ -44,15 +57,15 @@ class Work:
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         sequence.owner = self
-        self.deliver: Callable[[TokenEvent], object] = lambda event: None
+        self.deliver: Callable[[News], object] = lambda news: None
         self.followers: list[Work] = []
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
 
-    def end(self, reason: str, error: BaseException | None = None) -> TokenEvent:
-        """End before time, with "abort" or "error"; returns the last event."""
+    def end(self, reason: str, error: BaseException | None = None) -> News:
+        """End before time, with "abort" or "error"; returns the last news."""
         self.finish_reason, self.error = reason, error
-        return TokenEvent("", 0, None, "", None, reason, error=error)
+        return News(self, None, len(self.sequence.output_token_ids), None, None, reason, error)
 
 
 class LogitsWork(Work):
@@ -72,8 +85,8 @@ class LogitsWork(Work):
         self._reduce = reduce
         self._num_reduced = 0
 
-    def take_logits(self) -> TokenEvent | None:
-        """Reduce what the scheduler collected; returns the last event once the prompt is done."""
+    def take_logits(self) -> News | None:
+        """Reduce what the scheduler collected; returns the last news once the prompt is done."""
         sequence = self.sequence
         for chunk in sequence.logits:
             self._reduce(self._num_reduced, chunk)
@@ -82,7 +95,7 @@ class LogitsWork(Work):
         if self._num_reduced < len(sequence.prompt_token_ids):
             return None
         self.finish_reason = "stop"
-        return TokenEvent("", 0, None, "", None, "stop")
+        return News(self, None, 0, None, None, "stop")
 
 
 class PromptLogprobs:
@@ -110,6 +123,11 @@ class PromptLogprobs:
         self.top_logprobs += [
             lg.top_logprobs(row, log_sum, self._top) for row, log_sum in zip(logits, log_sums, strict=True)
         ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every token of the prompt has its log-probability; not if it failed or was cancelled on the way."""
+        return len(self.logprobs) == len(self._token_ids)
 
     def merged(self) -> list[Mapping[int, float] | None]:
         """Per token: the most probable ones and the one that is there; None for the first."""
@@ -153,15 +171,24 @@ class Completion(Work):
         self.request_id = request_id
         self.prompt_index = prompt_index
         self.index = index
-        self.text = text
         self.pipeline = pipeline
         self.stop_reason: int | str | None = None
         self.token_times: list[float] = []
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
-        self._eos_token_ids = eos_token_ids
+        self.ends_only = False  # only the last news is wanted
+        params = sequence.params
+        # Nothing but the end has to be looked for, and nothing kept, when a token comes.
+        self.is_plain = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
+        self._text = text
+        self._num_read = 0  # tokens that the text was made of
+        self._text_error: BaseException | None = None
+        self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self._end_ids = self._eos_token_ids | frozenset(params.stop_token_ids)
         self._max_new_tokens = max_new_tokens
         self._note_needs()
+
+    # ---- in the engine thread ----
 
     def _note_needs(self) -> None:
         """Tell the scheduler whether the next token's logits must come to the host, and whether it is drawn there."""
@@ -169,53 +196,57 @@ class Completion(Work):
         sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
         sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None
 
-    def take_token(self, token_id: int, logits: Float32Array | None) -> TokenEvent:
-        """Take in a new token: text, stop conditions, log-probabilities; returns the event.
+    def take_plain_token(self, token_id: int, now: float) -> News | None:
+        """`take_token` for `is_plain`. `now`: seconds, perf_counter."""
+        self.token_times.append(now)
+        num_tokens = len(self.token_times)
+        if token_id in self._end_ids:
+            self._stop_at(token_id)
+        elif num_tokens >= self._max_new_tokens:
+            self.finish_reason = "length"
+        elif self.ends_only:
+            return None
+        return News(self, token_id, num_tokens, None, None, self.finish_reason)
+
+    def take_token(self, token_id: int, now: float, logits: Float32Array | None) -> News | None:
+        """Take in a new token: stop conditions, log-probabilities; returns the news, if anybody wants to hear it.
 
         `logits`: of the model, [vocab_size], where `needs_logits` asked for them.
         """
-        self.token_times.append(time.perf_counter())
+        self.token_times.append(now)
         self.pipeline.accept(token_id)
         logprob = self._add_logprob(token_id, logits)
-        params = self.sequence.params
+        params, text = self.sequence.params, self._text
         num_tokens = len(self.sequence.output_token_ids)
-        if token_id in params.stop_token_ids:
-            self.finish_reason, self.stop_reason = "stop", token_id
-        elif token_id in self._eos_token_ids and not params.ignore_eos:
-            self.finish_reason = "stop"
-        delta = ""
-        if self.text is not None and self.finish_reason is None:
-            delta = self.text.push(token_id, search=num_tokens > params.min_tokens)
-            if self.text.stopped_by is not None:
-                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
+        if token_id in self._end_ids:
+            self._stop_at(token_id)
+        delta: str | None = None
+        if text is not None and params.stop:
+            delta = ""
+            if self.finish_reason is None:
+                delta = text.push(token_id, search=num_tokens > params.min_tokens)
+            if text.stopped_by is None and (self.finish_reason or num_tokens >= self._max_new_tokens):
+                delta += text.finish()  # a stop string may be found in the text held back
+            if text.stopped_by is not None and self.finish_reason is None:
+                self.finish_reason, self.stop_reason = "stop", text.stopped_by
         if self.finish_reason is None and num_tokens >= self._max_new_tokens:
             self.finish_reason = "length"
-        if self.finish_reason is not None and self.text is not None:
-            delta += self.text.finish()
-            if self.finish_reason == "length" and self.text.stopped_by is not None:  # found in the text held back
-                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
         self._note_needs()
-        return self._event(token_id, delta, logprob)
+        if self.ends_only and self.finish_reason is None:
+            return None
+        return News(self, token_id, num_tokens, delta, logprob, self.finish_reason)
 
-    def end(self, reason: str, error: BaseException | None = None) -> TokenEvent:
-        """End before time; the text held back comes with the event of an abort."""
-        super().end(reason, error)
-        delta = self.text.finish() if self.text is not None and error is None else ""
-        return self._event(None, delta, None)
+    def end(self, reason: str, error: BaseException | None = None) -> News:
+        """End before time; the text held back comes with the news of an abort."""
+        news = super().end(reason, error)
+        if self._text is not None and self.sequence.params.stop:
+            news = news._replace(text=self._text.finish() if error is None else "")
+        return news
 
-    def output(self) -> CompletionOutput:
-        """Everything so far, as the caller gets it."""
-        wanted = self.sequence.params.logprobs is not None
-        return CompletionOutput(
-            index=self.index,
-            text=self.text.text if self.text is not None else "",
-            token_ids=list(self.sequence.output_token_ids),
-            logprobs=list(self.logprobs) if wanted else None,
-            cumulative_logprob=self.cumulative_logprob if wanted else None,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            error=self.error,
-        )
+    def _stop_at(self, token_id: int) -> None:
+        self.finish_reason = "stop"
+        if token_id in self.sequence.params.stop_token_ids:
+            self.stop_reason = token_id
 
     def _add_logprob(self, token_id: int, logits: Float32Array | None) -> float | None:
         top = self.sequence.params.logprobs
@@ -229,16 +260,59 @@ class Completion(Work):
         self.cumulative_logprob += logprob
         return logprob
 
-    def _event(self, token_id: int | None, text: str, logprob: float | None) -> TokenEvent:
+    # ---- in the thread of whoever listens: one at a time, news in order ----
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong, in the engine thread or while the text was made."""
+        return self._text_error or self.error
+
+    def event(self, news: News) -> TokenEvent | None:
+        """What a caller sees of news; None: nothing, as the text has failed before."""
+        if self._text_error is not None:
+            return None
+        text, reason, error = news.text, news.finish_reason, news.error
+        if text is None and error is None:
+            try:
+                text = self._read_text(news)
+            except Exception as failure:  # of the tokenizer
+                self._text_error, reason, error = failure, "error", failure
         return TokenEvent(
             self.request_id,
             self.prompt_index,
-            token_id,
-            text,
-            logprob,
-            self.finish_reason,
+            news.token_id,
+            text or "",
+            news.logprob,
+            reason,
             completion=self.index,
-            error=self.error,
+            error=error,
+        )
+
+    def _read_text(self, news: News) -> str:
+        """The text of the tokens since the last news, this one's included; a token that ended it all has none."""
+        text = self._text
+        if text is None:
+            return ""
+        end = news.num_tokens - (news.finish_reason == "stop" and news.token_id in self._end_ids)
+        token_ids = self.sequence.output_token_ids[self._num_read : end]
+        self._num_read = end
+        deltas = [text.push(token_id) for token_id in token_ids]
+        if news.finish_reason is not None:
+            deltas.append(text.finish())
+        return "".join(deltas)
+
+    def output(self) -> CompletionOutput:
+        """Everything up to the last event, as the caller gets it."""
+        wanted = self.sequence.params.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text=self._text.text if self._text is not None else "",
+            token_ids=list(self.sequence.output_token_ids),
+            logprobs=list(self.logprobs) if wanted else None,
+            cumulative_logprob=self.cumulative_logprob if wanted else None,
+            finish_reason=self.finish_reason if self._text_error is None else "error",
+            stop_reason=self.stop_reason,
+            error=self.failure,
         )
 
 
@@ -286,13 +360,14 @@ class GenerationRequest:
     @property
     def failure(self) -> BaseException | None:
         """What went wrong, if no completion succeeded."""
-        errors = [c.error for c in self.completions]
+        errors = [c.failure for c in self.completions]
         return errors[0] if all(e is not None for e in errors) else None
 
-    def listen(self, deliver: Callable[[TokenEvent], object]) -> None:
-        """Give every event of the completions to `deliver`, which the engine thread calls."""
+    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
+        """Give the news of the completions, or only the last of each, to `deliver`, which the engine thread calls."""
         for completion in self.completions:
             completion.deliver = deliver
+            completion.ends_only = ends_only
 
     def output(self) -> RequestOutput:
         """Everything so far, as the caller gets it; timings are those of the first completion."""
@@ -312,46 +387,74 @@ class GenerationRequest:
             prompt_token_ids=self._prompt_token_ids.tolist(),
             outputs=[c.output() for c in self.completions],
             finished=self.finished,
-            prompt_logprobs=scores.merged() if scores is not None and self.failure is None and self.finished else None,
+            prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
             metrics=metrics,
         )
 
 
 class _EventLog:
-    """The events of a request, kept for any number of readers."""
+    """The events of a request, kept for any number of readers, who make them of the news."""
 
-    def __init__(self, num_completions: int) -> None:
-        self._news = threading.Condition()
+    def __init__(self, num_completions: int, cancel: Callable[[list[Work]], object]) -> None:
+        self._cancel = cancel
+        self._lock = threading.Condition()
+        self._num_waiting = 0  # readers
+        self._news: list[News] = []
+        self._num_read = 0  # news that events were made of
         self._events: list[TokenEvent] = []
         self._num_open = num_completions
+        self._done = threading.Event()
 
-    def append(self, event: TokenEvent) -> None:
-        """Add an event; called by the engine thread."""
-        with self._news:
-            self._events.append(event)
-            self._num_open -= event.finish_reason is not None
-            self._news.notify_all()
+    def append(self, news: News) -> None:
+        """Add news; called by the engine thread, which has no time: a lock is taken only where somebody waits."""
+        self._news.append(news)
+        if news.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._done.set()
+        if self._num_waiting:
+            with self._lock:
+                self._lock.notify_all()
 
     @property
     def done(self) -> bool:
-        return self._num_open == 0
+        return self._done.is_set()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the end; returns whether it came in time."""
-        with self._news:
-            return self._news.wait_for(lambda: self.done, timeout)
+        """Wait for the end, with all events made; returns whether it came in time."""
+        if not self._done.wait(timeout):
+            return False
+        with self._lock:
+            self._make_events()
+        return True
 
     def read(self) -> Iterator[TokenEvent]:
         position = 0
         while True:
-            with self._news:
-                while position == len(self._events) and not self.done:
-                    self._news.wait()
-                if position == len(self._events):
+            with self._lock:
+                self._num_waiting += 1  # before the look at what there is: nothing comes unnoticed after it
+                try:
+                    while not (self._make_events() > position or self.done):
+                        self._lock.wait()
+                finally:
+                    self._num_waiting -= 1
+                if self._make_events() == position:
                     return
                 event = self._events[position]
             position += 1
             yield event
+
+    def _make_events(self) -> int:
+        """Turn news into events, under the lock; returns the number of events."""
+        while self._num_read < len(self._news):
+            news = self._news[self._num_read]
+            self._num_read += 1
+            event = cast(Completion, news.work).event(news)
+            if event is not None:
+                self._events.append(event)
+                if event.error is not None:
+                    self._cancel([news.work])
+        return len(self._events)
 
 
 class Request:
@@ -364,7 +467,7 @@ class Request:
     def __init__(self, llm: LLM, request: GenerationRequest) -> None:
         self._llm: Any = llm  # keeps it open
         self._request = request
-        self._log = _EventLog(len(request.completions))
+        self._log = _EventLog(len(request.completions), llm._thread.cancel)
         request.listen(self._log.append)
 
     @property

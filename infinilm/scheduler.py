@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Int32Array = npt.NDArray[np.int32]
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
-_MAX_COLLECTED_ROWS = 256
+MAX_COLLECTED_ROWS = 256
 _NO_LIMIT = np.iinfo(np.int32).max
 
 
@@ -44,8 +44,10 @@ class Sequence:
     seed: int
     owner: Any = None
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
-    needs_logits: bool = False  # of its next token, which the owner changes or wants to see; may change between steps
-    draws_on_host: bool = False  # the owner draws its next token: no step can be ahead of that
+    # Of its next token: the owner changes or wants to see the logits; it draws the token, and no step can be ahead of
+    # that. Who does not need them when it comes never will; else this may change between steps.
+    needs_logits: bool = False
+    draws_on_host: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
     slot: int = -1  # -1 while waiting and when done
@@ -68,13 +70,11 @@ class Step:
     batch: _core.Batch
     chunks: list[tuple[Sequence, int, int]]  # (sequence, first token computed for it, end), in batch order
     samples: list[Sequence]  # the sequences that get a token: row i of the output belongs to samples[i]
+    slots: Int32Array  # [len(samples)]
     positions: Int32Array  # [len(samples)]: where in the sequence that token goes
     logits_rows: list[tuple[Sequence, int, int, int]]  # (who collects logits, position of its first row, rows [a, b))
-
-    @property
-    def draws_on_host(self) -> bool:
-        """Whether the ids of the engine are not the last word."""
-        return any(sequence.draws_on_host for sequence in self.samples)
+    num_prompt_tokens: int
+    draws_on_host: bool  # for any sample the engine's id is not the last word
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,15 @@ class Scheduler:
         self._in_flight: Step | None = None  # the last step, until its results are in
         self._collected_rows = 0  # of the step that is being made
         # Structure of arrays, [max_num_seqs, ...].
-        self._tokens = np.zeros((max_num_seqs, max_model_len), np.int32)
+        # One token more than a sequence can have, for who is not removed at its end.
+        self._tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)  # also the one that the step in flight samples
         self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # its end: the last token is never computed
         self._num_computed = np.zeros(max_num_seqs, np.int32)  # as Sequence.num_computed
         self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
+        self._prompt_lens = np.zeros(max_num_seqs, np.int32)
         self._collects = np.zeros(max_num_seqs, np.bool_)
+        self._is_watched = np.zeros(max_num_seqs, np.bool_)  # it needed logits when it came
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -248,8 +251,10 @@ class Scheduler:
                 self.blocks.forget_uncomputed(sequence.slot, sequence.num_computed)
             raise
 
-    def update(self, step: Step, output: _core.StepOutput, ids: list[int] | None = None) -> list[tuple[Sequence, int]]:
-        """Take in the result of a step; returns (sequence, new token id) for each that got one.
+    def update(
+        self, step: Step, output: _core.StepOutput, ids: list[int] | None = None
+    ) -> list[tuple[Sequence, int, int]]:
+        """Take in the result of a step; returns (sequence, its row, new token id) for each that got one.
 
         `ids`: instead of those in `output`, one per row.
         """
@@ -263,14 +268,14 @@ class Scheduler:
                 sequence.num_collected += end - begin
         if ids is None:
             ids = [] if output.ids is None else output.ids.numpy().tolist()
-        slots = np.fromiter((s.slot for s in step.samples), np.int32, len(step.samples))
-        alive = np.flatnonzero(slots >= 0)  # the others were cancelled while the step ran
-        sampled = [(step.samples[i], ids[i]) for i in alive.tolist()]  # rows that only collect logits come last
-        slots, positions = slots[alive], step.positions[alive]
-        fits = positions < self.max_model_len
-        new_ids = np.fromiter((token_id for _, token_id in sampled), np.int32, len(sampled))
-        self._tokens[slots[fits], positions[fits]] = new_ids[fits]
-        for sequence, token_id in sampled:
+        # Rows that only collect logits come last. Without a slot: cancelled while the step ran.
+        sampled = [(s, row, ids[row]) for row, s in enumerate(step.samples) if s.slot >= 0]
+        slots, positions, new_ids = step.slots, step.positions, np.array(ids[: len(step.slots)], np.int32)
+        if len(sampled) < len(slots):
+            alive = [row for _, row, _ in sampled]
+            slots, positions, new_ids = slots[alive], positions[alive], new_ids[alive]
+        self._tokens[slots, positions] = new_ids
+        for sequence, _, token_id in sampled:
             sequence.output_token_ids.append(token_id)
         return sampled
 
@@ -324,8 +329,9 @@ class Scheduler:
     def _is_decode(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
         """Which slots have one token to compute, and one to come after it."""
         num_tokens = self._num_tokens[slots]
-        has_successor: npt.NDArray[np.bool_] = num_tokens < self._max_num_tokens[slots]
-        return has_successor & (num_tokens - self._num_computed[slots] == 1)
+        is_decode: npt.NDArray[np.bool_] = num_tokens - self._num_computed[slots] == 1
+        is_decode &= num_tokens < self._max_num_tokens[slots]
+        return is_decode
 
     def _remember_decoded(self, slots: Int32Array) -> None:
         """Let others find the blocks that decodes have filled, or will have with this step."""
@@ -362,7 +368,7 @@ class Scheduler:
 
     def _rows_left(self, sequence: Sequence) -> int:
         """Tokens of this sequence that may still go into the step, as far as collected logits are concerned."""
-        return _MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
+        return MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
 
     def _take_chunk(self, chunks: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
         self._collected_rows += count if sequence.collect_logits else 0
@@ -421,7 +427,9 @@ class Scheduler:
                 self.blocks.num_queried_tokens += sequence.num_tokens
                 self.blocks.num_hit_tokens += sequence.num_computed
         params = sequence.params
+        self._prompt_lens[slot] = len(sequence.prompt_token_ids)
         self._collects[slot] = sequence.collect_logits
+        self._is_watched[slot] = sequence.needs_logits
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
@@ -464,6 +472,7 @@ class Scheduler:
         collects = self._collects[slots]
         sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
         samples = [chunks[i][0] for i in sampled.tolist()]
+        watched = bool(self._is_watched[slots[sampled]].any())
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight is not None:
@@ -485,11 +494,21 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
-            return_logits=bool(logits_rows) or any(s.needs_logits for s in samples),
+            return_logits=bool(logits_rows) or (watched and any(s.needs_logits for s in samples)),
             **(self._sampling(slots[sampled], ends[sampled], num_rows) if samples else {}),
         )
-        spans = list(zip((s for s, _ in chunks), starts.tolist(), ends.tolist(), strict=True))
-        step = Step(batch, spans, samples, ends[sampled], logits_rows)
+        spans = [(s, begin, end) for (s, _), begin, end in zip(chunks, starts.tolist(), ends.tolist(), strict=True)]
+        num_prompt = np.minimum(ends, self._prompt_lens[slots]) - starts
+        step = Step(
+            batch,
+            spans,
+            samples,
+            slots[sampled],
+            ends[sampled],
+            logits_rows,
+            num_prompt_tokens=int(num_prompt[num_prompt > 0].sum()),
+            draws_on_host=watched and any(s.draws_on_host for s in samples),
+        )
         for sequence, _, end in spans:
             sequence.num_computed = end
         self._num_computed[slots] = ends

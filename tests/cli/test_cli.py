@@ -18,14 +18,9 @@ import pytest
 from llm import tiny
 
 import infinilm
+from cli.support import run, start
 from infinilm import LLM, bench
-from infinilm.cli import main
 
-# `python -m infinilm` with Ctrl-C switched on: a test run in the background inherits a SIGINT that is ignored.
-PROGRAM = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from infinilm.cli import main; sys.exit(main(sys.argv[1:]))"
-)
 LONG = 100_000  # tokens of a context that no test waits to be full
 
 
@@ -43,21 +38,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(folder: Path) -> Iterator[LLM]:
     with LLM(folder) as made:
         yield made
-
-
-def run(*arguments: str | Path) -> int:
-    return main([str(a) for a in arguments])
-
-
-def start(*arguments: str | Path, **kwargs: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
-        cwd="/",  # in the root of the source tree, that would be imported instead of the installed package
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **kwargs,
-    )
 
 
 # ---- generate ----
@@ -372,8 +352,31 @@ def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (plan["num_blocks"], plan["block_size"]) == (expected.num_blocks, expected.block_size)
     assert plan["num_full_seqs"] == expected.num_full_seqs
     assert plan["kv_bytes"] == expected.kv_bytes
-    assert run("plan", "--model", folder, "--kv-cache", "1MiB") == 0
-    assert "budget 1.0 MiB" in capsys.readouterr().out
+    assert plan["num_tokens"] == expected.num_blocks * expected.block_size
+    assert {"weight_bytes", "kv_bytes_per_token", "max_num_seqs", "max_model_len", "dtype", "device"} <= set(plan)
+    assert run("plan", folder, "--kv-cache", "1MiB") == 0
+    out = capsys.readouterr().out
+    assert "LlamaForCausalLM" in out
+    assert f"{plan['num_tokens']:,} tokens in {plan['num_blocks']} blocks of 16" in out
+    assert "budget 1.0 MiB" in out
+
+
+def test_plan_for_so_many_sequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", folder, "--max-num-seqs", "3", "--max-model-len", "64", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["max_num_seqs"], plan["num_full_seqs"], plan["num_tokens"]) == (3, 3, 3 * 64)
+
+
+def test_a_model_with_and_without_its_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for arguments in ([folder], ["--model", folder]):
+        assert run("plan", *arguments, "--kv-cache", "1MiB") == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert run("plan") == run("info", "demo") == 0
+    assert capsys.readouterr().out.count("assets/demo") == 2
+    assert run("plan", folder, "--model", "demo") == 2
+    assert "--model" in capsys.readouterr().err
 
 
 SPREAD = {"median", "min", "max"}

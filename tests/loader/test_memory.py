@@ -1,14 +1,21 @@
-"""Peak memory of loading: about the checkpoint, whether its weights are used in place or converted."""
+"""Memory: loading takes about the checkpoint, and a model at work takes what was planned before it was loaded."""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import infinilm
+from infinilm import _core
+from infinilm.config import LlamaConfig
+from infinilm.families import build_spec
 
 CONFIG = {
     "model_type": "llama",
@@ -33,25 +40,26 @@ print(1024 * int(status.split("VmHWM:")[1].split()[0]))
 
 
 def make_checkpoint(folder: Path, misalignment: int) -> None:
-    """A float32 checkpoint of about 330 MB; all zeros would be a sparse file, so every page holds something."""
-    from infinilm import _core
-    from infinilm.config import LlamaConfig
-    from infinilm.families import build_spec
+    """A float32 checkpoint of about 330 MB."""
+    write_checkpoint(folder, CONFIG, misalignment)
 
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    shapes = _core.param_shapes(build_spec(LlamaConfig.from_dict(CONFIG), dtype="float32", max_model_len=256))
+
+def write_checkpoint(folder: Path, config: dict[str, Any], misalignment: int = 0) -> None:
+    """All zeros would be a sparse file, so every page holds something."""
+    (folder / "config.json").write_text(json.dumps(config))
+    known = LlamaConfig.from_dict(config)
+    shapes = _core.param_shapes(build_spec(known, dtype=known.dtype, max_model_len=256))
+    stored, element_bytes = ("BF16", 2) if known.dtype == "bfloat16" else ("F32", 4)
     header, offset = {}, 0
     for name, shape in shapes.items():
-        size = 4
-        for n in shape:
-            size *= n
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + size]}
+        size = element_bytes * math.prod(shape)
+        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8 + misalignment)  # writers align the data to 8 bytes; nothing makes them
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(raw)) + raw)
-        block = struct.pack("<f", 0.01) * 262144
+        block = b"\x24\x3c" * 524288  # 0.01 in bfloat16; two of them are 0.01 in float32, too
         for begin in range(0, offset, len(block)):
             file.write(block[: offset - begin])
 
@@ -64,3 +72,96 @@ def test_peak_is_about_the_checkpoint(tmp_path: Path, dtype: str, misalignment: 
     command = [sys.executable, "-c", PEAK, str(tmp_path), dtype]
     run = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     assert int(run.stdout) <= 1.15 * size + 150e6
+
+
+# ---- the plan ----
+
+PLANNED: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "intermediate_size": 2048,
+    "vocab_size": 20000,
+    "max_position_embeddings": 2048,
+    "eos_token_id": [],
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+SETTINGS: dict[str, Any] = {
+    "kv_cache": "64MiB",
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "num_threads": 2,
+}
+
+
+def config_only(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(PLANNED))
+    return folder
+
+
+def test_the_cache_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinilm.memory.available_memory", lambda: 2**30)
+    folder = config_only(tmp_path)
+    plans = [
+        infinilm.plan_memory(
+            folder, load_format="dummy", device="cpu", kv_cache="100%", num_threads=4, max_num_batched_tokens=tokens
+        )
+        for tokens in (256, 2048)
+    ]
+    for plan in plans:
+        assert plan.kv_budget_bytes == 2**30 - plan.weight_bytes - plan.workspace_bytes
+        assert plan.total_bytes <= 2**30
+    small, large = plans
+    assert large.workspace_bytes > 2 * small.workspace_bytes
+    assert large.num_blocks < small.num_blocks
+
+
+@pytest.mark.parametrize("kv_cache", [None, "50%"])
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache: str | None) -> None:
+    monkeypatch.setattr("infinilm.memory.available_memory", lambda: 200 * 2**20)
+    with pytest.raises(infinilm.CacheFullError, match=r"0 B are free beside .* of weights and .* of workspace"):
+        infinilm.plan_memory(config_only(tmp_path), load_format="dummy", device="cpu", kv_cache=kv_cache)
+
+
+# Fills every block of the cache in full steps, draws tokens, changes logits on the host, and scores full steps.
+WORK = """
+import json, sys
+import numpy as np
+from infinilm import LLM
+
+def resident(name):
+    return 1024 * int(open("/proc/self/status").read().split(name + ":")[1].split()[0])
+
+before = resident("VmRSS")
+llm = LLM(sys.argv[1], use_tqdm=False, **json.loads(sys.argv[2]))
+length = llm.memory.num_blocks * llm.memory.block_size // 3 - 20
+prompts = np.random.default_rng(0).integers(0, 20000, (3, length)).tolist()
+llm.generate(prompts, temperature=1, max_tokens=4, use_tqdm=False)
+llm.generate([[i] for i in range(8)], logit_bias={5: 1}, max_tokens=2, logprobs=1, use_tqdm=False)
+llm.score(prompts[0])
+print(json.dumps([resident("VmHWM") - before, llm.memory.total_bytes]))
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"load_format": "dummy", "max_num_batched_tokens": 128}, {"dtype": "float16"}],
+    ids=["in place", "dummy", "converted"],
+)
+def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """What a process has resident after importing grows by what was planned, to 5%."""
+    write_checkpoint(tmp_path, PLANNED)
+    settings = SETTINGS | settings
+    plan = infinilm.plan_memory(tmp_path, **settings)
+    command = [sys.executable, "-c", WORK, str(tmp_path), json.dumps(settings)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert run.returncode == 0, run.stderr
+    taken, planned = json.loads(run.stdout)
+    assert planned == plan.total_bytes == plan.weight_bytes + plan.workspace_bytes + plan.kv_bytes
+    assert 150e6 < plan.weight_bytes < 250e6
+    assert 60 * 2**20 < plan.kv_bytes <= 64 * 2**20
+    assert taken == pytest.approx(planned, rel=0.05)

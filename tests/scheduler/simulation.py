@@ -68,7 +68,7 @@ class Engine:
     in_flight: tuple[sched.Step, Any] | None = None
     ids_before: list[int] = field(default_factory=list)  # of the last step
 
-    def step(self) -> list[tuple[sched.Sequence, int]]:
+    def step(self) -> list[tuple[sched.Sequence, int, int]]:
         """Make and run a step; returns what came of it, or, ahead, of the one before."""
         assert self.scheduler.has_work
         last, self.in_flight = self.in_flight, None
@@ -82,9 +82,9 @@ class Engine:
             last, self.in_flight = self.in_flight, None
         return self.update(*last) if last else []
 
-    def update(self, step: sched.Step, output: Any) -> list[tuple[sched.Sequence, int]]:
+    def update(self, step: sched.Step, output: Any) -> list[tuple[sched.Sequence, int, int]]:
         sampled = self.scheduler.update(step, output)
-        for sequence, token in sampled:
+        for sequence, _, token in sampled:
             assert sequence.output_token_ids[-1] == token
         return sampled
 

@@ -44,7 +44,7 @@ def random_prompt(rng: np.random.Generator, bases: list[list[int]]) -> list[int]
 
 def drain(engine: Engine, alive: list[sched.Sequence]) -> None:
     while engine.scheduler.has_work:
-        for sequence, _ in engine.step():
+        for sequence, _, _ in engine.step():
             if len(sequence.output_token_ids) >= sequence.params.max_tokens:
                 engine.scheduler.remove(sequence)
                 alive.remove(sequence)
@@ -95,7 +95,7 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
             scheduler.reset_prefix_cache()
         if not scheduler.has_work:
             continue
-        for sequence, _ in engine.step():
+        for sequence, _, _ in engine.step():
             if len(sequence.output_token_ids) >= sequence.params.max_tokens:
                 scheduler.remove(sequence)
                 alive.remove(sequence)
@@ -245,7 +245,7 @@ def test_logits_are_collected_once_also_after_preemption() -> None:
     for sequence in (old, collecting):
         scheduler.add(sequence)
     while collecting.num_computed < 16:
-        for sequence, _ in engine.step():
+        for sequence, _, _ in engine.step():
             if len(sequence.output_token_ids) >= sequence.params.max_tokens:
                 scheduler.remove(sequence)
     scheduler.remove(collecting)
@@ -276,7 +276,7 @@ def test_cancelled_while_the_step_runs() -> None:
     assert step is not None
     output = engine.forward(step)
     scheduler.remove(sequences[1])
-    assert [s for s, _ in scheduler.update(step, output)] == [sequences[0]]
+    assert [s for s, _, _ in scheduler.update(step, output)] == [sequences[0]]
     sequences.pop(1)
     drain(engine, sequences)
     check_empty(scheduler)

@@ -1,0 +1,148 @@
+"""What the commands of the command line have in common: argument types, options of the model and of sampling."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infinilm.sampling_params import SamplingParams
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that suggests the nearest option for one it does not know."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As the base class; unknown arguments end the program here."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
+        return found, unknown
+
+    def _hint(self, unknown: Iterable[str]) -> str:
+        options = list(self._option_string_actions)
+        for argument in unknown:
+            if close := difflib.get_close_matches(argument.partition("=")[0], options, n=1):
+                return f"; did you mean {close[0]}?"
+        return ""
+
+
+def add_model_settings(
+    parser: argparse.ArgumentParser,
+    *,
+    model: str | None = "demo",
+    positional: bool = False,
+    loads: bool = True,
+    context: bool = True,
+) -> None:
+    """Add what decides which model and how.
+
+    `positional`: the model may also be given without --model. `loads`: add what only loading needs. `context`: add
+    --max-model-len.
+    """
+    group = parser.add_argument_group("model")
+    default = ", which is bundled and the default" if model else ", which is bundled"
+    parser.set_defaults(model=model)  # not of the arguments: the one that is absent would overwrite the other
+    either = group.add_mutually_exclusive_group()
+    about = f'checkpoint folder, hub id, or "demo"{default}'
+    either.add_argument("--model", default=argparse.SUPPRESS, help=about)
+    if positional:
+        either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")
+    group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
+    group.add_argument(
+        "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
+    )
+    if context:
+        group.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of prompt and output together")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default): cuda if usable")
+    if loads:
+        group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
+
+
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Add what decides how tokens are chosen; `max_tokens` is the default of --max-tokens."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default 1")
+    group.add_argument("--top-k", type=int, metavar="K", help="choose among the K most probable tokens")
+    group.add_argument("--top-p", type=float, metavar="P", help="choose among the tokens that make up probability P")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the most probable one")
+    group.add_argument("--seed", type=int, metavar="N", help="makes the output repeatable")
+    group.add_argument(
+        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"new tokens; default {max_tokens}"
+    )
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    group.add_argument("--stop-token-ids", type=integer_list, metavar="ID,ID", help="end after one of these tokens")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end-of-text token")
+
+
+def positive(text: str) -> int:
+    """Argument type: an integer >= 1."""
+    return _integer(text, least=1)
+
+
+def non_negative(text: str) -> int:
+    """Argument type: an integer >= 0."""
+    return _integer(text, least=0)
+
+
+def _integer(text: str, least: int) -> int:
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) >= least:
+            return value
+    raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
+
+
+def integer_list(text: str) -> list[int]:
+    """Argument type: integers between commas or spaces."""
+    try:
+        return [int(item) for item in text.replace(",", " ").split()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers such as 1,8, got {text!r}") from None
+
+
+def positive_number(text: str) -> float:
+    """Argument type: a number > 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
+
+
+def length_range(text: str) -> tuple[int, int]:
+    """Argument type: MIN:MAX, or one number for both."""
+    low, _, high = text.partition(":")
+    with contextlib.suppress(ValueError):
+        if 1 <= (least := int(low)) <= (most := int(high or low)):
+            return least, most
+    raise argparse.ArgumentTypeError(f"expected MIN:MAX with 1 <= MIN <= MAX, such as 100:1024, got {text!r}")
+
+
+def positive_list(text: str) -> list[int]:
+    """Argument type: different integers >= 1."""
+    values = integer_list(text)
+    if not values or min(values) < 1:
+        raise argparse.ArgumentTypeError(f"expected integers >= 1 such as 1,8, got {text!r}")
+    return list(dict.fromkeys(values))
+
+
+def model_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `plan_model` and `LLM` that decide what is loaded."""
+    return {
+        "device": args.device,
+        "dtype": args.dtype,
+        "kv_cache": args.kv_cache,
+        "max_model_len": args.max_model_len,
+    }
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Make the parameters; an option that is not given keeps the library's default."""
+    from infinilm.sampling_params import make_sampling_params
+
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return make_sampling_params(None, given)
