@@ -202,9 +202,9 @@ Hook make_hook(const nb::callable& callback) {
 }
 
 // Whoever lets go of the last reference holds the GIL, which a rank's thread may need before it can end.
-struct PyInferEngine : InferEngine {
+struct Engine : InferEngine {
     using InferEngine::InferEngine;
-    ~PyInferEngine() {
+    ~Engine() {
         const nb::gil_scoped_release release;
         close();
     }
@@ -227,17 +227,17 @@ void bind_engine(nb::module_& m) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
     bind_spec(m);
     bind_batch(m);
-    nb::class_<PyInferEngine>(m, "InferEngine", "Loads weights, keeps the KV cache, runs steps.")
+    nb::class_<Engine>(m, "InferEngine", "Loads weights, keeps the KV cache, runs steps.")
         .def(
             "__init__",
-            [](PyInferEngine* self, const ModelSpec& spec, const Devices& devices, int num_threads,
-               const std::string& isa, bool batch_invariant, const std::string& nccl_library) {
+            [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
+               bool batch_invariant, const std::string& nccl_library) {
                 const nb::gil_scoped_release release;
-                new (self) PyInferEngine(spec, {.devices = parse_devices(devices),
-                                                .num_threads = num_threads,
-                                                .isa = isa,
-                                                .batch_invariant = batch_invariant,
-                                                .nccl_library = nccl_library});
+                new (self) Engine(spec, {.devices = parse_devices(devices),
+                                         .num_threads = num_threads,
+                                         .isa = isa,
+                                         .batch_invariant = batch_invariant,
+                                         .nccl_library = nccl_library});
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true,
             "nccl_library"_a = "",
@@ -246,21 +246,21 @@ void bind_engine(nb::module_& m) {
         .def_prop_ro("num_ranks", &InferEngine::num_ranks)
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
-            "param_shapes", [](const InferEngine& engine) { return param_shapes(engine.param_rows()); },
+            "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
         .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
              "Takes one full parameter, in place.")
         .def(
             "load_dummy",
-            [](InferEngine& engine, const std::string& dtype, uint64_t seed) {
+            [](Engine& engine, const std::string& dtype, uint64_t seed) {
                 engine.load_dummy(dtype_from_string(dtype), seed);
             },
             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
         .def(
             "state_dict",
-            [](InferEngine& engine) {
+            [](Engine& engine) {
                 std::vector<InferEngine::StateDict> ranks;
                 {
                     nb::gil_scoped_release release;
@@ -278,7 +278,7 @@ void bind_engine(nb::module_& m) {
             "The parameters as loaded, read-only: of each rank, the parts it has.")
         .def(
             "set_hooks",
-            [](InferEngine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,
+            [](Engine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,
                const std::vector<std::string>& names_of_all_ranks) {
                 const Hook hook = callback ? make_hook(*callback) : Hook();
                 nb::gil_scoped_release release;
@@ -293,16 +293,21 @@ void bind_engine(nb::module_& m) {
             "returned tensor replaces it.")
         .def(
             "reset_cache",
-            [](InferEngine& engine, int64_t num_blocks, int64_t block_size) {
+            [](Engine& engine, int64_t num_blocks, int64_t block_size) {
                 engine.reset_cache({.num_blocks = num_blocks, .block_size = block_size});
             },
             "num_blocks"_a, "block_size"_a, Release(), "Allocates the KV cache anew, empty.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",
-            [](InferEngine& engine, nb::object batch) {
+            [](Engine& engine, nb::object batch) {
                 auto& arrays = nb::cast<const Batch&>(batch);
-                return PendingStep(std::move(batch), engine.submit(arrays));
+                std::future<StepOutput> step;
+                {
+                    nb::gil_scoped_release release;
+                    step = engine.submit(arrays);
+                }
+                return PendingStep(std::move(batch), std::move(step));
             },
             "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
             "Queues one step behind those submitted before, and returns at once.")

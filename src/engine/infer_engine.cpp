@@ -101,9 +101,13 @@ auto InferEngine::submit_to_ranks(F task) -> std::future<decltype(task(std::decl
             if (dead_) cause_.throw_dead();
             T result = (*task)(rank);
             if (rank.index == 0) joint->result = std::move(result);
-        } catch (...) {
+        } catch (const Error&) {
             joint->errors[static_cast<size_t>(rank.index)] = std::current_exception();
+        } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
+            joint->errors[static_cast<size_t>(rank.index)] = std::current_exception();
+            if (num_ranks() > 1) fail(std::current_exception());
         }
+        if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
         if (joint->left.fetch_sub(1) != 1) return;
         if (const std::exception_ptr error = outcome(joint->errors))
             joint->promise.set_exception(error);
@@ -166,10 +170,10 @@ void InferEngine::load_dummy(DType dtype, uint64_t seed) {
 }
 
 void InferEngine::finish_loading() {
-    on_ranks([&](Rank& rank) { finish_loading(rank); });
+    on_ranks([&](Rank& rank) { prepare(rank); });
 }
 
-void InferEngine::finish_loading(Rank& rank) {
+void InferEngine::prepare(Rank& rank) {
     rank.params.prepare(*rank.backend);
     rank.decoder =
         std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), *rank.backend, *rank.communicator);
@@ -220,7 +224,10 @@ std::future<StepOutput> InferEngine::submit(const Batch& batch) {
 // Before and after `together` no rank waits for another, and all find the same.
 StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
-    if (!rank.decoder) finish_loading(rank);  // names what is missing
+    if (!rank.decoder) {
+        rank.params.check_complete();
+        together([&] { prepare(rank); });
+    }
     if (rank.cache.spec() == KvCacheSpec{})
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     Batch step = resolve(batch, previous_ids);
@@ -252,9 +259,11 @@ void InferEngine::close() {
     }
     if (workers.empty()) return;
     workers.clear();  // joins, after whatever was submitted before
-    // Here and not on the workers: letting go of a weight may need the GIL, which this thread may hold. Every
-    // communicator goes before any backend.
+    // Here and not on the workers: letting go of a weight may need the GIL, which this thread may hold. What ranks say
+    // to each other ends before any of their backends.
     for (const auto& rank : ranks_) rank->communicator.reset();
+    group_.reset();
+    cause_.clear();
     for (const auto& rank : ranks_) {
         rank->tap.reset();
         rank->decoder.reset();

@@ -79,7 +79,7 @@ private:
     struct Joint;
 
     void start(Rank& rank, const EngineOptions& options);
-    void finish_loading(Rank& rank);
+    void prepare(Rank& rank);
     StepOutput run(Rank& rank, const Batch& batch);
     // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.
     template <class F>

@@ -178,13 +178,17 @@ std::vector<std::string> Params::missing() const {
     return out;
 }
 
-void Params::prepare(Backend& backend) {
+void Params::check_complete() const {
     if (const auto names = missing(); !names.empty()) {
         std::string list = names[0];
         for (size_t i = 1; i < std::min<size_t>(names.size(), 8); ++i) list += ", " + names[i];
         throw WeightError(concat(names.size(), " of ", rows_.size(), " parameters are not loaded: ", list,
                                  names.size() > 8 ? ", ..." : ""));
     }
+}
+
+void Params::prepare(Backend& backend) {
+    check_complete();
     auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain, int head_dim = 0) {
         w.prepared = ops::prepare_linear(backend, w.parts, kind, head_dim);
     };

@@ -77,7 +77,8 @@ public:
     void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
-    // Once nothing is missing: hands the linears to the backend. WeightError names what is missing.
+    void check_complete() const;               // WeightError: names what is missing
+    // Once nothing is missing: hands the linears to the backend. WeightError: see check_complete.
     void prepare(Backend& backend);
     bool prepared() const { return prepared_; }
     const ModelWeights& weights() const { return weights_; }
