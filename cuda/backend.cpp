@@ -106,6 +106,7 @@ public:
 
     Device device() const override { return device_; }
     DType activation_dtype() const override { return options_.dtype; }
+    void* stream() const override { return stream_; }
 
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override;
     void copy(const TensorView& src, const TensorView& dst) override;
@@ -333,6 +334,8 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
     activate();
     if (p.ids.numel() == 0) return;
     run(cuda::embedding({.ids = p.ids.as<const int>(),
+                         .first_id = p.first_id.value_or(0),
+                         .is_part = p.first_id.has_value(),
                          .table = packed(p.table),
                          .out = p.out.data(),
                          .out_stride = p.out.stride(0),

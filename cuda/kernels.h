@@ -80,7 +80,9 @@ cudaError_t fill_random(const FillRandomArgs&, cudaStream_t);
 // ---- embedding and small row-wise ops ----------------------------------------------------------------------------
 
 struct EmbeddingArgs {
-    const int* ids;      // [num_tokens]; an id outside the vocabulary gives a row of NaN
+    const int* ids;      // [num_tokens]
+    int first_id;        // of the table's rows
+    bool is_part;        // an id that has no row gives zeros; else NaN, since it is outside the vocabulary
     PackedWeight table;  // natural order: a tied lm_head is its own embedding table
     void* out;           // [num_tokens, k] T
     int64_t out_stride;  // elements between rows, here and below

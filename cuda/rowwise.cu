@@ -26,9 +26,10 @@ template <class T>
 __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs args) {
     const int vector = row_vector();
     if (vector >= args.table.k / 8) return;
-    const int id = args.ids[blockIdx.x], step = vector / 2, r = id % 16;
+    const int id = args.ids[blockIdx.x] - args.first_id, step = vector / 2, r = id % 16;
     T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + vector * 8;  // [8]
-    uint4 v = make_uint4(~0u, ~0u, ~0u, ~0u);  // NaN in each type
+    const uint32_t fill = args.is_part ? 0 : ~0u;  // NaN in each type
+    uint4 v = make_uint4(fill, fill, fill, fill);
     const bool known = id >= 0 && id < args.table.n;
     if constexpr (sizeof(T) == 4) {
         const uint4* row = static_cast<const uint4*>(args.table.data) +

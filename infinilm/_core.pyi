@@ -91,8 +91,10 @@ class Backend:
 
     def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0) -> PreparedLinear: ...
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None:
-        """table: [vocab_size, hidden_size], prepared for this call."""
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None) -> None:
+        """
+        table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
 
@@ -268,6 +270,11 @@ class ModelSpec:
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
 
+def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
+    """
+    The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a tp_size that does not fit the model.
+    """
+
 class Batch:
     """
     One step of work; the arrays are used in place and must not change until the step is done.
@@ -293,7 +300,13 @@ class PendingStep:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, device: str = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True) -> None: ...
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True, nccl_library: str = '') -> None:
+        """
+        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core.
+        """
+
+    @property
+    def num_ranks(self) -> int: ...
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -310,12 +323,12 @@ class InferEngine:
     def finish_loading(self) -> None:
         """All parameters are there: the engine can run."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The parameters as loaded, read-only."""
+    def state_dict(self) -> list[dict[str, Tensor]]:
+        """The parameters as loaded, read-only: of each rank, the parts it has."""
 
-    def set_hooks(self, callback: Callable[[str, int, Tensor], Tensor | None] | None, names: Sequence[str]) -> None:
+    def set_hooks(self, callback: Callable[[str, int, Tensor, int], Tensor | None] | None, names: Sequence[str], names_of_all_ranks: Sequence[str] = ()) -> None:
         """
-        Calls callback(name, layer, tensor) inside forward at the named sites; a returned tensor replaces it.
+        Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
     def reset_cache(self, num_blocks: int, block_size: int) -> None:

@@ -105,7 +105,7 @@ class _LLMSide(Side):
         self.tokenize = llm.tokenizer.encode if llm.tokenizer.available else None
 
     def run(self, ids: Sequence[int], tap: Tap, last_only: bool) -> None:
-        def callback(name: str, layer: int, tensor: _core.Tensor) -> _core.Tensor | None:
+        def callback(name: str, layer: int, tensor: _core.Tensor, rank: int) -> _core.Tensor | None:
             replacement = tap(name, layer, tensor.numpy())
             return None if replacement is None else _core.from_numpy(replacement)
 

@@ -1,7 +1,7 @@
 """Which devices an engine runs on, and what its ranks say to each other.
 
-This version runs one rank. `DistConfig` describes more, so that configurations can be written and kept; what would
-run them, `CommunicationGroup`, refuses more than one, and its operations are those of a group of one.
+`DistConfig` is what users write; `CommunicationGroup` makes ranks of it and refuses what no machine, or not this one,
+can run.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class RankInfo:
 class CommunicationGroup:
     """The ranks of an engine and their collective operations.
 
-    A tensor is anything with DLPack or the buffer protocol, in host memory; results are `infinilm.Tensor`. With one
-    rank, all there is in this version, every operation gives back the tensor, sharing its memory.
+    A tensor is anything with DLPack or the buffer protocol, in host memory; results are `infinilm.Tensor`. Operations
+    are those of a group of one, and give back the tensor, sharing its memory; inside an engine ranks have their own.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class CommunicationGroup:
     Raises
     ------
     ConfigError
-        Ids that are negative or repeated, or more than one device.
+        Ids that are negative or repeated; an operation of a group of several ranks.
     DeviceError
         A device that is absent.
     """
@@ -144,10 +144,12 @@ class CommunicationGroup:
         """
         if op not in ("sum", "max", "min"):
             raise ConfigError(f"all_reduce: op must be 'sum', 'max' or 'min', got {op!r}")
+        self._require_one("all_reduce")
         return as_tensor(tensor, "all_reduce")
 
     def all_gather(self, tensor: Any, axis: int = 0) -> _core.Tensor:
         """Join the tensors of all ranks along an axis: [.., tp_size * size, ..], the same on each rank."""
+        self._require_one("all_gather")
         gathered = as_tensor(tensor, "all_gather")
         ndim = len(gathered.shape)
         if not -ndim <= _integer("axis", axis) < ndim:
@@ -158,28 +160,33 @@ class CommunicationGroup:
         """Give every rank the tensor of rank `src`."""
         if not 0 <= _integer("src", src) < self.tp_size:
             raise ConfigError(f"broadcast: src must be in 0..{self.tp_size - 1}, got {src}")
+        self._require_one("broadcast")
         return as_tensor(tensor, "broadcast")
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
+        self._require_one("barrier")
+
+    def _require_one(self, op: str) -> None:
+        if self.tp_size > 1:
+            raise ConfigError(f"{op}: this group has {self.tp_size} ranks, whose operations run inside an engine")
 
 
 def _check_ids(ids: list[int], device_type: str) -> None:
-    """Refuse what no engine, no engine of this version, or this machine can run."""
+    """Refuse what no engine, or not this machine, can run."""
     for i, device in enumerate(ids):
         if device < 0:
             raise ConfigError(f"tp_device_ids: device ids are 0 or positive, got {device} in {ids}")
         if device in ids[:i]:
             raise ConfigError(f"tp_device_ids: device {device} is there twice in {ids}; each rank needs its own")
-    if len(ids) > 1:
-        raise ConfigError(
-            f"tp_size is {len(ids)} (tp_device_ids={ids}), but tensor parallelism is not available in this version; "
-            "use one device"
+    largest = max(ids)
+    if device_type == "cpu" and largest >= len(ids):
+        raise DeviceError(
+            f"tp_device_ids: there is no device {largest}; on CPUs ids are ranks, 0..{len(ids) - 1} for {len(ids)}: "
+            f"use tp_size={len(ids)}"
         )
-    if device_type == "cpu" and ids[0] != 0:
-        raise DeviceError(f"tp_device_ids: there is no device {ids[0]}; a CPU is device 0")
-    if device_type == "cuda" and ids[0] >= (count := len(_core.cuda_devices())):
-        raise DeviceError(f"tp_device_ids: there is no CUDA device {ids[0]}; this machine has 0..{count - 1}")
+    if device_type == "cuda" and largest >= (count := len(_core.cuda_devices())):
+        raise DeviceError(f"tp_device_ids: there is no CUDA device {largest}; this machine has 0..{count - 1}")
 
 
 def _integer(name: str, value: Any) -> int:

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -39,7 +39,7 @@ from infinilm.errors import (
 )
 from infinilm.families import build_spec
 from infinilm.hooks import HookDispatch, HookRegistry, ModelSites
-from infinilm.system import resolve_device
+from infinilm.system import nccl_library, resolve_device
 
 __all__ = ["InferEngine"]
 
@@ -58,8 +58,9 @@ def _close_all() -> None:
 class InferEngine:
     """A model, its weights and its KV cache. A context manager; several threads may share it.
 
-    Weights are loaded by `load_weights`, or one by one; the first forward checks that all are there. Every error leaves
-    the engine as it was: usable.
+    Weights are loaded by `load_weights`, or one by one; the first forward checks that all are there. An error leaves
+    the engine as it was: usable. With several ranks, one that fails while the others count on it ends the engine: this
+    call and all later ones raise `EngineDeadError` with that failure as `__cause__`; `close` is all that is left.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ class InferEngine:
         computed in is its `dtype`. Rotary frequencies that depend on the length are those of
         `max_position_embeddings` tokens.
     distributed_config
-        The devices; default: one.
+        The devices of tensor parallelism, a rank on each; default: one. On CPUs `tp_size` ranks share the cores.
     device_type
         "cpu", "cuda", or "auto" (the default): cuda where it is usable.
     cache_config
@@ -77,7 +78,7 @@ class InferEngine:
     Raises
     ------
     ConfigError
-        A configuration that cannot work; also more than one device, which this version does not have.
+        A configuration that cannot work; also a number of ranks that does not divide the attention heads.
     DeviceError
         A device that is absent or not usable.
     CacheFullError
@@ -111,14 +112,17 @@ class InferEngine:
         self._dist_config = copying.deepcopy(dist_config)
         cache_config = StaticKVCacheConfig() if cache_config is None else cache_config
         spec = build_spec(self.config, dtype=self.dtype, max_model_len=self.config.max_position_embeddings)
-        self._kv_bytes_per_token = spec.kv_bytes_per_token
+        # Of one rank: all have equally many kv heads.
+        self._kv_bytes_per_token = _core.local_spec(spec, 0, group.tp_size).kv_bytes_per_token
         windows = spec.attention.sliding_window
         self._sliding_window = 0 if 0 in windows else max(windows)
         self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
         layout = self._layout(cache_config)
 
         self._lock = threading.RLock()  # guards everything below
-        self._core = _core.InferEngine(spec, self.ranks[0].device)
+        self._core = _core.InferEngine(
+            spec, [rank.device for rank in self.ranks], nccl_library=nccl_library() if kind == "cuda" else ""
+        )
         self._param_shapes = self._core.param_shapes()
         self._loaded: set[str] = set()
         self._ready = False  # all weights are there and prepared
@@ -136,7 +140,7 @@ class InferEngine:
 
     @property
     def device(self) -> str:
-        """Where it runs: "cpu" or "cuda:<index>"."""
+        """Where it runs: "cpu" or "cuda:<index>", of rank 0; `ranks` has all."""
         return self.ranks[0].device
 
     # ---- weights ----
@@ -196,10 +200,13 @@ class InferEngine:
                 try:
                     load_weights(checkpoint, self._core, dtype=self.dtype, progress=use_tqdm)
                 finally:
-                    self._loaded.update(self._core.state_dict())
+                    self._loaded.update(self._core.state_dict()[0])  # it has a part of each
 
     def state_dict(self, copy: bool = False) -> list[dict[str, _core.Tensor]]:
-        """The parameters as they were loaded, one dict of names and tensors per rank.
+        """The parameters as they were loaded, one dict of names and tensors per rank: the part of each that it has.
+
+        A rank has the rows of its query and kv heads, of its columns of the MLP and of its part of the vocabulary, and
+        the matching columns of o_proj and down_proj, whose biases are rank 0's alone. Norms are whole on every rank.
 
         Parameters
         ----------
@@ -207,8 +214,10 @@ class InferEngine:
             False: read-only tensors that share the engine's memory; True: copies.
         """
         with self._open():
-            state = self._core.state_dict()
-        return [{name: _copied(tensor, tensor.dtype, name) for name, tensor in state.items()} if copy else state]
+            ranks = self._core.state_dict()
+        if not copy:
+            return ranks
+        return [{name: _copied(tensor, tensor.dtype, name) for name, tensor in state.items()} for state in ranks]
 
     def _load_param(self, name: str, tensor: Any, dtype: str | None = None) -> None:
         if name not in self._param_shapes:
@@ -255,7 +264,7 @@ class InferEngine:
         CacheFullError
             A request is longer than its part of the cache.
         EngineDeadError
-            The engine is closed.
+            The engine is closed, or one of several ranks has failed.
         """
         with self._open():
             if not isinstance(input, batches.Input):
@@ -301,11 +310,12 @@ class InferEngine:
             return
         if self._dispatch is None or self._dispatch.hooks is not hooks:
             self._dispatch = HookDispatch(hooks, self._sites)
-        self._core.set_hooks(self._dispatch, self._dispatch.names)
+        self._core.set_hooks(self._dispatch, self._dispatch.names, self._dispatch.names_of_all_ranks)
         try:
             yield
         finally:
-            self._core.set_hooks(None, [])
+            with suppress(EngineDeadError):  # then it has let go of them already
+                self._core.set_hooks(None, [])
 
     # ---- cache ----
 
@@ -392,9 +402,9 @@ class InferEngine:
             yield
 
     def _refuse_hooks(self) -> None:
-        """A hook runs on the rank's thread; an engine that waits for itself would wait for ever."""
+        """A hook runs on a rank's thread; an engine that waits for itself would wait for ever."""
         dispatch = self._dispatch
-        if dispatch is not None and dispatch.thread == threading.get_ident():
+        if dispatch is not None and threading.get_ident() in dispatch.threads:
             raise InfinilmError("a hook cannot call the engine that is running it; do it after forward")
 
 

@@ -8,6 +8,7 @@ without hooks runs a forward pass that was compiled without them.
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import itertools
 import re
 import threading
@@ -22,8 +23,8 @@ from infinilm.errors import ConfigError, InfinilmError, did_you_mean
 
 __all__ = ["SITES", "HookHandle", "HookRegistry", "Site"]
 
-HookCallback = Callable[[str, _core.Tensor, int], Any]
-"""callback(name, tensor, layer_idx) -> None or a replacement."""
+HookCallback = Callable[..., Any]
+"""callback(name, tensor, layer_idx) -> None or a replacement; one with a parameter `rank` gets that too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ _MAX_LAYERS = 1000  # layers looked at to find out whether a pattern fits any mo
 class HookHandle:
     """What `HookRegistry.register_hook` returns."""
 
-    __slots__ = ("_registry", "callback", "pattern", "ranks")
+    __slots__ = ("_registry", "callback", "pattern", "ranks", "takes_rank")
 
     def __init__(
         self, registry: HookRegistry, pattern: str, callback: HookCallback, ranks: Literal["all"] | int
@@ -94,6 +95,7 @@ class HookHandle:
         self.pattern = pattern
         self.callback = callback
         self.ranks = ranks
+        self.takes_rank = _takes_rank(callback)
 
     def remove(self) -> None:
         """Take the hook out, from the next forward on; again: nothing happens."""
@@ -125,12 +127,15 @@ class HookRegistry:
             ``layer0_*``, ``*_q_proj``, ``layers.*.attn.q``, ``model.layers.0.mlp.down_proj``, ``model.norm``.
         callback
             ``callback(name, tensor, layer_idx)`` with the site's first name and -1 outside layers, called on the
-            engine's thread. The tensor is valid during the call only; it may be written in place. What is returned,
-            unless None, replaces it: anything with DLPack or the buffer protocol, of its shape and a floating dtype.
-            Hooks of one site run in the order they were registered, each on what the last one left. An exception
-            reaches the caller of forward.
+            rank's thread; a parameter named `rank` gets the rank. The tensor is valid during the call only; it may be
+            written in place. What is returned, unless None, replaces it: anything with DLPack or the buffer protocol,
+            of its shape and a floating dtype. Hooks of one site run in the order they were registered, each on what
+            the last one left. An exception reaches the caller of forward; with several ranks it is the cause of the
+            EngineDeadError that ends the engine.
         ranks
-            Rank 0, or "all".
+            Rank 0, or "all". q, k and v, their norms and RoPE, attention, gate, up and activation are each rank's own
+            heads or columns. All other values are the same on every rank, and after the hooks all ranks go on with
+            rank 0's. Hooks of different ranks may run at the same time.
 
         Raises
         ------
@@ -215,7 +220,7 @@ class HookDispatch:
 
     def __init__(self, hooks: tuple[HookHandle, ...], model: ModelSites) -> None:
         self.hooks = hooks
-        self.thread: int | None = None  # the one a callback runs on, while it runs
+        self.threads: set[int] = set()  # those a callback runs on, while it runs
         self._by_site: dict[str, list[HookHandle]] = {}
         for hook in hooks:
             for name in model.select(hook.pattern):
@@ -223,20 +228,35 @@ class HookDispatch:
 
     @property
     def names(self) -> list[str]:
-        """The sites it is wanted at."""
+        """The sites it is wanted at, on rank 0."""
         return list(self._by_site)
 
-    def __call__(self, name: str, layer: int, tensor: _core.Tensor) -> _core.Tensor | None:
-        self.thread = threading.get_ident()
+    @property
+    def names_of_all_ranks(self) -> list[str]:
+        """Those of them where it is wanted on every rank."""
+        return [name for name, hooks in self._by_site.items() if any(hook.ranks == "all" for hook in hooks)]
+
+    def __call__(self, name: str, layer: int, tensor: _core.Tensor, rank: int = 0) -> _core.Tensor | None:
+        thread = threading.get_ident()
+        self.threads.add(thread)
         try:
             current = tensor
             for hook in self._by_site[name]:
-                result = hook.callback(name, current, layer)
+                if rank != 0 and hook.ranks != "all":
+                    continue
+                result = hook.callback(name, current, layer, **({"rank": rank} if hook.takes_rank else {}))
                 if result is not None:
                     current = _replacement(result, current, f"hook {hook.pattern!r} at {name}")
             return None if current is tensor else current
         finally:
-            self.thread = None
+            self.threads.discard(thread)
+
+
+def _takes_rank(callback: HookCallback) -> bool:
+    try:
+        return "rank" in inspect.signature(callback).parameters
+    except (TypeError, ValueError):  # some callables written in C do not tell
+        return False
 
 
 def _replacement(result: Any, current: _core.Tensor, where: str) -> _core.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from infinilm import _core
@@ -56,3 +58,13 @@ def device_free_memory(device: str) -> int:
     if index >= len(devices):
         raise DeviceError(f"device {device!r}: there are {len(devices)} CUDA devices")
     return int(devices[index]["free_bytes"])
+
+
+def nccl_library() -> str:
+    """Path of the library in an nvidia-nccl wheel, or "": the core then asks the system for it. Nothing is imported."""
+    found = importlib.util.find_spec("nvidia")
+    for folder in () if found is None else found.submodule_search_locations or ():
+        path = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+        if path.exists():
+            return str(path)
+    return ""

@@ -1,6 +1,7 @@
 // ModelSpec, Batch and the engine.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -75,6 +76,12 @@ void bind_spec(nb::module_& m) {
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
         "What a checkpoint of this model holds, without an engine.");
+    m.def(
+        "local_spec",
+        [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },
+        nb::arg("spec"), nb::arg("tp_rank"), nb::arg("tp_size"),
+        "The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a "
+        "tp_size that does not fit the model.");
 }
 
 // A step that was submitted. It keeps its batch, whose arrays belong to Python: the rank's thread never lets go of
@@ -168,10 +175,10 @@ Hook make_hook(const nb::callable& callback) {
         nb::gil_scoped_acquire gil;
         delete p;
     });
-    return [shared](Site site, int layer, const Tensor& value) {
+    return [shared](Site site, int layer, const Tensor& value, int rank) {
         nb::gil_scoped_acquire gil;
         const std::string name = hook_name(site, layer);
-        nb::object tensor = nb::cast(value), result = (*shared)(nb::str(name.c_str()), layer, tensor);
+        nb::object tensor = nb::cast(value), result = (*shared)(nb::str(name.c_str()), layer, tensor, rank);
         if (!result.is_none() && !result.is(tensor)) {
             Tensor replacement;
             if (!nb::try_cast(result, replacement))
@@ -194,6 +201,25 @@ Hook make_hook(const nb::callable& callback) {
     };
 }
 
+// Whoever lets go of the last reference holds the GIL, which a rank's thread may need before it can end.
+struct Engine : InferEngine {
+    using InferEngine::InferEngine;
+    ~Engine() {
+        const nb::gil_scoped_release release;
+        close();
+    }
+};
+
+using Devices = std::variant<std::string, std::vector<std::string>>;
+
+std::vector<Device> parse_devices(const Devices& devices) {
+    if (const auto* one = std::get_if<std::string>(&devices)) return {device_from_string(*one)};
+    std::vector<Device> out;
+    for (const std::string& device : std::get<std::vector<std::string>>(devices))
+        out.push_back(device_from_string(device));
+    return out;
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -201,67 +227,87 @@ void bind_engine(nb::module_& m) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
     bind_spec(m);
     bind_batch(m);
-    nb::class_<InferEngine>(m, "InferEngine", "Loads weights, keeps the KV cache, runs steps.")
+    nb::class_<Engine>(m, "InferEngine", "Loads weights, keeps the KV cache, runs steps.")
         .def(
             "__init__",
-            [](InferEngine* self, const ModelSpec& spec, const std::string& device, int num_threads,
-               const std::string& isa, bool batch_invariant) {
-                new (self) InferEngine(spec, {.device = device_from_string(device),
-                                              .num_threads = num_threads,
-                                              .isa = isa,
-                                              .batch_invariant = batch_invariant});
+            [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
+               bool batch_invariant, const std::string& nccl_library) {
+                const nb::gil_scoped_release release;
+                new (self) Engine(spec, {.devices = parse_devices(devices),
+                                         .num_threads = num_threads,
+                                         .isa = isa,
+                                         .batch_invariant = batch_invariant,
+                                         .nccl_library = nccl_library});
             },
-            "spec"_a, "device"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true)
+            "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true,
+            "nccl_library"_a = "",
+            "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
+            "only one. num_threads: of all ranks together; 0: one per core.")
+        .def_prop_ro("num_ranks", &InferEngine::num_ranks)
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
-            "param_shapes", [](const InferEngine& engine) { return param_shapes(engine.param_rows()); },
+            "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
         .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
              "Takes one full parameter, in place.")
         .def(
             "load_dummy",
-            [](InferEngine& engine, const std::string& dtype, uint64_t seed) {
+            [](Engine& engine, const std::string& dtype, uint64_t seed) {
                 engine.load_dummy(dtype_from_string(dtype), seed);
             },
             "dtype"_a, "seed"_a = 0, Release(), "Random weights, for benchmarks.")
         .def("finish_loading", &InferEngine::finish_loading, Release(), "All parameters are there: the engine can run.")
         .def(
             "state_dict",
-            [](InferEngine& engine) {
-                std::vector<std::pair<std::string, Tensor>> tensors;
+            [](Engine& engine) {
+                std::vector<InferEngine::StateDict> ranks;
                 {
                     nb::gil_scoped_release release;
-                    tensors = engine.state_dict();
+                    ranks = engine.state_dict();
                 }
-                nb::dict out;
-                for (auto& [name, tensor] : tensors) out[nb::str(name.c_str())] = nb::cast(std::move(tensor));
+                nb::list out;
+                for (InferEngine::StateDict& tensors : ranks) {
+                    nb::dict state;
+                    for (auto& [name, tensor] : tensors) state[nb::str(name.c_str())] = nb::cast(std::move(tensor));
+                    out.append(state);
+                }
                 return out;
             },
-            nb::sig("def state_dict(self) -> dict[str, Tensor]"), "The parameters as loaded, read-only.")
+            nb::sig("def state_dict(self) -> list[dict[str, Tensor]]"),
+            "The parameters as loaded, read-only: of each rank, the parts it has.")
         .def(
             "set_hooks",
-            [](InferEngine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names) {
-                Hook hook = callback ? make_hook(*callback) : Hook();
+            [](Engine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,
+               const std::vector<std::string>& names_of_all_ranks) {
+                const Hook hook = callback ? make_hook(*callback) : Hook();
                 nb::gil_scoped_release release;
-                engine.set_hooks(std::move(hook), names);
+                engine.set_hooks(hook, {.rank0 = names, .all_ranks = names_of_all_ranks});
             },
-            "callback"_a.none(), "names"_a,
-            nb::sig("def set_hooks(self, callback: collections.abc.Callable[[str, int, Tensor], Tensor | None] | None, "
-                    "names: collections.abc.Sequence[str]) -> None"),
-            "Calls callback(name, layer, tensor) inside forward at the named sites; a returned tensor replaces it.")
+            "callback"_a.none(), "names"_a, "names_of_all_ranks"_a = std::vector<std::string>(),
+            nb::sig("def set_hooks(self, callback: collections.abc.Callable[[str, int, Tensor, int], Tensor | None] | "
+                    "None, names: collections.abc.Sequence[str], names_of_all_ranks: collections.abc.Sequence[str] = "
+                    "()) -> None"),
+            "Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; "
+            "a "
+            "returned tensor replaces it.")
         .def(
             "reset_cache",
-            [](InferEngine& engine, int64_t num_blocks, int64_t block_size) {
+            [](Engine& engine, int64_t num_blocks, int64_t block_size) {
                 engine.reset_cache({.num_blocks = num_blocks, .block_size = block_size});
             },
             "num_blocks"_a, "block_size"_a, Release(), "Allocates the KV cache anew, empty.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",
-            [](InferEngine& engine, nb::object batch) {
+            [](Engine& engine, nb::object batch) {
                 auto& arrays = nb::cast<const Batch&>(batch);
-                return PendingStep(std::move(batch), engine.submit(arrays));
+                std::future<StepOutput> step;
+                {
+                    nb::gil_scoped_release release;
+                    step = engine.submit(arrays);
+                }
+                return PendingStep(std::move(batch), std::move(step));
             },
             "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
             "Queues one step behind those submitted before, and returns at once.")

@@ -127,13 +127,15 @@ void bind_ops(nb::module_& m) {
             "parts"_a, "kind"_a = "plain", "head_dim"_a = 0)
         .def(
             "embedding",
-            [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out) {
+            [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out, std::optional<int> first_id) {
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
                 const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain);
-                ops::embedding(b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out)});
+                ops::embedding(
+                    b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out), .first_id = first_id});
             },
-            "ids"_a, "table"_a, "out"_a, Release(), "table: [vocab_size, hidden_size], prepared for this call.")
+            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), Release(),
+            "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
             [](Backend& b, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {

@@ -10,6 +10,27 @@ void raise(const char* class_name, const char* message) {
     PyErr_SetString(type.ptr(), message);
 }
 
+void translate(const std::exception_ptr& pointer, void*);
+
+// EngineDeadError, whose __cause__ is the error that stopped the engine.
+void raise_dead(const EngineDeadError& error) {
+    const nb::object type = nb::module_::import_("infinilm.errors").attr("EngineDeadError");
+    try {
+        std::rethrow_if_nested(error);
+        PyErr_SetString(type.ptr(), error.what());
+        return;
+    } catch (const nb::python_error& cause) {  // it stays where it is, for the next one who asks
+        PyErr_SetObject(cause.type().ptr(), cause.value().ptr());
+    } catch (const Error&) {
+        translate(std::current_exception(), nullptr);
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& cause) {
+        PyErr_SetString(PyExc_RuntimeError, cause.what());
+    }
+    nb::chain_error(type, "%s", error.what());
+}
+
 void translate(const std::exception_ptr& pointer, void*) {
     try {
         std::rethrow_exception(pointer);
@@ -24,7 +45,7 @@ void translate(const std::exception_ptr& pointer, void*) {
     } catch (const RequestError& e) {
         raise("RequestError", e.what());
     } catch (const EngineDeadError& e) {
-        raise("EngineDeadError", e.what());
+        raise_dead(e);
     } catch (const Error& e) {
         raise("InfinilmError", e.what());
     }

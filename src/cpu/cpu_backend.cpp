@@ -69,9 +69,15 @@ public:
 
     Device device() const override { return {}; }
     DType activation_dtype() const override { return DType::float32; }
+    void* stream() const override { return nullptr; }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
     void copy(const TensorView& src, const TensorView& dst) override {
-        if (src.bytes() > 0) std::memmove(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
+        if (src.bytes() == 0) return;
+        if (!src.is_contiguous() || !dst.is_contiguous()) {
+            for (int64_t row = 0; row < src.shape(0); ++row) copy(src.select(0, row), dst.select(0, row));
+            return;
+        }
+        std::memmove(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
     std::vector<TensorView> upload(std::span<const TensorView> arrays) override {
         return {arrays.begin(), arrays.end()};
@@ -219,6 +225,8 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
                              .table = table.weights[0].data(),
                              .table_stride = table.weights[0].stride(0),
                              .element = table.element,
+                             .first_id = p.first_id.value_or(0),
+                             .num_rows = table.out_features,
                              .hidden_size = table.in_features,
                              .num_tokens = p.ids.shape(0),
                              .out = p.out.as<float>(),

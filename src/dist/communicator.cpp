@@ -80,17 +80,26 @@ std::shared_ptr<CommunicatorGroup> make_group(const GroupOptions& options) {
 }
 
 bool FirstCause::set(std::exception_ptr cause) noexcept {
+    if (!cause) cause = std::make_exception_ptr(Error("no cause given"));
+    std::string message;  // without the lock: a Python exception takes the GIL to tell, which who waits here may hold
+    try {
+        std::rethrow_exception(cause);
+    } catch (const std::exception& error) {
+        message = error.what();
+    } catch (...) {
+        message = "an unknown error";
+    }
     std::lock_guard lock(mutex_);
     if (cause_) return false;
-    cause_ = cause ? std::move(cause) : std::make_exception_ptr(Error("no cause given"));
-    try {
-        std::rethrow_exception(cause_);
-    } catch (const std::exception& error) {
-        message_ = error.what();
-    } catch (...) {
-        message_ = "an unknown error";
-    }
+    cause_ = std::move(cause);
+    message_ = std::move(message);
     return true;
+}
+
+void FirstCause::clear() {
+    std::exception_ptr cause;
+    std::lock_guard lock(mutex_);
+    std::swap(cause, cause_);  // destroyed after the lock
 }
 
 void FirstCause::throw_dead() const {

@@ -81,6 +81,7 @@ class FirstCause {
 public:
     bool set(std::exception_ptr cause) noexcept;  // false: there is one already
     [[noreturn]] void throw_dead() const;         // EngineDeadError around the cause
+    void clear();                                 // a cause may keep more alive than an error, such as Python's frames
 
 private:
     mutable std::mutex mutex_;

@@ -8,6 +8,43 @@ namespace infinilm {
 
 namespace {
 
+// input_ids with the tokens of the step before in their places.
+Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("previous_rows", b.previous_rows, {"num_tokens"}, DType::int32);
+    const int64_t num_rows = previous_ids ? previous_ids.shape(0) : 0;
+    const auto *rows = b.previous_rows.as<const int32_t>(), *given = b.input_ids.as<const int32_t>();
+    Tensor ids = allocate_host(DType::int32, b.input_ids.shape());
+    for (int64_t t = 0; t < ids.shape(0); ++t) {
+        if (previous_ids && rows[t] >= num_rows)
+            throw Error(concat("forward: previous_rows[", t, "] is ", rows[t], ", but the step before sampled ",
+                               num_rows, " rows"));
+        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : previous_ids ? previous_ids.as<const int32_t>()[rows[t]] : 0;
+    }
+    return ids;
+}
+
+Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
+    Tensor host = allocate_host(tensor.dtype(), tensor.shape());
+    backend.copy(tensor, host);
+    return host;
+}
+
+}  // namespace
+
+Batch resolve(const Batch& batch, const Tensor& previous_ids) {
+    Batch step = batch;
+    if (batch.previous_rows) step.input_ids = resolve_input_ids(batch, previous_ids);
+    const auto* lens = batch.context_lens.as<const int32_t>();
+    for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
+        step.max_context_len = std::max(step.max_context_len, lens[s]);
+    const auto* starts = batch.cu_seqlens_q.as<const int32_t>();
+    for (int64_t s = 1; s < batch.cu_seqlens_q.shape(0); ++s)
+        step.max_query_len = std::max(step.max_query_len, starts[s] - starts[s - 1]);
+    return step;
+}
+
 void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cache) {
     Check check("forward");
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
@@ -39,43 +76,9 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 
-// input_ids with the tokens of the step before in their places.
-Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
-    Check check("forward");
-    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
-    check.tensor("previous_rows", b.previous_rows, {"num_tokens"}, DType::int32);
-    const int64_t num_rows = previous_ids ? previous_ids.shape(0) : 0;
-    const auto *rows = b.previous_rows.as<const int32_t>(), *given = b.input_ids.as<const int32_t>();
-    Tensor ids = allocate_host(DType::int32, b.input_ids.shape());
-    for (int64_t t = 0; t < ids.shape(0); ++t) {
-        if (previous_ids && rows[t] >= num_rows)
-            throw Error(concat("forward: previous_rows[", t, "] is ", rows[t], ", but the step before sampled ",
-                               num_rows, " rows"));
-        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : previous_ids ? previous_ids.as<const int32_t>()[rows[t]] : 0;
-    }
-    return ids;
-}
-
-Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
-    Tensor host = allocate_host(tensor.dtype(), tensor.shape());
-    backend.copy(tensor, host);
-    return host;
-}
-
-}  // namespace
-
-Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache,
-            const Tensor& previous_ids) {
+Batch stage(Backend& backend, const Batch& batch) {
     Batch staged = batch;
-    if (batch.previous_rows) staged.input_ids = resolve_input_ids(batch, previous_ids);
-    const auto* lens = batch.context_lens.as<const int32_t>();
-    for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
-        staged.max_context_len = std::max(staged.max_context_len, lens[s]);
-    const auto* starts = batch.cu_seqlens_q.as<const int32_t>();
-    for (int64_t s = 1; s < batch.cu_seqlens_q.shape(0); ++s)
-        staged.max_query_len = std::max(staged.max_query_len, starts[s] - starts[s - 1]);
     if (backend.device().kind == DeviceKind::cpu) return staged;
-    check_values(staged, spec, cache);
     Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
                               &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val};

@@ -37,11 +37,14 @@ struct StepOutput {
     Tensor logits;  // [num_rows, vocab_size] float32, absent unless asked for
 };
 
-// The batch on the backend's device, in one transfer, valid until the next call. Where the device's ops cannot read
-// what arrays hold, that is checked here. previous_ids: what the step before sampled, [num_rows] int32 in host memory,
-// or absent.
-Batch stage(Backend& backend, const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache,
-            const Tensor& previous_ids);
+// The batch with the tokens of the step before in their places. previous_ids: what that sampled, [num_rows] int32 in
+// host memory, or absent.
+Batch resolve(const Batch& batch, const Tensor& previous_ids);
+// Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
+// that others run would let them wait. All ranks find the same.
+void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
+// The batch on the backend's device, in one transfer, valid until the next call.
+Batch stage(Backend& backend, const Batch& batch);
 // The output in host memory. Error: a row that could not be sampled.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 

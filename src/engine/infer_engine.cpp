@@ -10,11 +10,21 @@ namespace infinilm {
 
 namespace {
 
-std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options) {
-    if (options.device.kind == DeviceKind::cuda)
+// Of the threads of an engine, those of one of its ranks.
+int threads_of_rank(const EngineOptions& options, int rank) {
+    const int size = static_cast<int>(options.devices.size());
+    if (size == 1 || options.num_threads < 0) return options.num_threads;  // a negative number is refused elsewhere
+    const int total = options.num_threads > 0 ? options.num_threads : cpu::default_num_threads();
+    return std::max(1, total * (rank + 1) / size - total * rank / size);
+}
+
+std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
+    const Device device = options.devices[static_cast<size_t>(rank)];
+    if (device.kind == DeviceKind::cuda)
         return make_cuda_backend(
-            {.device = options.device.index, .dtype = spec.dtype, .batch_invariant = options.batch_invariant});
-    return cpu::make_cpu_backend({.num_threads = options.num_threads, .isa = options.isa, .compute_dtype = spec.dtype});
+            {.device = device.index, .dtype = spec.dtype, .batch_invariant = options.batch_invariant});
+    return cpu::make_cpu_backend(
+        {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
 }
 
 void validate(const ModelSpec& spec) {
@@ -38,109 +48,230 @@ void validate(const ModelSpec& spec) {
     require(spec.mlp.activation == "silu", "activation '", spec.mlp.activation, "' is not supported (supported: silu)");
 }
 
-void fill_with_ones(Backend& backend, const TensorView& tensor) {
-    const Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
-    visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
-    backend.copy(ones, tensor);
-}
-
 }  // namespace
 
-InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
-    : spec_((validate(spec), spec)), params_(spec), worker_(std::make_unique<RankWorker>()) {
-    on_worker([&] { backend_ = make_backend(spec_, options); });
+// A task that every rank runs. The last one to be done tells how it went.
+template <class T>
+struct InferEngine::Joint {
+    explicit Joint(size_t num_ranks) : errors(num_ranks), left(num_ranks) {}
+    std::promise<T> promise;
+    T result{};                              // of rank 0
+    std::vector<std::exception_ptr> errors;  // [num_ranks]
+    std::atomic<size_t> left;
+};
+
+InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
+    const int size = static_cast<int>(options.devices.size());
+    if (size == 0) throw ConfigError("an engine needs at least one device");
+    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_unique<Rank>(r, spec_, size));
+    group_ = make_group({.devices = options.devices,
+                         .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
+                         .nccl_library = options.nccl_library});
+    for (int r = 0; r < size; ++r) {
+        const bool placed = size > 1 && options.devices[static_cast<size_t>(r)].kind == DeviceKind::cpu;
+        workers_.push_back(std::make_unique<RankWorker>(r, placed ? cpus_of_rank(r, size) : std::vector<int>()));
+    }
+    try {
+        on_ranks([&](Rank& rank) { together([&] { start(rank, options); }); });
+    } catch (const EngineDeadError& dead) {  // nobody has this engine yet: the cause says it better
+        close();
+        std::rethrow_if_nested(dead);
+        throw;
+    } catch (...) {
+        close();
+        throw;
+    }
+}
+
+void InferEngine::start(Rank& rank, const EngineOptions& options) {
+    rank.backend = make_backend(spec_, options, rank.index);
+    rank.communicator = group_->join(rank.index, rank.backend.get(), rank.backend->stream());
 }
 
 template <class F>
-auto InferEngine::on_worker(F task) -> decltype(task()) {
-    return submit_to_worker(std::move(task)).get();
+auto InferEngine::submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))> {
+    using T = decltype(task(std::declval<Rank&>()));
+    std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
+    if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
+    if (dead_) cause_.throw_dead();
+    auto joint = std::make_shared<Joint<T>>(ranks_.size());
+    std::future<T> future = joint->promise.get_future();
+    auto run_on = [this, joint, task = std::make_shared<F>(std::move(task))](Rank& rank) {
+        try {
+            if (dead_) cause_.throw_dead();
+            T result = (*task)(rank);
+            if (rank.index == 0) joint->result = std::move(result);
+        } catch (const Error&) {
+            joint->errors[static_cast<size_t>(rank.index)] = std::current_exception();
+        } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
+            joint->errors[static_cast<size_t>(rank.index)] = std::current_exception();
+            if (num_ranks() > 1) fail(std::current_exception());
+        }
+        if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
+        if (joint->left.fetch_sub(1) != 1) return;
+        if (const std::exception_ptr error = outcome(joint->errors))
+            joint->promise.set_exception(error);
+        else
+            joint->promise.set_value(std::move(joint->result));
+    };
+    try {
+        for (size_t r = 0; r < workers_.size(); ++r)
+            workers_[r]->submit([run_on, rank = ranks_[r].get()] { run_on(*rank); });
+    } catch (...) {  // some have the task and would wait for the others
+        fail(std::current_exception());
+        throw;
+    }
+    return future;
 }
 
 template <class F>
-auto InferEngine::submit_to_worker(F task) -> std::future<decltype(task())> {
-    std::lock_guard lock(mutex_);  // nothing is submitted after close() took the worker
-    if (!worker_) throw EngineDeadError("the engine is closed; make a new one");
-    return worker_->submit(std::move(task));
+void InferEngine::on_ranks(F task) {
+    submit_to_ranks([&](Rank& rank) {
+        task(rank);
+        return true;
+    }).get();
 }
 
-void InferEngine::load_param(const std::string& name, Tensor tensor) {
-    on_worker([&] { params_.load(name, std::move(tensor)); });
+template <class F>
+auto InferEngine::together(F f) -> decltype(f()) {
+    try {
+        return f();
+    } catch (...) {
+        if (num_ranks() > 1) fail(std::current_exception());
+        throw;
+    }
+}
+
+void InferEngine::fail(std::exception_ptr cause) noexcept {
+    if (cause_.set(cause)) dead_ = true;
+    group_->abort(std::move(cause));
+}
+
+std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& errors) {
+    const auto failed = [](const std::exception_ptr& error) { return error != nullptr; };
+    const auto first = std::ranges::find_if(errors, failed);
+    if (first == errors.end()) return nullptr;
+    const bool alike = std::ranges::all_of(errors, failed);
+    if (alike && !dead_) return errors[0];
+    if (!dead_) fail(*first);
+    try {
+        cause_.throw_dead();
+    } catch (...) {
+        return std::current_exception();
+    }
+}
+
+void InferEngine::load_param(const std::string& name, const Tensor& tensor) {
+    on_ranks([&](Rank& rank) { rank.params.load(name, tensor); });
 }
 
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
-    on_worker([&] {
-        for (const ParamRow& row : params_.rows()) {
-            Tensor tensor = backend_->allocate(dtype, row.shape);
-            if (row.name.ends_with("norm.weight"))
-                fill_with_ones(*backend_, tensor);
-            else
-                backend_->fill_random(tensor, seed + std::hash<std::string>{}(row.name));
-            params_.load(row.name, std::move(tensor));
-        }
-    });
+    on_ranks([&](Rank& rank) { rank.params.load_dummy(*rank.backend, dtype, seed); });
 }
 
 void InferEngine::finish_loading() {
-    on_worker([&] {
-        params_.prepare(*backend_);
-        decoder_ = std::make_unique<Decoder>(spec_, params_.weights(), *backend_);
-    });
+    on_ranks([&](Rank& rank) { prepare(rank); });
+}
+
+void InferEngine::prepare(Rank& rank) {
+    rank.params.prepare(*rank.backend);
+    rank.decoder =
+        std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), *rank.backend, *rank.communicator);
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
-    on_worker([&] { cache_ = cache == KvCacheSpec{} ? KvCache() : KvCache(*backend_, spec_, cache); });
-}
-
-std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() {
-    return on_worker([&] {
-        std::vector<std::pair<std::string, Tensor>> out;
-        for (const ParamRow& row : params_.rows()) {
-            if (!*row.destination && params_.prepared())
-                throw WeightError(concat("state_dict: '", row.name, "' was made on the device and is not kept"));
-            if (!*row.destination) continue;
-            out.emplace_back(row.name, *row.destination).second.read_only = true;
+    // Made by all before any lets go of its old one, which all keep if one has no room.
+    std::vector<KvCache> made(ranks_.size());
+    std::vector<std::exception_ptr> errors(ranks_.size());
+    on_ranks([&](Rank& rank) {
+        const auto r = static_cast<size_t>(rank.index);
+        try {
+            if (cache != KvCacheSpec{}) made[r] = KvCache(*rank.backend, rank.params.spec(), cache);
+        } catch (...) {
+            errors[r] = std::current_exception();
         }
-        return out;
     });
+    for (const std::exception_ptr& error : errors)
+        if (error) std::rethrow_exception(error);
+    on_ranks([&](Rank& rank) { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
 }
 
-void InferEngine::set_hooks(Hook hook, const std::vector<std::string>& names) {
-    on_worker([&] {
-        auto tap =
-            hook && !names.empty() ? std::make_unique<HookTap>(std::move(hook), names, spec_.num_layers) : nullptr;
-        tap_ = std::move(tap);
+std::vector<InferEngine::StateDict> InferEngine::state_dict() {
+    std::vector<StateDict> out(ranks_.size());
+    on_ranks([&](Rank& rank) {
+        for (const ParamRow& row : rank.params.rows()) {
+            const bool kept = static_cast<bool>(*row.destination);
+            if (!kept && row.loaded && rank.params.has_part(row))
+                throw WeightError(concat("state_dict: '", row.name, "' was made on the device and is not kept"));
+            if (kept)
+                out[static_cast<size_t>(rank.index)].emplace_back(row.name, *row.destination).second.read_only = true;
+        }
+    });
+    return out;
+}
+
+void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
+    const bool any = hook && !(names.rank0.empty() && names.all_ranks.empty());
+    on_ranks([&](Rank& rank) {
+        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.index) : nullptr;
     });
 }
 
 std::future<StepOutput> InferEngine::submit(const Batch& batch) {
-    return submit_to_worker([this, &batch] {
-        const Tensor previous_ids = std::exchange(previous_ids_, {});
-        if (!decoder_) params_.prepare(*backend_);  // throws: names what is missing
-        if (cache_.spec() == KvCacheSpec{})
-            throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-        const Batch step = stage(*backend_, batch, spec_, cache_.spec(), previous_ids);
-        const StepOutput output =
-            tap_ ? decoder_->forward(step, cache_, *tap_) : decoder_->forward(step, cache_, NoTap());
-        const StepOutput on_host = to_host(*backend_, output, spec_.vocab_size);
-        previous_ids_ = on_host.ids;
-        return on_host;
+    return submit_to_ranks([this, &batch](Rank& rank) { return run(rank, batch); });
+}
+
+// Before and after `together` no rank waits for another, and all find the same.
+StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
+    const Tensor previous_ids = std::exchange(rank.previous_ids, {});
+    if (!rank.decoder) {
+        rank.params.check_complete();
+        together([&] { prepare(rank); });
+    }
+    if (rank.cache.spec() == KvCacheSpec{})
+        throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
+    Batch step = resolve(batch, previous_ids);
+    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
+    const Tensor logits = together([&] {
+        step = stage(*rank.backend, step);
+        return rank.tap ? rank.decoder->forward(step, rank.cache, *rank.tap)
+                        : rank.decoder->forward(step, rank.cache, NoTap());
     });
+    StepOutput output{.ids = rank.decoder->sample(step, logits), .logits = {}};
+    if (batch.return_logits && rank.index == 0) output.logits = logits;
+    output = to_host(*rank.backend, output, spec_.vocab_size);
+    rank.communicator->check();
+    rank.previous_ids = output.ids;
+    return output;
+}
+
+int64_t InferEngine::weight_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& rank : ranks_) bytes += rank->params.bytes();
+    return bytes;
 }
 
 void InferEngine::close() {
-    std::unique_ptr<RankWorker> worker;
+    std::vector<std::unique_ptr<RankWorker>> workers;
     {
         std::lock_guard lock(mutex_);
-        worker = std::exchange(worker_, nullptr);
+        workers = std::exchange(workers_, {});
     }
-    if (!worker) return;
-    worker.reset();  // joins, after whatever was submitted before
-    // Here and not on the worker: letting go of a weight may need the GIL, which this thread may hold.
-    tap_.reset();
-    decoder_.reset();
-    params_.clear();
-    cache_ = {};
-    backend_.reset();
+    if (workers.empty()) return;
+    workers.clear();  // joins, after whatever was submitted before
+    // Here and not on the workers: letting go of a weight may need the GIL, which this thread may hold. What ranks say
+    // to each other ends before any of their backends.
+    for (const auto& rank : ranks_) rank->communicator.reset();
+    group_.reset();
+    cause_.clear();
+    for (const auto& rank : ranks_) {
+        rank->tap.reset();
+        rank->decoder.reset();
+        rank->params.clear();
+        rank->cache = {};
+        rank->previous_ids = {};
+        rank->backend.reset();
+    }
 }
 
 }  // namespace infinilm

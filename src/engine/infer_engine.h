@@ -1,15 +1,21 @@
 // The engine: loads weights, keeps the KV cache, runs steps. Python's scheduler decides what is in a step; the rank
-// worker executes it. Every public function may be called from any thread and waits for its result.
+// workers execute it, each its shard of the model. Every public function may be called from any thread and waits for
+// its result.
 //
-// States: loading (until finish_loading), ready, closed. A step that fails validation leaves the engine ready.
+// States: loading (until finish_loading), ready, dead, closed. What every rank refuses alike, such as a step that fails
+// validation, leaves the engine as it was. With several ranks, one that fails alone, or while the others count on it,
+// stops them all: the engine is dead, and every call throws EngineDeadError around the first cause. A single rank has
+// nobody to let down and never dies.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "dist/communicator.h"
 #include "engine/batch.h"
 #include "engine/rank_worker.h"
 #include "model/decoder.h"
@@ -18,53 +24,82 @@
 namespace infinilm {
 
 struct EngineOptions {
-    Device device;
-    int num_threads = 0;  // CPU threads of the rank; 0: one per available core
-    std::string isa;      // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
+    std::vector<Device> devices{{}};  // of each rank; several may name the same one
+    int num_threads = 0;              // CPU threads of all ranks together; 0: one per available core
+    std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
     // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
     // hold to that.
     bool batch_invariant = true;
+    std::string nccl_library;  // see GroupOptions
 };
 
 class InferEngine {
 public:
+    // ConfigError: a model, or a number of ranks for it, that cannot work. DeviceError: a device that cannot be used.
     InferEngine(const ModelSpec& spec, const EngineOptions& options);
     ~InferEngine() { close(); }
 
-    const ModelSpec& spec() const { return spec_; }
-    const std::vector<ParamRow>& param_rows() const { return params_.rows(); }
+    const ModelSpec& spec() const { return spec_; }  // of the whole model
+    int num_ranks() const { return static_cast<int>(ranks_.size()); }
+    const std::vector<ParamRow>& param_rows() const { return ranks_[0]->params.rows(); }
 
-    void load_param(const std::string& name,
-                    Tensor tensor);               // the full tensor, [out_features, in_features] or [features]
+    // The full tensor, [out_features, in_features] or [features]; each rank takes its part.
+    void load_param(const std::string& name, const Tensor& tensor);
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
-    // The tensors as loaded, read-only, by checkpoint name. WeightError: dummy weights made on a device are not kept.
-    std::vector<std::pair<std::string, Tensor>> state_dict();
+    // Of each rank, the parts it has, read-only, by checkpoint name. WeightError: dummy weights made on a device are
+    // not kept.
+    using StateDict = std::vector<std::pair<std::string, Tensor>>;
+    std::vector<StateDict> state_dict();
     // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was.
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
-    void set_hooks(Hook hook, const std::vector<std::string>& names);
+    void set_hooks(const Hook& hook, const HookNames& names);
     // Runs a step after those submitted before; the batch stays as it is until the result is there.
     std::future<StepOutput> submit(const Batch& batch);
     StepOutput forward(const Batch& batch) { return submit(batch).get(); }
-    int64_t weight_bytes() const { return params_.bytes(); }
-    void close();  // frees weights, cache and threads; idempotent
+    int64_t weight_bytes() const;  // of all ranks
+    void close();                  // frees weights, cache and threads; idempotent
 
 private:
+    // What a rank has. Only its worker touches it.
+    struct Rank {
+        Rank(int index, const ModelSpec& model, int size) : index(index), params(model, {index, size}) {}
+
+        const int index;
+        std::unique_ptr<Backend> backend;
+        std::unique_ptr<Communicator> communicator;
+        Params params;
+        std::unique_ptr<Decoder> decoder;  // once all parameters are there
+        KvCache cache;
+        Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
+        std::unique_ptr<HookTap> tap;  // null: no hooks
+    };
+    template <class T>
+    struct Joint;
+
+    void start(Rank& rank, const EngineOptions& options);
+    void prepare(Rank& rank);
+    StepOutput run(Rank& rank, const Batch& batch);
+    // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.
     template <class F>
-    auto on_worker(F task) -> decltype(task());
+    auto submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))>;
     template <class F>
-    auto submit_to_worker(F task) -> std::future<decltype(task())>;
+    void on_ranks(F task);  // and waits
+    // Runs f, in which ranks wait for each other: a rank that fails there stops them all.
+    template <class F>
+    auto together(F f) -> decltype(f());
+    void fail(std::exception_ptr cause) noexcept;
+    // What a task comes to, from what each rank threw: null if all is well.
+    std::exception_ptr outcome(const std::vector<std::exception_ptr>& errors);
 
     ModelSpec spec_;
-    Params params_;
-    std::unique_ptr<Backend> backend_;
-    std::unique_ptr<Decoder> decoder_;
-    KvCache cache_;
-    Tensor previous_ids_;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
-    std::unique_ptr<HookTap> tap_;  // null: no hooks
-    std::mutex mutex_;              // guards worker_
-    std::unique_ptr<RankWorker> worker_;  // null once closed
+    std::shared_ptr<CommunicatorGroup> group_;
+    std::vector<std::unique_ptr<Rank>> ranks_;
+    FirstCause cause_;
+    std::atomic<bool> dead_ = false;
+    std::mutex mutex_;                                  // guards workers_; tasks reach all queues in the same order
+    std::vector<std::unique_ptr<RankWorker>> workers_;  // one per rank; none once closed
 };
 
 }  // namespace infinilm

@@ -6,8 +6,13 @@
 
 namespace infinilm {
 
-Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend)
-    : spec_(spec), weights_(weights), backend_(backend) {
+Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator)
+    : spec_(spec),
+      weights_(weights),
+      backend_(backend),
+      communicator_(communicator),
+      vocab_(vocab_of(spec.vocab_size, {communicator.rank(), communicator.size()})),
+      vocab_part_(vocab_part(spec.vocab_size, communicator.size())) {
     const int64_t half = static_cast<int64_t>(spec.rope.inv_freq.size());
     inv_freq_ = backend.allocate(DType::float32, std::array{half});
     backend.copy(TensorView(const_cast<float*>(spec.rope.inv_freq.data()), DType::float32, {half}), inv_freq_);
@@ -100,14 +105,20 @@ void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, con
         backend_,
         {.x = a.x, .weight = *w.qkv_proj.prepared, .norm = norm(w.input_layernorm), .residual = {}, .out = a.qkv},
         rope_store(layer, a, batch, cache));
+    // The sum over the ranks has the residual once: rank 0 adds it.
+    auto add_output = [&](const TensorView& x, const LinearWeights& weight) {
+        const TensorView residual = communicator_.rank() == 0 ? a.x : TensorView();
+        ops::linear(backend_, {.x = x, .weight = *weight.prepared, .norm = {}, .residual = residual, .out = a.x});
+        if (num_ranks() > 1) communicator_.all_reduce(a.x);
+    };
     attend(layer, a, batch, cache);
-    ops::linear(backend_, {.x = a.attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = a.x, .out = a.x});
+    add_output(a.attn, w.o_proj);
     ops::linear(backend_, {.x = a.x,
                            .weight = *w.gate_up_proj.prepared,
                            .norm = norm(w.post_attention_layernorm),
                            .residual = {},
                            .out = a.inner});
-    ops::linear(backend_, {.x = a.inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = a.x, .out = a.x});
+    add_output(a.inner, w.down_proj);
 }
 
 void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap) {
@@ -119,7 +130,9 @@ void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, con
     auto at = [&](Site site, const TensorView& view, const TensorView& parent, const Tensor& owner) {
         tap(backend_, site, layer, view, Tensor(parent, owner.owner));
     };
-    auto whole = [&](Site site, const TensorView& view, const Tensor& owner) { at(site, view, view, owner); };
+    auto common = [&](Site site, const TensorView& view, const Tensor& owner) {
+        tap_common(tap, site, layer, view, Tensor(view, owner.owner));
+    };
     auto heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t head_dim = spec_.attention.head_dim, shape[] = {num_tokens, count, head_dim};
         const int64_t strides[] = {a.qkv.stride(0), head_dim, 1};
@@ -131,14 +144,18 @@ void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, con
             backend_,
             {.x = x, .weight = *weight.prepared, .norm = {}, .residual = {}, .out = out, .gate_up_apart = apart});
     };
-    auto add_branch = [&] {  // to the residual stream; the norm that comes with it is overwritten
+    auto branch_of = [&](const TensorView& x, const LinearWeights& weight, Site site) {
+        linear(x, weight, branch);
+        if (num_ranks() > 1) communicator_.all_reduce(branch);
+        common(site, branch, taps_.branch);
+        // Added to the residual stream; the norm that comes with it is overwritten.
         ops::add_rms_norm(
             backend_,
             {.x = branch, .residual = a.x, .weight = w.post_attention_layernorm.prepared, .out = branch, .eps = eps});
     };
 
     ops::rms_norm(backend_, {.x = a.x, .weight = w.input_layernorm.prepared, .out = a.normed, .eps = eps});
-    whole(Site::input_layernorm, a.normed, work_.normed);
+    common(Site::input_layernorm, a.normed, work_.normed);
     linear(a.normed, w.qkv_proj, a.qkv);
     heads(Site::q_proj, 0, num_heads);
     heads(Site::k_proj, num_heads, num_kv_heads);
@@ -164,37 +181,68 @@ void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, con
     ops::qk_norm_rope_store_kv(backend_, params);
     attend(layer, a, batch, cache);
     at(Site::attention, TensorView(a.attn.data(), a.attn.dtype(), a.q.shape(), a.attn.device()), a.attn, work_.attn);
-    linear(a.attn, w.o_proj, branch);
-    whole(Site::o_proj, branch, taps_.branch);
-    add_branch();
-    whole(Site::attention_residual, a.x, work_.x);
+    branch_of(a.attn, w.o_proj, Site::o_proj);
+    common(Site::attention_residual, a.x, work_.x);
 
     ops::rms_norm(backend_, {.x = a.x, .weight = w.post_attention_layernorm.prepared, .out = a.normed, .eps = eps});
-    whole(Site::post_attention_layernorm, a.normed, work_.normed);
+    common(Site::post_attention_layernorm, a.normed, work_.normed);
     linear(a.normed, w.gate_up_proj, gate_up, true);
     at(Site::gate_proj, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
     at(Site::up_proj, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
     ops::silu_mul(backend_, {.gate_up = gate_up, .out = a.inner});
-    whole(Site::activation, a.inner, work_.inner);
-    linear(a.inner, w.down_proj, branch);
-    whole(Site::down_proj, branch, taps_.branch);
-    add_branch();
-    whole(Site::residual, a.x, work_.x);
+    at(Site::activation, a.inner, a.inner, work_.inner);
+    branch_of(a.inner, w.down_proj, Site::down_proj);
+    common(Site::residual, a.x, work_.x);
+}
+
+void Decoder::tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
+    tap(backend_, site, layer, view, parent);
+    if (num_ranks() > 1 && tap.wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
+}
+
+void Decoder::embed(const Batch& batch, const TensorView& x) {
+    EmbeddingParams params{.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = x};
+    if (num_ranks() > 1) params.first_id = static_cast<int32_t>(vocab_.begin);
+    ops::embedding(backend_, params);
+    if (num_ranks() > 1) communicator_.all_reduce(x);
+}
+
+void Decoder::compute_logits(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
+    auto lm_head = [&](const TensorView& logits) {
+        ops::linear(backend_,
+                    {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = logits});
+    };
+    if (num_ranks() == 1) return lm_head(out.slice(1, 0, spec_.vocab_size));
+    const int64_t num_rows = x.shape(0), size = num_ranks();
+    if (parts_.num_rows < num_rows) {
+        parts_ = {};
+        parts_ = {.num_rows = num_rows,
+                  .own = backend_.allocate(DType::float32, std::array{num_rows, vocab_part_}),
+                  .all = backend_.allocate(DType::float32, std::array{size * num_rows, vocab_part_})};
+    }
+    const TensorView own = parts_.own.slice(0, 0, num_rows);
+    if (vocab_.size() > 0) lm_head(own.slice(1, 0, vocab_.size()));
+    if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, vocab_part_}));
+    const TensorView all = parts_.all.slice(0, 0, size * num_rows);
+    communicator_.all_gather(own, all);
+    for (int64_t rank = 0; rank < size; ++rank)
+        backend_.copy(all.slice(0, rank * num_rows, (rank + 1) * num_rows),
+                      out.slice(1, rank * vocab_part_, (rank + 1) * vocab_part_));
 }
 
 template <class Tap>
-StepOutput Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
+Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     reserve(std::max(num_tokens, num_rows));
     const Activations a = activations(num_tokens);
-    ops::embedding(backend_, {.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = a.x});
+    embed(batch, a.x);
     ops::rope_table(backend_, {.positions = batch.positions,
                                .inv_freq = inv_freq_,
                                .attention_factor = spec_.rope.attention_factor,
                                .cos_sin = a.cos_sin});
     if constexpr (Tap::active) {
         reserve_taps(num_tokens);
-        tap(backend_, Site::embedding, -1, a.x, Tensor(a.x, work_.x.owner));
+        tap_common(tap, Site::embedding, -1, a.x, Tensor(a.x, work_.x.owner));
     }
     for (int layer = 0; layer < spec_.num_layers; ++layer) {
         if constexpr (Tap::active)
@@ -207,38 +255,38 @@ StepOutput Decoder::forward(const Batch& batch, const KvCache& cache, const Tap&
     // Only the rows whose logits are wanted go through the final norm and the vocabulary.
     const TensorView last = work_.last.slice(0, 0, num_rows);
     ops::gather_rows(backend_, {.x = a.x, .rows = batch.logits_rows, .out = last});
-    StepOutput output;
+    Tensor logits;
     if (batch.return_logits || !logits_ || logits_.shape(0) < num_rows)
-        output.logits =
-            backend_.allocate(DType::float32, std::array<int64_t, 2>{num_rows, (spec_.vocab_size + 7) / 8 * 8});
+        logits = backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_});
     else
-        output.logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
-    const TensorView logits = output.logits.slice(1, 0, spec_.vocab_size);
+        logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
     NormPrologue norm{
         .weight = weights_.norm.prepared, .scratch = work_.normed.slice(0, 0, num_rows), .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {
         ops::rms_norm(backend_, {.x = last, .weight = norm.weight, .out = last, .eps = norm.eps});
-        tap(backend_, Site::final_norm, -1, last, Tensor(last, work_.last.owner));
+        tap_common(tap, Site::final_norm, -1, last, Tensor(last, work_.last.owner));
         norm = {};
     }
-    ops::linear(backend_,
-                {.x = last, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = logits});
-    if constexpr (Tap::active) tap(backend_, Site::logits, -1, logits, output.logits);
-    if (batch.temperature) {
-        output.ids = Tensor(work_.ids.slice(0, 0, num_rows), work_.ids.owner);
-        ops::sample(backend_, {.logits = logits,
-                               .temperature = batch.temperature,
-                               .top_k = batch.top_k,
-                               .top_p = batch.top_p,
-                               .min_p = batch.min_p,
-                               .random_val = batch.random_val,
-                               .ids = output.ids});
-    }
-    if (!batch.return_logits) logits_ = std::exchange(output.logits, {});  // the buffer serves the next step
-    return output;
+    compute_logits(last, norm, logits);
+    if constexpr (Tap::active) tap_common(tap, Site::logits, -1, logits.slice(1, 0, spec_.vocab_size), logits);
+    if (!batch.return_logits) logits_ = logits;  // the buffer serves the next step
+    return logits;
 }
 
-template StepOutput Decoder::forward(const Batch&, const KvCache&, const NoTap&);
-template StepOutput Decoder::forward(const Batch&, const KvCache&, const HookTap&);
+template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
+template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
+
+Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
+    if (!batch.temperature || !logits) return {};
+    const Tensor ids(work_.ids.slice(0, 0, logits.shape(0)), work_.ids.owner);
+    ops::sample(backend_, {.logits = logits.slice(1, 0, spec_.vocab_size),
+                           .temperature = batch.temperature,
+                           .top_k = batch.top_k,
+                           .top_p = batch.top_p,
+                           .min_p = batch.min_p,
+                           .random_val = batch.random_val,
+                           .ids = ids});
+    return ids;
+}
 
 }  // namespace infinilm

@@ -1,7 +1,12 @@
 // The one forward pass, shared by every family and device. Owned by a rank worker; not thread-safe.
+//
+// Tensor parallelism after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): a rank has some heads and some columns
+// of the MLP, of whose results o_proj and down_proj give partial sums; these are added up over the ranks, and so are
+// the parts of the embedding. The residual stream is the same on every rank. With one rank nothing is exchanged.
 #pragma once
 
 #include "cache/kv_cache.h"
+#include "dist/communicator.h"
 #include "engine/batch.h"
 #include "model/params.h"
 #include "model/spec.h"
@@ -11,11 +16,16 @@ namespace infinilm {
 
 class Decoder {
 public:
-    Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend);
-    // Everything is on the backend's device; ids are valid until the next step. Rows of logits are padded to a multiple
-    // of 8, as kernels of GPUs want them: [num_rows, >= vocab_size].
+    // spec: of the rank, see local_spec.
+    Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
+    // The logits of the rows that are wanted, of all ranks: [num_rows, >= vocab_size] float32, padded to a multiple of
+    // 8, as kernels of GPUs want them; absent if there are none. Everything is on the backend's device, valid until
+    // the next step unless batch.return_logits.
     template <class Tap>  // NoTap or HookTap
-    StepOutput forward(const Batch& batch, const KvCache& cache, const Tap& tap);
+    Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
+    // Token ids of them, [num_rows] int32, valid until the next step; absent if the batch has no sampling parameters.
+    // Every rank draws the same.
+    Tensor sample(const Batch& batch, const Tensor& logits);
 
 private:
     // Activations of one step. Kept between steps and grown when a step has more tokens than any before.
@@ -40,22 +50,39 @@ private:
     struct Activations {
         TensorView x, normed, qkv, q, attn, inner, cos_sin;  // q: [num_tokens, num_heads, head_dim], a part of qkv
     };
+    // The parts of the logits, which only several ranks need. A rank's part of the vocabulary is a row of `part`.
+    struct LogitsParts {
+        int64_t num_rows = 0;
+        Tensor own;  // [num_rows, part] float32
+        Tensor all;  // [size * num_rows, part] float32: those of rank 0, then those of rank 1, ..
+    };
+    int num_ranks() const { return communicator_.size(); }
     void reserve(int64_t num_tokens);
     void reserve_taps(int64_t num_tokens);
     Activations activations(int64_t num_tokens) const;
     void attend(int layer, const Activations& a, const Batch& batch, const KvCache& cache);
     void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache);
-    // The same op by op, the same bits, with taps between.
+    // The same op by op, with taps between: the same bits, but that several ranks add the residual to the sum of their
+    // parts, and not to rank 0's part.
     void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap);
     RopeStoreParams rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const;
+    void embed(const Batch& batch, const TensorView& x);
+    // x: the rows of the residual stream; out: [num_rows, >= vocab_size]
+    void compute_logits(const TensorView& x, const NormPrologue& norm, const TensorView& out);
+    // Of a value that is the same on every rank: the hooks, after which all have what rank 0 has.
+    void tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent);
 
     const ModelSpec& spec_;
     const ModelWeights& weights_;
     Backend& backend_;
-    Tensor inv_freq_;  // [rotary_dim / 2] float32
+    Communicator& communicator_;
+    const Range vocab_;         // whose rows of embed_tokens and lm_head are here
+    const int64_t vocab_part_;  // as many as a rank has at most, a multiple of 8
+    Tensor inv_freq_;           // [rotary_dim / 2] float32
     Workspace work_;
     TapWorkspace taps_;
     Tensor logits_;  // [num_rows, >= vocab_size] float32, kept while nobody asks for it
+    LogitsParts parts_;
 };
 
 }  // namespace infinilm

@@ -1,96 +1,194 @@
 #include "model/params.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops/ops.h"
 
 namespace infinilm {
 
-Params::Params(const ModelSpec& spec) : spec_(spec) {
-    const int64_t hidden = spec.hidden_size, inner = spec.mlp.intermediate_size, vocab = spec.vocab_size;
-    const int64_t q_dim = spec.q_dim(), kv_dim = spec.kv_dim(), head_dim = spec.attention.head_dim;
-    const AttentionSpec& attention = spec.attention;
+namespace {
 
-    auto row = [this](std::string name, std::vector<int64_t> shape, Tensor& destination) {
+bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
+
+// The heads' rows or columns; neighbours as one range.
+std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) {
+    std::vector<Range> ranges;
+    for (const int64_t head : heads) {
+        const Range range{head * head_dim, (head + 1) * head_dim};
+        if (!ranges.empty() && ranges.back().end == range.begin)
+            ranges.back().end = range.end;
+        else
+            ranges.push_back(range);
+    }
+    return ranges;
+}
+
+void fill_with_ones(Backend& backend, const TensorView& tensor) {
+    const Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
+    visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
+    backend.copy(ones, tensor);
+}
+
+}  // namespace
+
+Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local_spec(model, shard)), shard_(shard) {
+    const int64_t hidden = model.hidden_size, inner = model.mlp.intermediate_size, vocab = model.vocab_size;
+    const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.attention.head_dim;
+    const AttentionSpec& attention = model.attention;
+
+    auto row = [this](std::string name, std::vector<int64_t> shape, Cut cut, Tensor& destination) {
         by_name_[name] = rows_.size();
-        rows_.push_back({std::move(name), std::move(shape), &destination});
+        rows_.push_back({std::move(name), std::move(shape), cut, &destination});
     };
-    // A linear of several checkpoint tensors: {name, out_features} each.
+    // A linear of several checkpoint tensors: {name, out_features, cut} each.
     struct Part {
         std::string name;
         int64_t out_features;
+        Cut cut;
     };
     auto linear = [&](LinearWeights& weights, int64_t in_features, bool bias, const std::vector<Part>& parts) {
         weights.parts.resize(parts.size());
         for (size_t i = 0; i < parts.size(); ++i) {
-            row(parts[i].name + ".weight", {parts[i].out_features, in_features}, weights.parts[i].weight);
-            if (bias) row(parts[i].name + ".bias", {parts[i].out_features}, weights.parts[i].bias);
+            const auto& [name, out_features, cut] = parts[i];
+            row(name + ".weight", {out_features, in_features}, cut, weights.parts[i].weight);
+            if (bias) row(name + ".bias", {out_features}, is_columns(cut) ? Cut::rank0 : cut, weights.parts[i].bias);
         }
     };
 
     auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size) {
-        row(name + ".weight", {size}, weights.loaded);
+        row(name + ".weight", {size}, Cut::whole, weights.loaded);
     };
 
-    linear(weights_.embed_tokens, hidden, false, {{"model.embed_tokens", vocab}});
-    weights_.layers.resize(spec.num_layers);  // destinations stay where they are from here on
-    for (int i = 0; i < spec.num_layers; ++i) {
+    linear(weights_.embed_tokens, hidden, false, {{"model.embed_tokens", vocab, Cut::vocab_rows}});
+    weights_.layers.resize(model.num_layers);  // destinations stay where they are from here on
+    for (int i = 0; i < model.num_layers; ++i) {
         LayerWeights& w = weights_.layers[i];
         const std::string layer = concat("model.layers.", i, ".");
         vector(w.input_layernorm, layer + "input_layernorm", hidden);
         linear(w.qkv_proj, hidden, attention.qkv_bias,
-               {{layer + "self_attn.q_proj", q_dim},
-                {layer + "self_attn.k_proj", kv_dim},
-                {layer + "self_attn.v_proj", kv_dim}});
+               {{layer + "self_attn.q_proj", q_dim, Cut::q_rows},
+                {layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
+                {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
         if (attention.qk_norm) {
             vector(w.q_norm, layer + "self_attn.q_norm", head_dim);
             vector(w.k_norm, layer + "self_attn.k_norm", head_dim);
         }
-        linear(w.o_proj, q_dim, attention.out_bias, {{layer + "self_attn.o_proj", hidden}});
+        linear(w.o_proj, q_dim, attention.out_bias, {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         vector(w.post_attention_layernorm, layer + "post_attention_layernorm", hidden);
-        linear(w.gate_up_proj, hidden, spec.mlp.bias,
-               {{layer + "mlp.gate_proj", inner}, {layer + "mlp.up_proj", inner}});
-        linear(w.down_proj, inner, spec.mlp.bias, {{layer + "mlp.down_proj", hidden}});
+        linear(w.gate_up_proj, hidden, model.mlp.bias,
+               {{layer + "mlp.gate_proj", inner, Cut::inner_rows}, {layer + "mlp.up_proj", inner, Cut::inner_rows}});
+        linear(w.down_proj, inner, model.mlp.bias, {{layer + "mlp.down_proj", hidden, Cut::inner_columns}});
     }
     vector(weights_.norm, "model.norm", hidden);
-    if (!spec.tie_word_embeddings)  // else prepare() shares embed_tokens
-        linear(weights_.lm_head, hidden, false, {{"lm_head", vocab}});
+    if (!model.tie_word_embeddings)  // else prepare() shares embed_tokens
+        linear(weights_.lm_head, hidden, false, {{"lm_head", vocab, Cut::vocab_rows}});
 }
 
-void Params::load(const std::string& name, Tensor tensor) {
+std::vector<Range> Params::ranges(const ParamRow& row) const {
+    const int64_t head_dim = model_.attention.head_dim;
+    switch (row.cut) {
+        case Cut::whole: break;
+        case Cut::q_rows:
+        case Cut::q_columns: {
+            const Range heads = q_heads_of(model_.attention, shard_);
+            return {{heads.begin * head_dim, heads.end * head_dim}};
+        }
+        case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard_), head_dim);
+        case Cut::inner_rows:
+        case Cut::inner_columns: return {inner_of(model_.mlp, shard_)};
+        case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard_)};
+        case Cut::rank0:
+            if (shard_.rank != 0) return {};
+            break;
+    }
+    return {{0, row.shape[0]}};
+}
+
+std::vector<int64_t> Params::part_shape(const ParamRow& row) const {
+    std::vector<int64_t> shape = row.shape;
+    int64_t size = 0;
+    for (const Range& range : ranges(row)) size += range.size();
+    shape[is_columns(row.cut)] = size;
+    return shape;
+}
+
+Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
+    const std::vector<Range> wanted = ranges(row);
+    if (wanted.empty()) return {};
+    if (wanted.size() == 1) return {tensor.slice(is_columns(row.cut), wanted[0].begin, wanted[0].end), tensor.owner};
+    const Tensor copy = allocate_host(tensor.dtype(), part_shape(row));  // rows, contiguous
+    std::byte* out = copy.as<std::byte>();
+    for (const Range& range : wanted) {
+        const TensorView rows = tensor.slice(0, range.begin, range.end);
+        std::memcpy(out, rows.data(), static_cast<size_t>(rows.bytes()));
+        out += rows.bytes();
+    }
+    return copy;
+}
+
+void Params::load(const std::string& name, const Tensor& tensor) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end())
         throw WeightError(concat("unknown parameter '", name, "': the model has ", rows_.size(),
                                  " parameters, such as '", rows_[1 % rows_.size()].name,
                                  "'; param_shapes() lists them"));
-    const ParamRow& row = rows_[found->second];
-    if (*row.destination) throw WeightError(concat("parameter '", name, "' is already loaded"));
+    ParamRow& row = rows_[found->second];
+    check(row, tensor);
+    keep(row, part(row, tensor));
+}
+
+void Params::keep(ParamRow& row, Tensor part) {
+    if (part) bytes_ += part.bytes();
+    *row.destination = std::move(part);
+    row.loaded = true;
+}
+
+void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
+    for (ParamRow& row : rows_) {
+        if (ranges(row).empty()) {
+            keep(row, {});
+            continue;
+        }
+        Tensor part = backend.allocate(dtype, part_shape(row));
+        if (row.name.ends_with("norm.weight"))
+            fill_with_ones(backend, part);
+        else
+            backend.fill_random(part, seed + std::hash<std::string>{}(row.name) + static_cast<uint64_t>(shard_.rank));
+        keep(row, std::move(part));
+    }
+}
+
+void Params::check(const ParamRow& row, const Tensor& tensor) const {
+    if (row.loaded) throw WeightError(concat("parameter '", row.name, "' is already loaded"));
     if (!std::ranges::equal(tensor.shape(), row.shape))
-        throw WeightError(concat("parameter '", name, "': expected shape ", shape_string(row.shape), ", got ",
+        throw WeightError(concat("parameter '", row.name, "': expected shape ", shape_string(row.shape), ", got ",
                                  shape_string(tensor.shape())));
     if (!is_floating(tensor.dtype()))
-        throw WeightError(concat("parameter '", name, "': expected float32, bfloat16 or float16, got ",
+        throw WeightError(concat("parameter '", row.name, "': expected float32, bfloat16 or float16, got ",
                                  infinilm::name(tensor.dtype())));
     if (!tensor.is_contiguous())
-        throw WeightError(concat("parameter '", name, "': expected a contiguous tensor; pass a contiguous copy"));
-    bytes_ += tensor.bytes();
-    *row.destination = std::move(tensor);
+        throw WeightError(concat("parameter '", row.name, "': expected a contiguous tensor; pass a contiguous copy"));
 }
 
 std::vector<std::string> Params::missing() const {
     std::vector<std::string> out;
     for (const ParamRow& row : rows_)
-        if (!*row.destination) out.push_back(row.name);
+        if (!row.loaded) out.push_back(row.name);
     return out;
 }
 
-void Params::prepare(Backend& backend) {
+void Params::check_complete() const {
     if (const auto names = missing(); !names.empty()) {
         std::string list = names[0];
         for (size_t i = 1; i < std::min<size_t>(names.size(), 8); ++i) list += ", " + names[i];
         throw WeightError(concat(names.size(), " of ", rows_.size(), " parameters are not loaded: ", list,
                                  names.size() > 8 ? ", ..." : ""));
     }
+}
+
+void Params::prepare(Backend& backend) {
+    check_complete();
     auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain, int head_dim = 0) {
         w.prepared = ops::prepare_linear(backend, w.parts, kind, head_dim);
     };
@@ -118,7 +216,10 @@ void Params::prepare(Backend& backend) {
 }
 
 void Params::clear() {
-    for (const ParamRow& row : rows_) *row.destination = {};
+    for (ParamRow& row : rows_) {
+        *row.destination = {};
+        row.loaded = false;
+    }
     bytes_ = 0;
     auto drop = [](auto& w) { w.prepared = {}; };
     drop(weights_.embed_tokens);

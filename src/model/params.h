@@ -1,5 +1,5 @@
-// The weights of a model, and THE table of checkpoint tensors: name, shape, destination. Allocation, loading and the
-// list of what is missing all derive from it; adding a weight is adding a row.
+// The weights of a rank, and THE table of checkpoint tensors: name, shape, which part of it a rank has, destination.
+// Allocation, loading, sharding and the list of what is missing all derive from it; adding a weight is adding a row.
 #pragma once
 
 #include <map>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "model/spec.h"
+#include "model/shard.h"
 #include "ops/backend.h"
 
 namespace infinilm {
@@ -23,6 +23,7 @@ struct VectorWeights {
     Tensor loaded, prepared;
 };
 
+// Sizes are those of the rank: see local_spec.
 struct LayerWeights {
     VectorWeights input_layernorm;           // [hidden_size]
     LinearWeights qkv_proj;                  // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
@@ -34,37 +35,65 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-    LinearWeights embed_tokens;  // [vocab_size, hidden_size]
+    LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
     std::vector<LayerWeights> layers;
     VectorWeights norm;     // [hidden_size]
-    LinearWeights lm_head;  // [vocab_size, hidden_size]; shares embed_tokens when tied
+    LinearWeights lm_head;  // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied
+};
+
+// The part of a checkpoint tensor that a rank has. A linear whose outputs are divided has rows of its weight and of its
+// bias; one whose inputs are divided has columns, and its bias is added once, by rank 0.
+enum class Cut : uint8_t {
+    whole,
+    q_rows,
+    kv_rows,
+    inner_rows,
+    vocab_rows,
+    q_columns,
+    inner_columns,
+    rank0,  // the others have none
 };
 
 struct ParamRow {
-    std::string name;  // in the checkpoint
-    std::vector<int64_t> shape;
-    Tensor* destination;
+    std::string name;            // in the checkpoint
+    std::vector<int64_t> shape;  // of the whole tensor
+    Cut cut;
+    Tensor* destination;  // the rank's part
+    bool loaded = false;
 };
 
 class Params {
 public:
-    explicit Params(const ModelSpec& spec);
+    // Of one rank of the model. ConfigError: see local_spec.
+    explicit Params(const ModelSpec& model, Shard shard = {});
     Params(const Params&) = delete;  // rows point into weights_
     Params& operator=(const Params&) = delete;
 
     const std::vector<ParamRow>& rows() const { return rows_; }
-    void load(const std::string& name,
-              Tensor tensor);                  // the tensor is used in place. WeightError: unknown, repeated, misshapen
+    const ModelSpec& spec() const { return spec_; }  // of the rank
+    // Takes the rank's part of the whole tensor, in place (only kv heads that are not neighbours are copied).
+    // WeightError: unknown, repeated, misshapen.
+    void load(const std::string& name, const Tensor& tensor);
+    void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
+    bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
-    // Once nothing is missing: hands the linears to the backend. WeightError names what is missing.
+    void check_complete() const;               // WeightError: names what is missing
+    // Once nothing is missing: hands the linears to the backend. WeightError: see check_complete.
     void prepare(Backend& backend);
     bool prepared() const { return prepared_; }
     const ModelWeights& weights() const { return weights_; }
-    int64_t bytes() const { return bytes_; }  // of the loaded tensors
+    int64_t bytes() const { return bytes_; }  // of the loaded parts
     void clear();                             // lets go of every tensor
 
 private:
-    ModelSpec spec_;
+    std::vector<Range> ranges(const ParamRow& row) const;  // of rows, or columns: see Cut; none: the rank has nothing
+    std::vector<int64_t> part_shape(const ParamRow& row) const;
+    Tensor part(const ParamRow& row, const Tensor& tensor) const;
+    void check(const ParamRow& row, const Tensor& tensor) const;
+    void keep(ParamRow& row, Tensor part);
+
+    ModelSpec model_, spec_;
+    Shard shard_;
     ModelWeights weights_;
     std::vector<ParamRow> rows_;
     std::map<std::string, size_t> by_name_;

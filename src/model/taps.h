@@ -1,5 +1,8 @@
 // Taps: where activations can be read and replaced on their way through the decoder. The forward pass is compiled
 // twice, with NoTap, which costs nothing, and with HookTap; the engine chooses once per step.
+//
+// With several ranks, q, k, v, their norms and RoPE, attention, gate, up and activation are each rank's own heads and
+// columns. All else is the model's, the same on every rank: after the hooks of such a site all go on with rank 0's.
 #pragma once
 
 #include <array>
@@ -59,8 +62,13 @@ constexpr bool in_layer(Site site) {
 }
 std::string hook_name(Site site, int layer);  // "layer3_q_proj"; layer -1 outside layers: "logits"
 
-// Called with a host tensor that may be read and written during the call.
-using Hook = std::function<void(Site site, int layer, const Tensor& value)>;
+// Called with a host tensor that may be read and written during the call, on the thread of the rank it is of.
+using Hook = std::function<void(Site site, int layer, const Tensor& value, int rank)>;
+
+// Where a hook is called, by names as hook_name makes them: on rank 0, and on every rank.
+struct HookNames {
+    std::vector<std::string> rank0, all_ranks;
+};
 
 struct NoTap {
     static constexpr bool active = false;
@@ -71,13 +79,19 @@ struct NoTap {
 class HookTap {
 public:
     static constexpr bool active = true;
-    // wanted: names as hook_name makes them. ConfigError: one that no site of a model of num_layers has.
-    HookTap(Hook hook, const std::vector<std::string>& wanted, int num_layers);
+    // ConfigError: a name that no site of a model of num_layers has.
+    HookTap(Hook hook, const HookNames& names, int num_layers, int rank);
     void operator()(Backend& backend, Site site, int layer, const TensorView& view, const Tensor& parent) const;
+    bool wanted_anywhere(Site site, int layer) const;  // on some rank
 
 private:
+    enum class Wanted : uint8_t { nowhere, rank0, all_ranks };
+    Wanted& wanted(Site site, int layer) { return wanted_[static_cast<size_t>(layer + 1)][static_cast<size_t>(site)]; }
+    void want(const std::vector<std::string>& names, Wanted where, int num_layers);
+
     Hook hook_;
-    std::vector<std::array<bool, num_sites>> wanted_;  // [1 + num_layers]: outside layers, then each layer
+    int rank_;
+    std::vector<std::array<Wanted, num_sites>> wanted_;  // [1 + num_layers]: outside layers, then each layer
 };
 
 }  // namespace infinilm

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/tensor.h"
@@ -39,6 +40,8 @@ struct EmbeddingParams {
     TensorView ids;               // [num_tokens] int32
     const PreparedLinear& table;  // [vocab_size, hidden_size]
     TensorView out;               // [num_tokens, hidden_size] activation
+    // The table is a rank's part of a larger one: the rows of the ids first_id, first_id + 1, ..; other ids give zeros.
+    std::optional<int32_t> first_id = {};
 };
 
 struct RmsNormParams {
@@ -148,10 +151,13 @@ public:
 
     virtual Device device() const = 0;
     virtual DType activation_dtype() const = 0;
+    // What the device runs its work in, for libraries that add to it: a cudaStream_t. Null where there is none.
+    virtual void* stream() const = 0;
 
     // Memory. Zeroed; freed with the last owner.
     virtual Tensor allocate(DType dtype, std::span<const int64_t> shape) = 0;
-    // Same shape and dtype, contiguous; host or this device each. Done when it returns, if one of them is the host.
+    // Same shape and dtype, contiguous but for the rows of matrices, which may be strided; host or this device each.
+    // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
     // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
     // absent.

@@ -29,6 +29,7 @@ public:
     }
     bool fail_copy = false;
 
+    void* stream() const override { return nullptr; }
     DType activation_dtype() const override { return DType::float32; }
     std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
     void synchronize() override {}

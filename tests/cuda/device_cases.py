@@ -155,11 +155,13 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
         sites = [site.name for site in SITES if site.in_layer and not site.needs_qk_norm]
         names = [f"layer{i}_{site}" for i in range(llm.config.num_hidden_layers) for site in sites]
         before = llm.forward(prompt)
-        engine.set_hooks(lambda name, layer, tensor: seen.append(name), ["embedding", *names, "final_norm", "logits"])
+        engine.set_hooks(
+            lambda name, layer, tensor, rank: seen.append(name), ["embedding", *names, "final_norm", "logits"]
+        )
         assert llm.forward(prompt).tobytes() == before.tobytes()
         assert len(seen) == len(names) + 3
 
-        def double(name: str, layer: int, tensor: _core.Tensor) -> _core.Tensor:
+        def double(name: str, layer: int, tensor: _core.Tensor, rank: int) -> _core.Tensor:
             return _core.from_numpy(2 * tensor.numpy().astype(np.float32))
 
         engine.set_hooks(double, ["logits"])

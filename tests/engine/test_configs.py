@@ -166,8 +166,8 @@ def test_devices_that_are_refused_at_once() -> None:
     [
         ([-1], ConfigError, "-1"),
         ([0, 1, 0], ConfigError, "twice"),
-        ([0, 1], ConfigError, "tp_size is 2.*not available in this version"),
         ([3], DeviceError, "no device 3"),
+        ([0, 2], DeviceError, "no device 2.*tp_size=2"),
     ],
     ids=str,
 )

@@ -104,7 +104,7 @@ def test_a_folder_a_string_and_the_demo(folder: Path) -> None:
         ({"device_type": "tpu"}, ConfigError, "device_type"),
         ({"device_type": "cuda:1"}, ConfigError, r"DistConfig\(tp_device_ids"),
         ({"device_type": 3}, ConfigError, "device_type"),
-        ({"distributed_config": DistConfig(2)}, ConfigError, "tp_size is 2.*not available"),
+        ({"distributed_config": DistConfig(3)}, ConfigError, "parallelism of 3.*4 attention heads.*: 1, 2, 4"),
         ({"distributed_config": [0]}, TypeError, "DistConfig"),
         ({"cache_config": 4}, TypeError, "cache_config"),
         ({"cache_config": PagedKVCacheConfig(10)}, CacheFullError, f"{16 * KV_BYTES} bytes"),

@@ -15,9 +15,14 @@ void embedding(const EmbeddingArgs& args, Worker worker) {
     const int64_t begin = args.num_tokens * worker.index / worker.count;
     const int64_t end = args.num_tokens * (worker.index + 1) / worker.count;
     visit_element(args.element, [&](auto e) {
-        for (int64_t t = begin; t < end; ++t)
-            widen_row((const decltype(e)*)args.table + args.ids[t] * args.table_stride, args.out + t * args.out_stride,
-                      args.hidden_size);
+        for (int64_t t = begin; t < end; ++t) {
+            const int64_t row = args.ids[t] - args.first_id;
+            float* out = args.out + t * args.out_stride;  // [hidden_size]
+            if (row >= 0 && row < args.num_rows)
+                widen_row((const decltype(e)*)args.table + row * args.table_stride, out, args.hidden_size);
+            else
+                for (int64_t i = 0; i < args.hidden_size; ++i) out[i] = 0;
+        }
     });
 }
 

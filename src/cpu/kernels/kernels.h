@@ -93,9 +93,10 @@ struct AttentionArgs {
 
 struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
-    const void* table;   // [vocab_size, hidden_size]
+    const void* table;   // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
     int64_t table_stride;
     Element element;
+    int64_t first_id, num_rows;
     int64_t hidden_size, num_tokens;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;

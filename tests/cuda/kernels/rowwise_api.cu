@@ -34,7 +34,7 @@ int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_s
 }
 
 int embed(const int* ids, const void* table, int n, int k, int type, void* out, int64_t out_stride, int num_tokens) {
-    return embedding({ids, packed(table, nullptr, n, k, type, 0, 0), out, out_stride, num_tokens}, nullptr);
+    return embedding({ids, 0, false, packed(table, nullptr, n, k, type, 0, 0), out, out_stride, num_tokens}, nullptr);
 }
 
 int multiply_silu(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,

@@ -1,0 +1,72 @@
+#include "model/shard.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "core/error.h"
+
+namespace infinilm {
+
+namespace {
+
+bool fits(const ModelSpec& model, int size) {
+    return size >= 1 && model.attention.num_heads % size == 0 && model.mlp.intermediate_size >= size;
+}
+
+std::string fitting_sizes(const ModelSpec& model) {
+    std::string list;
+    for (int size = 1; size <= model.attention.num_heads; ++size)
+        if (fits(model, size)) list += concat(list.empty() ? "" : ", ", size);
+    return list;
+}
+
+// Query heads of a rank that read the same kv head: they may not cross a group of the model's.
+int local_group(const AttentionSpec& model, Shard shard) {
+    return std::gcd(model.num_heads / shard.size, model.num_heads / model.num_kv_heads);
+}
+
+}  // namespace
+
+ModelSpec local_spec(const ModelSpec& model, Shard shard) {
+    if (!fits(model, shard.size))
+        throw ConfigError(concat("tensor parallelism of ", shard.size, " does not fit a model of ",
+                                 model.attention.num_heads, " attention heads and intermediate_size ",
+                                 model.mlp.intermediate_size, "; sizes that do: ", fitting_sizes(model)));
+    if (shard.rank < 0 || shard.rank >= shard.size)
+        throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
+    ModelSpec local = model;
+    local.attention.num_heads = model.attention.num_heads / shard.size;
+    local.attention.num_kv_heads = local.attention.num_heads / local_group(model.attention, shard);
+    local.mlp.intermediate_size = static_cast<int>(inner_of(model.mlp, shard).size());
+    return local;
+}
+
+Range q_heads_of(const AttentionSpec& model, Shard shard) {
+    const int local = model.num_heads / shard.size;
+    return {shard.rank * local, (shard.rank + 1) * local};
+}
+
+std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
+    const int group = local_group(model, shard);
+    const Range q_heads = q_heads_of(model, shard);
+    std::vector<int> heads;
+    for (int64_t head = q_heads.begin; head < q_heads.end; head += group)
+        heads.push_back(static_cast<int>(head / (model.num_heads / model.num_kv_heads)));
+    return heads;
+}
+
+Range inner_of(const MlpSpec& model, Shard shard) {
+    const int64_t total = model.intermediate_size, size = shard.size, rank = shard.rank;
+    const int64_t unit = total % 8 == 0 && total / 8 >= size ? 8 : 1, units = total / unit;
+    return {units * rank / size * unit, units * (rank + 1) / size * unit};
+}
+
+int64_t vocab_part(int64_t vocab_size, int size) { return ((vocab_size + size - 1) / size + 7) / 8 * 8; }
+
+Range vocab_of(int64_t vocab_size, Shard shard) {
+    const int64_t part = vocab_part(vocab_size, shard.size);
+    return {std::min(vocab_size, shard.rank * part), std::min(vocab_size, (shard.rank + 1) * part)};
+}
+
+}  // namespace infinilm

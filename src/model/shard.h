@@ -1,0 +1,37 @@
+// How a model is divided over the ranks of tensor parallelism: which heads, columns of the MLP and tokens of the
+// vocabulary each has. Params cut the weights by it; the decoder, the caches and the ops see a smaller model.
+#pragma once
+
+#include <vector>
+
+#include "model/spec.h"
+
+namespace infinilm {
+
+struct Shard {
+    int rank = 0, size = 1;
+};
+
+struct Range {
+    int64_t begin = 0, end = 0;
+    int64_t size() const { return end - begin; }
+    bool operator==(const Range&) const = default;
+};
+
+// The spec of one rank: its num_heads, num_kv_heads and intermediate_size; all else is the model's, vocab_size too.
+// ConfigError: a size of tensor parallelism that does not fit the model, with those that do.
+ModelSpec local_spec(const ModelSpec& model, Shard shard);
+
+// Consecutive query heads, as many on every rank.
+Range q_heads_of(const AttentionSpec& model, Shard shard);
+// For each of a rank's kv heads the one of the model. They serve equally many consecutive query heads of the rank;
+// where there are more ranks than kv heads, or the ratio is odd, several ranks have the same one.
+std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard);
+// Columns of the MLP, in multiples of 8 where the model has that: what kernels of GPUs need.
+Range inner_of(const MlpSpec& model, Shard shard);
+// Tokens whose embedding and logit a rank has. Equal parts, so that logits can be gathered, of a multiple of 8; the
+// last ranks have fewer of them, or none.
+int64_t vocab_part(int64_t vocab_size, int size);
+Range vocab_of(int64_t vocab_size, Shard shard);
+
+}  // namespace infinilm
