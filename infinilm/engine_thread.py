@@ -33,7 +33,7 @@ from infinilm.scheduler import Scheduler, Sequence, Step
 
 logger = logging.getLogger("infinilm")
 
-Told = tuple[Work, News | None]  # None: nothing to tell yet
+Int32Array = npt.NDArray[np.int32]
 
 _CLOSED = "this LLM is closed; make a new one"
 
@@ -59,13 +59,14 @@ class EngineThread:
     engine : _core.InferEngine
         Closed by `close`.
     scheduler : Scheduler
+        May be replaced inside `exclusive`.
     run_ahead : bool
         Make steps ahead where it pays; False: no token is ever computed that is not wanted, so hooks see none.
     """
 
     def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, *, run_ahead: bool = True) -> None:
         self._engine = engine
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._run_ahead = run_ahead
         self._in_flight: _InFlight | None = None  # the step submitted last
         self._step_seconds = 0.0  # of the last step
@@ -76,6 +77,7 @@ class EngineThread:
         self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
         self._num_queued = 0  # works in the inbox, for `metrics`
         self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
+        self._forgets_prefixes = False  # before the next step is made
         self._closed = False
         self._death: BaseException | None = None  # why the engine died
         self._thread: threading.Thread | None = None
@@ -138,7 +140,7 @@ class EngineThread:
         with self._stepping:
             self.check_open()
             self._deliver(self._take_cancelled())
-            if self._scheduler.has_work:
+            if self.scheduler.has_work:
                 raise busy
             if (last := self._in_flight) is not None:  # made ahead, for nobody
                 self._in_flight = None
@@ -148,9 +150,14 @@ class EngineThread:
                     self._deliver(self._fail([], error))
             yield self._run_alone
 
+    def reset_prefix_cache(self) -> None:
+        """Have requests that come after this find nothing of those before; what runs goes on."""
+        self.check_open()
+        self._forgets_prefixes = True
+
     def metrics(self) -> EngineMetrics:
         """The state at this moment; never waits for a step."""
-        return self._counters.metrics(self._scheduler, self._num_queued)
+        return self._counters.metrics(self.scheduler, self._num_queued)
 
     # ---- the thread ----
 
@@ -170,14 +177,14 @@ class EngineThread:
         with self._stepping:
             for work in self._taken:
                 self._adopt(work)
-            news = [(work, self._end(work, "error", error)) for work in list(self._works)]
+            news = [self._end(work, "error", error) for work in list(self._works)]
         self._deliver(news)
         self._engine.close()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
         # `close` sets the flag before its notice, which may have been taken out among orders.
-        if not (self._closed or self._taken or self._in_flight or self._scheduler.has_work):
+        if not (self._closed or self._taken or self._in_flight or self.scheduler.has_work):
             self._take(self._inbox.get())
         return not self._closed
 
@@ -197,31 +204,32 @@ class EngineThread:
         for follower in work.followers:
             self._adopt(follower)
 
-    def _locked_step(self) -> list[Told]:
+    def _locked_step(self) -> list[News]:
         with self._stepping:
             return self._step()
 
-    def _step(self) -> list[Told]:
+    def _step(self) -> list[News]:
         """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
         news = self._take_orders()
         last, self._in_flight = self._in_flight, None
-        failed: list[Work] | None = None  # None: all
+        failed: Step | None = None  # None: all works
         try:
             if last is None or self._runs_ahead(last.step):
                 self._in_flight = self._submit()
             if last is None:
-                if self._in_flight is None and self._scheduler.has_work:
+                if self._in_flight is None and self.scheduler.has_work:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                 return news
-            failed = [sequence.owner for sequence, _, _ in last.step.chunks]
+            failed = last.step
             output = last.pending.result()
             failed = None
-            news += self._settle(self._take_results(last, output))
+            news += self._take_results(last, output)
             if self._in_flight is None:
                 news += self._take_orders()  # given while the step ran
                 self._in_flight = self._submit()
         except BaseException as error:
-            news += self._fail(list(self._works) if failed is None else failed, error)
+            works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
+            news += self._fail(works, error)
         return news
 
     def _runs_ahead(self, step: Step) -> bool:
@@ -230,10 +238,10 @@ class EngineThread:
     def _submit(self) -> _InFlight | None:
         """Queue the next step, if there is one to be made now."""
         now = time.perf_counter()
-        step = self._scheduler.schedule(now)
+        step = self.scheduler.schedule(now)
         return None if step is None else _InFlight(step, self._engine.submit(step.batch), now)
 
-    def _fail(self, works: list[Work], error: BaseException) -> list[Told]:
+    def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
         """End works after a step that failed. The others are computed again: the cache may hold anything."""
         if isinstance(error, EngineDeadError):
             self._death = error
@@ -241,80 +249,96 @@ class EngineThread:
             with contextlib.suppress(BaseException):
                 self._in_flight.pending.result()
             self._in_flight = None
-        self._scheduler.recompute_all()
-        return self._settle([(w, self._end(w, "error", error)) for w in works if w.finish_reason is None])
+        self.scheduler.recompute_all()
+        ended = [work for work in works if work.finish_reason is None]
+        return [self._end(work, "error", error) for work in ended] + self._settle(ended)
 
-    def _take_orders(self) -> list[Told]:
+    def _take_orders(self) -> list[News]:
         """Do what callers asked for: cancel, and start."""
         news = self._take_cancelled()
         self._drain_inbox()
+        if self._forgets_prefixes:  # looked at after the inbox: what was put there after the call is not started yet
+            self._forgets_prefixes = False
+            self.scheduler.reset_prefix_cache()
         while self._taken:
             work = self._taken.popleft()
             self._adopt(work)
-            news += self._settle(self._start(work))
+            news += self._start(work)
         return news
 
-    def _take_cancelled(self) -> list[Told]:
-        news: list[Told] = []
+    def _take_cancelled(self) -> list[News]:
+        news: list[News] = []
+        ended: list[Work] = []
         waiting: list[Work] = []
         while self._cancelled:
             work = self._cancelled.popleft()
             if work in self._works:
-                news.append((work, self._end(work, "abort")))
+                if work.finish_reason is None:
+                    news.append(self._end(work, "abort"))
+                    ended.append(work)
             elif work.finish_reason is None:
                 waiting.append(work)  # still in the inbox
         self._cancelled.extend(waiting)
-        return self._settle(news)
+        return news + self._settle(ended)
 
-    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[Told]:
+    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[News]:
         step = done.step
         logits = output.logits.numpy() if output.logits is not None else None
-        ids = output.ids.numpy().tolist() if output.ids is not None else []
-        failures = self._draw(step.samples, ids, logits) if step.draws_on_host else {}
+        ids = output.ids.numpy() if output.ids is not None else None  # [num_rows]
+        failures: dict[Work, BaseException] = {}
+        if step.draws_on_host:
+            if ids is None or logits is None:
+                raise InfinilmError("the engine gave no logits to draw from")
+            ids, failures = self._draw(step.samples, ids, logits)
         now = time.perf_counter()
-        news: list[Told] = []
-        sampled = self._scheduler.update(step, output, ids)
+        news: list[News] = []
+        sampled = self.scheduler.update(step, output, ids)
+        changed: list[Work] = []  # have ended, or others wait for them
         for sequence, row, token_id in sampled:
             work: Completion = sequence.owner
+            item: News | None
             if work.is_plain:
                 item = work.take_plain_token(token_id, now)
-                if item is not None or work.followers:
-                    news.append((work, item))
             elif work in failures:
-                news.append((work, self._end(work, "error", failures[work])))
+                item = self._end(work, "error", failures[work])
             else:
                 own = logits[row] if logits is not None and sequence.needs_logits else None
-                news.append((work, self._guarded(work, work.take_token, token_id, now, own)))
+                item = self._guarded(work, work.take_token, token_id, now, own)
+            if item is not None:
+                news.append(item)
+            if work.followers or work.finish_reason is not None:
+                changed.append(work)
         for sequence, _, _, _ in step.logits_rows:
             collector: LogitsWork = sequence.owner
             if collector.finish_reason is None:  # else cancelled while the step ran
-                news.append((collector, self._guarded(collector, collector.take_logits)))
+                item = self._guarded(collector, collector.take_logits)
+                if item is not None:
+                    news.append(item)
+                    changed.append(collector)
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
         self._counters.add_step(step.num_prompt_tokens, len(sampled), self._step_seconds)
-        return news
+        return news + self._settle(changed)
 
     def _draw(
-        self, samples: list[Sequence], ids: list[int], logits: npt.NDArray[np.float32] | None
-    ) -> dict[Work, BaseException]:
-        """Replace the ids of the rows whose logits are changed on the host; returns what went wrong, by work."""
+        self, samples: list[Sequence], ids: Int32Array, logits: npt.NDArray[np.float32]
+    ) -> tuple[Int32Array, dict[Work, BaseException]]:
+        """The ids with those of the rows whose logits are changed on the host drawn anew; what went wrong, by work."""
         failures: dict[Work, BaseException] = {}
-        chosen: list[int] = []
+        rows: list[int] = []
         changed: list[npt.NDArray[np.float32]] = []
         for i, sequence in enumerate(samples):
             work = sequence.owner
             if not sequence.draws_on_host or work.finish_reason is not None:
                 continue
             try:
-                if logits is None:
-                    raise InfinilmError("the scheduler asked for no logits")
                 changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids))
-                chosen.append(i)
+                rows.append(i)
             except BaseException as error:
                 failures[work] = error
-        if chosen:
+        if rows:
             self._sampler = self._sampler or HostSampler()
-            picked = [samples[i] for i in chosen]
+            picked = [samples[i] for i in rows]
             try:
                 drawn = self._sampler.draw(
                     np.stack(changed),
@@ -323,17 +347,17 @@ class EngineThread:
                     [s.num_tokens for s in picked],
                 )
             except BaseException as error:
-                return failures | {s.owner: error for s in picked}
-            for i, token_id in zip(chosen, drawn, strict=True):
-                ids[i] = token_id
-        return failures
+                return ids, failures | {s.owner: error for s in picked}
+            ids = ids.copy()
+            ids[rows] = drawn
+        return ids, failures
 
-    def _start(self, work: Work) -> list[Told]:
+    def _start(self, work: Work) -> list[News]:
         """Give a work to the scheduler; the news is that it does not take it."""
         try:
-            self._scheduler.add(work.sequence)
+            self.scheduler.add(work.sequence)
         except Exception as error:  # such as: the cache is too small for it, ever
-            return [(work, self._end(work, "error", error))]
+            return [self._end(work, "error", error), *self._settle([work])]
         return []
 
     def _guarded(self, work: Work, take: Callable[..., News | None], *args: Any) -> News | None:
@@ -350,50 +374,50 @@ class EngineThread:
         except BaseException as other:  # the tokenizer failed on the text held back
             return work.end("error", other)
 
-    def _settle(self, news: list[Told]) -> list[Told]:
-        """Let go of what has ended and start what waited for it; returns the news, with those of works that cannot."""
-        for work, _ in news:
+    def _settle(self, works: list[Work]) -> list[News]:
+        """Let go of what has ended and start what waited for it; returns the news of those that cannot start."""
+        for work in works:
             if work.finish_reason is not None and work in self._works:
                 self._works.discard(work)
-                self._scheduler.remove(work.sequence)
+                self.scheduler.remove(work.sequence)
                 self._counters.num_finished += 1
-        more: list[Told] = []
-        for work, _ in news:
+        news: list[News] = []
+        for work in works:
             ready = work.finish_reason is not None or not isinstance(work, LogitsWork)
             followers, work.followers = (work.followers, []) if ready else ([], work.followers)
             for follower in followers:
                 if follower.finish_reason is not None:
                     continue
                 if isinstance(work, LogitsWork) and work.error is not None:
-                    more.append((follower, self._end(follower, "error", work.error)))
+                    news.append(self._end(follower, "error", work.error))
+                    news += self._settle([follower])
                 else:
-                    more += self._start(follower)
-        return news + self._settle(more) if more else news
+                    news += self._start(follower)
+        return news
 
-    def _deliver(self, news: Iterable[Told]) -> None:
+    def _deliver(self, news: Iterable[News]) -> None:
         """Tell the callers. Who cannot be told is cancelled, alone."""
-        for work, item in news:
+        for item in news:
             try:
-                if item is not None:
-                    work.deliver(item)
+                item.work.deliver(item)
             except BaseException as error:
                 logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
-                self.cancel([work])
+                self.cancel([item.work])
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
-        self._scheduler.add(sequence)
+        self.scheduler.add(sequence)
         try:
-            while sequence.num_computed < len(sequence.prompt_token_ids):
-                step = self._scheduler.schedule(time.perf_counter())
+            while sequence.num_collected < len(sequence.prompt_token_ids):
+                step = self.scheduler.schedule(time.perf_counter())
                 if step is None:
                     raise InfinilmError("the scheduler cannot run this sequence")
-                self._scheduler.update(step, self._engine.forward(step.batch))
+                self.scheduler.update(step, self._engine.forward(step.batch))
         except BaseException:
-            self._scheduler.recompute_all()
+            self.scheduler.recompute_all()
             raise
         finally:
-            self._scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
 
 
 class _Counters:

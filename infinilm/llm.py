@@ -22,13 +22,14 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm import scheduler as sched
 from infinilm.block_manager import common_window
+from infinilm.cache import CacheConfig
 from infinilm.chat import ChatTemplate
 from infinilm.checkpoint import Checkpoint, load_weights
 from infinilm.config import LlamaConfig
 from infinilm.engine_thread import EngineThread
-from infinilm.errors import ConfigError, RequestError, did_you_mean
+from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError, did_you_mean
 from infinilm.families import build_spec
-from infinilm.memory import MemoryPlan, plan_model
+from infinilm.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
 from infinilm.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, Request
@@ -53,6 +54,8 @@ class LLM:
         "float32", "bfloat16", "float16", or "auto": the checkpoint's; on a CPU without matrix tiles (AMX) bfloat16
         weights are computed with in float32, which is exact and no slower there; on a GPU float32 weights become
         bfloat16, since "float32" there is exact but slow.
+    quantization
+        None: weights as `dtype` says. Quantised weights are not available in this version.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: what the model was made for, or as much as the
         KV cache has room for.
@@ -61,7 +64,8 @@ class LLM:
     max_num_batched_tokens
         Tokens of one step; longer prompts are computed in chunks.
     kv_cache
-        Memory for the KV cache: bytes, "4GiB", "50%" of what is free, or None for half of what is free.
+        Memory for the KV cache: bytes, "4GiB", "50%" of what is free, None for half of what is free, or a
+        `PagedKVCacheConfig` or `StaticKVCacheConfig`, taken as it is (static: one row for each sequence).
     enable_prefix_caching
         Keep the cache of prompts for later ones that begin alike; answers do not change.
     batch_invariant
@@ -92,10 +96,11 @@ class LLM:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
-        kv_cache: int | str | None = None,
+        kv_cache: int | str | CacheConfig | None = None,
         enable_prefix_caching: bool = True,
         batch_invariant: bool = True,
         num_threads: int | None = None,
@@ -111,6 +116,11 @@ class LLM:
             raise TypeError(f"LLM has no parameter {name!r}{did_you_mean(name, LLM.__init__.__kwdefaults__ or ())}")
         _check_positive("max_num_seqs", max_num_seqs)
         _check_positive("max_num_batched_tokens", max_num_batched_tokens)
+        if quantization is not None:
+            raise ConfigError(
+                f"quantization: expected None, since quantised weights are not available in this version, got "
+                f"{quantization!r}"
+            )
         for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
             if value is not None:
                 _check_positive(name, value)
@@ -143,18 +153,16 @@ class LLM:
             with Checkpoint(plan.path) as checkpoint:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._engine.reset_cache(plan.memory.num_blocks, plan.memory.block_size)
-        self._scheduler = sched.Scheduler(
-            plan.memory.num_blocks,
-            plan.memory.block_size,
-            max_num_seqs=max_num_seqs,
-            max_model_len=self.max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            sliding_window=common_window(spec.attention.sliding_window),
-        )
+        self._allocate_cache(plan.memory)
+        self._max_num_seqs = max_num_seqs
+        self._scheduler_settings: dict[str, Any] = {
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "enable_prefix_caching": enable_prefix_caching,
+            "sliding_window": common_window(spec.attention.sliding_window),
+        }
         self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
-        self._thread = EngineThread(self._engine, self._scheduler)
+        self._thread = EngineThread(self._engine, self._make_scheduler(plan.memory))
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
         self._finalizer = weakref.finalize(self, self._thread.close)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -372,6 +380,41 @@ class LLM:
         """What runs, what waits, and how fast; never waits for the engine."""
         return self._thread.metrics()
 
+    def reset_cache(self, cache_config: int | str | CacheConfig | None = None) -> None:
+        """Forget the prompts that the cache holds, or make it larger or smaller.
+
+        Parameters
+        ----------
+        cache_config
+            None: requests from now on find no prefix of earlier ones; those that run go on. Else a new size, as
+            `kv_cache` of `LLM`; `max_model_len` stays as it is.
+
+        Raises
+        ------
+        InfinilmError
+            The size cannot change while requests run.
+        CacheFullError
+            A sequence of `max_model_len` tokens does not fit; the cache is as before.
+        """
+        if cache_config is None:
+            self._thread.reset_prefix_cache()
+            return
+        with self._thread.exclusive():
+            memory = divide_memory(
+                weight_bytes=self.memory.weight_bytes,
+                workspace_bytes=self.memory.workspace_bytes,
+                kv_bytes_per_token=self.memory.kv_bytes_per_token,
+                max_position_embeddings=self.config.max_position_embeddings,
+                max_model_len=self.max_model_len,
+                max_num_seqs=self._max_num_seqs,
+                kv_cache=cache_config,
+                free_bytes=free_memory(self.device),
+                dtype=self.dtype,
+            )
+            self._allocate_cache(memory)
+            self._thread.scheduler = self._make_scheduler(memory)
+            self.memory = memory
+
     def close(self) -> None:
         """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails."""
         self._thread.close()
@@ -384,6 +427,19 @@ class LLM:
         self.close()
 
     # ---- inside ----
+
+    def _allocate_cache(self, memory: MemoryPlan) -> None:
+        try:
+            self._engine.reset_cache(memory.num_blocks, memory.block_size)
+        except DeviceError as error:
+            raise CacheFullError(
+                f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"
+            ) from error
+
+    def _make_scheduler(self, memory: MemoryPlan) -> sched.Scheduler:
+        return sched.Scheduler(
+            memory.num_blocks, memory.block_size, max_num_seqs=memory.max_num_seqs, **self._scheduler_settings
+        )
 
     def _stream(self, requests: list[GenerationRequest], ends_only: bool = False) -> Iterator[TokenEvent]:
         """Run requests; gives their events, or only the last one of each sequence."""

@@ -189,4 +189,4 @@ def top_logprobs(row: Float32Array, log_sum: float, count: int) -> dict[int, flo
     threshold = np.partition(row, len(row) - count)[len(row) - count]
     candidates = np.flatnonzero(row >= threshold)
     order = candidates[np.lexsort((candidates, -row[candidates]))][:count]
-    return {int(i): float(row[i]) - log_sum for i in order}
+    return {int(i): float(row[i]) - float(log_sum) for i in order}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
 from infinilm.block_manager import DEFAULT_BLOCK_SIZE
+from infinilm.cache import CacheConfig, StaticKVCacheConfig
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.families import DTYPES, build_spec
 from infinilm.logits import LOGPROB_ROWS
@@ -57,6 +58,11 @@ def available_memory() -> int:
     return min(limits) if limits else 2**33
 
 
+def free_memory(device: str) -> int:
+    """Bytes that are free on "cpu" or a GPU such as "cuda:1"."""
+    return available_memory() if device == "cpu" else device_free_memory(device)
+
+
 def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
     """Bytes the KV cache may take.
 
@@ -86,8 +92,8 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
         budget = -1 if unit == "%" else budget
     if budget <= 0:
         raise ConfigError(
-            "kv_cache: expected a positive number of bytes, a size such as '4GiB' or a share of free memory such as "
-            f"'50%', got {kv_cache!r}"
+            "kv_cache: expected a positive number of bytes, a size such as '4GiB', a share of free memory such as "
+            f"'50%', a PagedKVCacheConfig or a StaticKVCacheConfig, got {kv_cache!r}"
         )
     return int(budget)
 
@@ -168,41 +174,53 @@ def divide_memory(
     max_position_embeddings: int,
     max_model_len: int | None,
     max_num_seqs: int,
-    kv_cache: int | str | None,
+    kv_cache: int | str | CacheConfig | None,
     free_bytes: int,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    dtype: str,
 ) -> MemoryPlan:
     """Divide `free_bytes`, what is free once the weights and the workspace are in memory.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
-    it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill.
+    it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a
+    `CacheConfig` says how large it is. `dtype`: what the engine computes in.
 
     Raises
     ------
     CacheFullError
         If not even one sequence fits; the message says what was needed and which setting decides.
+    ConfigError
+        If `kv_cache` is not what it may be.
     """
-    budget = parse_cache_budget(kv_cache, free_bytes)
-    most_blocks = budget // (kv_bytes_per_token * block_size)
-    longest = most_blocks * block_size
+    if isinstance(kv_cache, CacheConfig):
+        layout = kv_cache.layout(
+            max_position_embeddings=max_position_embeddings, kv_bytes_per_token=kv_bytes_per_token, dtype=dtype
+        )
+        budget, most_blocks, block_size = layout.num_slots * kv_bytes_per_token, layout.num_blocks, layout.block_size
+        given = f"{most_blocks} blocks of {block_size}"
+    else:
+        budget, block_size = parse_cache_budget(kv_cache, free_bytes), DEFAULT_BLOCK_SIZE
+        most_blocks, given = budget // (kv_bytes_per_token * block_size), repr(kv_cache)
+    is_static = isinstance(kv_cache, StaticKVCacheConfig)  # a sequence is one row, which is one block
+    longest = block_size if is_static else most_blocks * block_size
     length = max_model_len or min(max_position_embeddings, longest)
     blocks_per_seq = -(-max(length, 1) // block_size)
-    if most_blocks < blocks_per_seq:
+    if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
+        setting = "max_cache_len" if is_static else "kv_cache"
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
-            f"{block_size} tokens: {advice}raise kv_cache (now {kv_cache!r}; {format_bytes(free_bytes)} are free "
+            f"{block_size} tokens: {advice}raise {setting} (now {given}; {format_bytes(free_bytes)} are free "
             f"beside {format_bytes(weight_bytes)} of weights and {format_bytes(workspace_bytes)} of workspace)"
         )
-    num_blocks = min(most_blocks, max_num_seqs * blocks_per_seq)
+    num_blocks = most_blocks if isinstance(kv_cache, CacheConfig) else min(most_blocks, max_num_seqs * blocks_per_seq)
     return MemoryPlan(
         weight_bytes=weight_bytes,
         workspace_bytes=workspace_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
         kv_budget_bytes=budget,
         max_model_len=length,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=min(max_num_seqs, most_blocks) if is_static else max_num_seqs,
         num_blocks=num_blocks,
         block_size=block_size,
     )
@@ -272,7 +290,7 @@ def plan_model(
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
-    kv_cache: int | str | None = None,
+    kv_cache: int | str | CacheConfig | None = None,
     num_threads: int | None = None,
     load_format: str = "auto",
     device: str = "auto",
@@ -307,7 +325,6 @@ def plan_model(
         max_num_seqs=max_num_seqs,
         num_threads=(num_threads or _core.default_num_threads()) if on_cpu else None,
     )
-    free_bytes = available_memory() if on_cpu else device_free_memory(device)
     plan = divide_memory(
         weight_bytes=weight_bytes,
         workspace_bytes=workspace,
@@ -316,7 +333,8 @@ def plan_model(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
-        free_bytes=max(free_bytes - weight_bytes - workspace, 0),
+        free_bytes=max(free_memory(device) - weight_bytes - workspace, 0),
+        dtype=computed,
     )
     return ModelPlan(path, config, device, stored, computed, plan)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +32,16 @@ __all__ = ["Completion", "GenerationRequest", "LogitsWork", "PromptLogprobs", "R
 Float32Array = npt.NDArray[np.float32]
 
 
-class News(NamedTuple):
+@dataclass(slots=True, eq=False)  # not frozen: one is made for every token, and freezing takes as long again
+class News:
     """What the engine thread tells of a work: a new token, the end, or both. Whoever listens makes an event of it."""
 
     work: Work
     token_id: int | None  # None: an end without a token
     num_tokens: int  # generated so far
-    text: str | None  # None: to be made by the listener, outside the engine thread
-    logprob: float | None
-    finish_reason: str | None
+    finish_reason: str | None = None
+    text: str | None = None  # None: to be made by the listener, outside the engine thread
+    logprob: float | None = None
     error: BaseException | None = None
 
 
@@ -65,7 +67,7 @@ class Work:
     def end(self, reason: str, error: BaseException | None = None) -> News:
         """End before time, with "abort" or "error"; returns the last news."""
         self.finish_reason, self.error = reason, error
-        return News(self, None, len(self.sequence.output_token_ids), None, None, reason, error)
+        return News(self, None, len(self.sequence.output_token_ids), reason, error=error)
 
 
 class LogitsWork(Work):
@@ -95,7 +97,7 @@ class LogitsWork(Work):
         if self._num_reduced < len(sequence.prompt_token_ids):
             return None
         self.finish_reason = "stop"
-        return News(self, None, 0, None, None, "stop")
+        return News(self, None, 0, "stop")
 
 
 class PromptLogprobs:
@@ -198,15 +200,15 @@ class Completion(Work):
 
     def take_plain_token(self, token_id: int, now: float) -> News | None:
         """`take_token` for `is_plain`. `now`: seconds, perf_counter."""
-        self.token_times.append(now)
-        num_tokens = len(self.token_times)
+        times = self.token_times
+        times.append(now)
         if token_id in self._end_ids:
             self._stop_at(token_id)
-        elif num_tokens >= self._max_new_tokens:
+        elif len(times) >= self._max_new_tokens:
             self.finish_reason = "length"
         elif self.ends_only:
             return None
-        return News(self, token_id, num_tokens, None, None, self.finish_reason)
+        return News(self, token_id, len(times), self.finish_reason)
 
     def take_token(self, token_id: int, now: float, logits: Float32Array | None) -> News | None:
         """Take in a new token: stop conditions, log-probabilities; returns the news, if anybody wants to hear it.
@@ -234,13 +236,13 @@ class Completion(Work):
         self._note_needs()
         if self.ends_only and self.finish_reason is None:
             return None
-        return News(self, token_id, num_tokens, delta, logprob, self.finish_reason)
+        return News(self, token_id, num_tokens, self.finish_reason, delta, logprob)
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
         """End before time; the text held back comes with the news of an abort."""
         news = super().end(reason, error)
         if self._text is not None and self.sequence.params.stop:
-            news = news._replace(text=self._text.finish() if error is None else "")
+            news.text = self._text.finish() if error is None else ""
         return news
 
     def _stop_at(self, token_id: int) -> None:

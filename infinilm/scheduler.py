@@ -51,7 +51,6 @@ class Sequence:
     output_token_ids: list[int] = field(default_factory=list)
     logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
     slot: int = -1  # -1 while waiting and when done
-    num_computed: int = 0  # tokens whose keys and values are in the cache, when the steps on their way are done
     num_collected: int = 0  # tokens whose logits were collected; those of a preempted sequence are not collected twice
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
     num_preemptions: int = 0
@@ -68,13 +67,23 @@ class Step:
     """One forward pass: the batch, and which sequence each of its chunks belongs to."""
 
     batch: _core.Batch
-    chunks: list[tuple[Sequence, int, int]]  # (sequence, first token computed for it, end), in batch order
-    samples: list[Sequence]  # the sequences that get a token: row i of the output belongs to samples[i]
+    sequences: list[Sequence]  # whose chunks it computes, in batch order
+    samples: list[Sequence]  # those that get a token: row i of the output belongs to samples[i]
     slots: Int32Array  # [len(samples)]
     positions: Int32Array  # [len(samples)]: where in the sequence that token goes
     logits_rows: list[tuple[Sequence, int, int, int]]  # (who collects logits, position of its first row, rows [a, b))
     num_prompt_tokens: int
     draws_on_host: bool  # for any sample the engine's id is not the last word
+    num_left: int  # the scheduler's count of sequences that left their slots, when this was made
+
+
+@dataclass(slots=True)
+class _Chunks:
+    """What a step will compute: one token of each decode, then chunks of prompts."""
+
+    sequences: list[Sequence]
+    decode_slots: Int32Array  # of the first of them
+    prefill_counts: list[int]  # tokens of each of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +161,14 @@ class Scheduler:
         self._slots_of_running: Int32Array | None = None  # None: to be made anew
         self._in_flight: Step | None = None  # the last step, until its results are in
         self._collected_rows = 0  # of the step that is being made
+        self._num_left = 0  # times a sequence left its slot
         # Structure of arrays, [max_num_seqs, ...].
         # One token more than a sequence can have, for who is not removed at its end.
         self._tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int32)  # also the one that the step in flight samples
         self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # its end: the last token is never computed
-        self._num_computed = np.zeros(max_num_seqs, np.int32)  # as Sequence.num_computed
+        # Tokens whose keys and values are in the cache, when the step in flight is done.
+        self._num_computed = np.zeros(max_num_seqs, np.int32)
         self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
         self._prompt_lens = np.zeros(max_num_seqs, np.int32)
         self._collects = np.zeros(max_num_seqs, np.bool_)
@@ -233,30 +244,30 @@ class Scheduler:
         now
             Seconds, perf_counter.
         """
-        chunks: list[tuple[Sequence, int]] = []
+        chunks = _Chunks([], np.zeros(0, np.int32), [])
         admitted: list[Sequence] = []
         self._collected_rows = 0
         try:
             preempted = self._choose_decodes(chunks)
             if preempted is None:
                 return None
-            budget, all_served = self._choose_prefills(chunks, self.max_num_batched_tokens - len(chunks))
+            budget, all_served = self._choose_prefills(chunks, self.max_num_batched_tokens - len(chunks.sequences))
             if all_served and not preempted:
                 self._admit(chunks, admitted, budget, now)
-            return self._build(chunks) if chunks else None
+            return self._build(chunks) if chunks.sequences else None
         except BaseException:  # what is not computed after all must not be found by others
             for sequence in reversed(admitted):
                 self._preempt(sequence)
             for sequence in self.running:
-                self.blocks.forget_uncomputed(sequence.slot, sequence.num_computed)
+                self.blocks.forget_uncomputed(sequence.slot, int(self._num_computed[sequence.slot]))
             raise
 
     def update(
-        self, step: Step, output: _core.StepOutput, ids: list[int] | None = None
+        self, step: Step, output: _core.StepOutput, ids: Int32Array | None = None
     ) -> list[tuple[Sequence, int, int]]:
         """Take in the result of a step; returns (sequence, its row, new token id) for each that got one.
 
-        `ids`: instead of those in `output`, one per row.
+        `ids`: instead of those in `output`, [num_rows].
         """
         if self._in_flight is step:
             self._in_flight = None
@@ -266,12 +277,15 @@ class Scheduler:
             if sequence.slot >= 0 and output.logits is not None and begin < end:
                 sequence.logits.append(output.logits.numpy()[begin:end])
                 sequence.num_collected += end - begin
+        if not step.samples:
+            return []
         if ids is None:
-            ids = [] if output.ids is None else output.ids.numpy().tolist()
-        # Rows that only collect logits come last. Without a slot: cancelled while the step ran.
-        sampled = [(s, row, ids[row]) for row, s in enumerate(step.samples) if s.slot >= 0]
-        slots, positions, new_ids = step.slots, step.positions, np.array(ids[: len(step.slots)], np.int32)
-        if len(sampled) < len(slots):
+            assert output.ids is not None  # there are samples
+            ids = output.ids.numpy()
+        slots, positions, new_ids = step.slots, step.positions, ids[: len(step.slots)]  # those only collected come last
+        sampled = list(zip(step.samples, range(len(slots)), new_ids.tolist(), strict=True))
+        if step.num_left != self._num_left:  # some may have been cancelled while the step ran
+            sampled = [item for item in sampled if item[0].slot >= 0]
             alive = [row for _, row, _ in sampled]
             slots, positions, new_ids = slots[alive], positions[alive], new_ids[alive]
         self._tokens[slots, positions] = new_ids
@@ -299,31 +313,31 @@ class Scheduler:
         new = sequence.params.max_tokens
         return self.max_model_len if new is None else min(len(sequence.prompt_token_ids) + new, self.max_model_len)
 
-    def _choose_decodes(self, chunks: list[tuple[Sequence, int]]) -> bool | None:
+    def _choose_decodes(self, chunks: _Chunks) -> bool | None:
         """Every decode gets its token and, when its last block is full, another; returns whether one was preempted.
 
         None: that would be needed, but sequences may end with the step in flight: better wait for it.
         """
         blocks, preempted = self.blocks, False
         slots = self._running_slots()
-        self._remember_decoded(slots[self._is_decode(slots)])
+        is_decode = self._is_decode(slots)
+        self._remember_decoded(slots[is_decode])
         blocks.release_behind_window(slots, self._num_computed[slots])
         while True:
-            slots = self._running_slots()
-            is_decode = self._is_decode(slots)
             growing = slots[is_decode & (self._num_computed[slots] == blocks.lengths[slots] * blocks.block_size)]
             if len(growing) <= blocks.num_free:
                 break
             if self._in_flight is not None:
                 return None
             self._preempt(self.running[-1])
-            preempted = True
+            slots, is_decode, preempted = slots[:-1], is_decode[:-1], True
         if len(growing):
             blocks.grow_by_one(growing)
         if is_decode.all():
-            chunks.extend((sequence, 1) for sequence in self.running)
+            chunks.sequences, chunks.decode_slots = self.running.copy(), slots
         else:
-            chunks.extend((self.running[i], 1) for i in np.flatnonzero(is_decode).tolist())
+            chunks.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
+            chunks.decode_slots = slots[is_decode]
         return preempted
 
     def _is_decode(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
@@ -342,21 +356,22 @@ class Scheduler:
             for i in np.flatnonzero(full > blocks.num_remembered[slots]).tolist():
                 blocks.remember(int(slots[i]), self._tokens[slots[i]], int(full[i]) * blocks.block_size)
 
-    def _choose_prefills(self, chunks: list[tuple[Sequence, int]], budget: int) -> tuple[int, bool]:
+    def _choose_prefills(self, chunks: _Chunks, budget: int) -> tuple[int, bool]:
         """Chunks of prompts that are being computed; returns the budget left and whether each got all it could."""
-        if len(chunks) == len(self.running):
+        if len(chunks.sequences) == len(self.running):
             return budget, True
-        for sequence in list(self.running):
+        slots = self._running_slots()
+        is_prefill = self._num_tokens[slots] - self._num_computed[slots] > 1
+        for sequence in [self.running[i] for i in np.flatnonzero(is_prefill).tolist()]:
             if sequence.slot < 0:  # preempted below
                 break
-            wanted = sequence.num_tokens - sequence.num_computed
-            if wanted <= 1:
-                continue
-            room = self.blocks.room(sequence.slot) - sequence.num_computed
+            num_computed = int(self._num_computed[sequence.slot])
+            wanted = sequence.num_tokens - num_computed
+            room = self.blocks.room(sequence.slot) - num_computed
             # Somebody must get on.
-            while room <= 0 and not chunks and self._in_flight is None and self.running[-1] is not sequence:
+            while room <= 0 and not chunks.sequences and not self._in_flight and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
-                room = self.blocks.room(sequence.slot) - sequence.num_computed
+                room = self.blocks.room(sequence.slot) - num_computed
             most = min(wanted, self._rows_left(sequence))  # who may not collect more does not hold up others
             count = min(most, budget, room)
             if count > 0:
@@ -370,18 +385,19 @@ class Scheduler:
         """Tokens of this sequence that may still go into the step, as far as collected logits are concerned."""
         return MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
 
-    def _take_chunk(self, chunks: list[tuple[Sequence, int]], sequence: Sequence, count: int) -> None:
+    def _take_chunk(self, chunks: _Chunks, sequence: Sequence, count: int) -> None:
         self._collected_rows += count if sequence.collect_logits else 0
-        end = sequence.num_computed + count
+        end = int(self._num_computed[sequence.slot]) + count
         self.blocks.grow(sequence.slot, end)
         self.blocks.remember(sequence.slot, self._tokens[sequence.slot], end)
-        chunks.append((sequence, count))
+        chunks.sequences.append(sequence)
+        chunks.prefill_counts.append(count)
 
-    def _admit(self, chunks: list[tuple[Sequence, int]], admitted: list[Sequence], budget: int, now: float) -> None:
+    def _admit(self, chunks: _Chunks, admitted: list[Sequence], budget: int, now: float) -> None:
         """Let sequences in while there are slots, tokens in the budget, and blocks for a first chunk and some more."""
         blocks = self.blocks
         while self.waiting and self._free_slots and budget > 0:
-            sequence, alone = self.waiting[0], not chunks
+            sequence, alone = self.waiting[0], not chunks.sequences
             rows = self._rows_left(sequence)
             if rows == 0 or (not alone and blocks.num_free <= self._watermark):
                 return
@@ -414,18 +430,18 @@ class Scheduler:
         self.running.append(sequence)
         self._slots_of_running = None
         sequence.slot = slot
-        sequence.num_computed = len(shared) * self.blocks.block_size
+        num_cached = len(shared) * self.blocks.block_size
         self.blocks.share(slot, shared)
         self._num_tokens[slot] = sequence.num_tokens
         self._max_num_tokens[slot] = _NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
-        self._num_computed[slot] = sequence.num_computed
+        self._num_computed[slot] = num_cached
         self.blocks.release_behind_window(np.array([slot]), self._num_computed[[slot]])
         if not sequence.first_scheduled:
             sequence.first_scheduled = now
             if not sequence.collect_logits:
-                sequence.cached_tokens = sequence.num_computed
+                sequence.cached_tokens = num_cached
                 self.blocks.num_queried_tokens += sequence.num_tokens
-                self.blocks.num_hit_tokens += sequence.num_computed
+                self.blocks.num_hit_tokens += num_cached
         params = sequence.params
         self._prompt_lens[slot] = len(sequence.prompt_token_ids)
         self._collects[slot] = sequence.collect_logits
@@ -437,7 +453,8 @@ class Scheduler:
         self._seed[slot] = sequence.seed
 
     def _leave_slot(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence.slot, sequence.num_computed)
+        self.blocks.free(sequence.slot, int(self._num_computed[sequence.slot]))
+        self._num_left += 1
         self._free_slots.append(sequence.slot)
         self._previous_row[sequence.slot] = -1
         sequence.slot = -1
@@ -448,31 +465,37 @@ class Scheduler:
         self._leave_slot(sequence)
         self.running.pop()
         self.waiting.appendleft(sequence)
-        sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     # ---- the batch ----
 
-    def _build(self, chunks: SequenceOf[tuple[Sequence, int]]) -> Step:
+    def _build(self, chunks: _Chunks) -> Step:
         """Make the step; the state moves on to what it will be afterwards."""
-        num_seqs, block_size = len(chunks), self.blocks.block_size
-        slots = np.fromiter((s.slot for s, _ in chunks), np.int32, num_seqs)
-        counts = np.fromiter((n for _, n in chunks), np.int32, num_seqs)
-        starts = self._num_computed[slots]  # [num_seqs]
-        ends = starts + counts  # [num_seqs]
-        cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        if cu_seqlens_q[-1] == num_seqs:  # decodes alone: one token each
-            token_slots, positions = slots, starts
+        sequences, num_decodes = chunks.sequences, len(chunks.decode_slots)
+        num_seqs, block_size = len(sequences), self.blocks.block_size
+        if num_seqs == num_decodes:
+            slots = token_slots = chunks.decode_slots  # [num_seqs], of each token
+            starts = positions = self._num_computed[slots]  # [num_seqs], of each token
+            ends = starts + 1  # [num_seqs]
+            cu_seqlens_q = np.arange(num_seqs + 1, dtype=np.int32)
         else:
+            prefill_slots = np.array([s.slot for s in sequences[num_decodes:]], np.int32)
+            slots = np.concatenate((chunks.decode_slots, prefill_slots))
+            counts = np.ones(num_seqs, np.int32)
+            counts[num_decodes:] = chunks.prefill_counts
+            starts = self._num_computed[slots]
+            ends = starts + counts
+            cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
+            np.cumsum(counts, out=cu_seqlens_q[1:])
             token_slots = np.repeat(slots, counts)  # [num_tokens]
             positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
         token_blocks = self.blocks.block_table[token_slots, positions // block_size]
         collects = self._collects[slots]
         sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
-        samples = [chunks[i][0] for i in sampled.tolist()]
-        watched = bool(self._is_watched[slots[sampled]].any())
+        samples = sequences if len(sampled) == num_seqs else [sequences[i] for i in sampled.tolist()]
+        sample_slots, sample_positions = slots[sampled], ends[sampled]
+        watched = bool(self._is_watched[sample_slots].any())
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight is not None:
@@ -483,8 +506,9 @@ class Scheduler:
         num_rows = len(samples)
         for i in np.flatnonzero(collects).tolist():
             rows.append(np.arange(cu_seqlens_q[i], cu_seqlens_q[i + 1], dtype=np.int32))
-            logits_rows.append((chunks[i][0], int(starts[i]), num_rows, num_rows + int(counts[i])))
-            num_rows += int(counts[i])
+            count = int(ends[i] - starts[i])
+            logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
+            num_rows += count
         batch = _core.Batch(
             input_ids=input_ids,
             positions=positions,
@@ -495,26 +519,24 @@ class Scheduler:
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
             return_logits=bool(logits_rows) or (watched and any(s.needs_logits for s in samples)),
-            **(self._sampling(slots[sampled], ends[sampled], num_rows) if samples else {}),
+            **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
         )
-        spans = [(s, begin, end) for (s, _), begin, end in zip(chunks, starts.tolist(), ends.tolist(), strict=True)]
         num_prompt = np.minimum(ends, self._prompt_lens[slots]) - starts
         step = Step(
             batch,
-            spans,
+            sequences,
             samples,
-            slots[sampled],
-            ends[sampled],
+            sample_slots,
+            sample_positions,
             logits_rows,
             num_prompt_tokens=int(num_prompt[num_prompt > 0].sum()),
             draws_on_host=watched and any(s.draws_on_host for s in samples),
+            num_left=self._num_left,
         )
-        for sequence, _, end in spans:
-            sequence.num_computed = end
         self._num_computed[slots] = ends
-        self._num_tokens[slots[sampled]] += 1
+        self._num_tokens[sample_slots] += 1
         self._previous_row.fill(-1)
-        self._previous_row[slots[sampled]] = np.arange(len(samples), dtype=np.int32)
+        self._previous_row[sample_slots] = np.arange(len(samples), dtype=np.int32)
         self._in_flight = step
         return step
 
@@ -527,6 +549,8 @@ class Scheduler:
         _core.fill_uniform(self._seed[slots], positions.astype(np.uint64), random_val[: len(slots)])
 
         def entries(per_slot: npt.NDArray[Any], rest: int) -> npt.NDArray[Any]:
+            if len(slots) == num_rows:
+                return per_slot[slots]
             out = np.full(num_rows, rest, per_slot.dtype)
             out[: len(slots)] = per_slot[slots]
             return out

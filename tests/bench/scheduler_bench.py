@@ -1,7 +1,12 @@
-"""How long the scheduler takes for a step, and what a paged cache costs on the CPU.
+"""How long Python takes for a step, and what a paged cache costs on the CPU.
 
-    python tests/bench/scheduler_bench.py                    # microseconds a step: schedule, batch, update; no model
+    python tests/bench/scheduler_bench.py                    # microseconds a step, the engine left out
+    python tests/bench/scheduler_bench.py --profile          # where they go, by function
     python tests/bench/scheduler_bench.py --layouts          # prefill and decode, blocks of 16 tokens against one block
+
+A step is: orders taken from callers, schedule, batch, results taken in, and, for each sequence, the news of its token
+given to a listener ("stream") or kept until its end ("generate"); text is made by the callers' threads. The scheduler
+alone is the part of it up to the batch, and the tokens taken in.
 
 `--layouts` runs one engine with dummy weights (shapes of llama-1b, fewer layers) under two schedulers: blocks of 16
 tokens, and one block per sequence, the static layout. Rounds alternate; on a busy machine only the fastest
@@ -11,6 +16,9 @@ compare.
 from __future__ import annotations
 
 import argparse
+import cProfile
+import gc
+import pstats
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from infinilm import SamplingParams, _core
+from infinilm import LLM, SamplingParams, _core
 from infinilm.config import LlamaConfig
 from infinilm.families import build_spec
 from infinilm.scheduler import Scheduler, Sequence
@@ -53,17 +61,76 @@ def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[flo
         assert step is not None
         scheduler.update(step, output)
         elapsed = time.perf_counter() - started
-        if len(step.samples) == num_seqs and len(step.chunks) == num_seqs and i >= 10:
+        if len(step.samples) == num_seqs and len(step.sequences) == num_seqs and i >= 10:
             yield elapsed
+
+
+class NoEngine:
+    """Answers every step at once, with the same token for all."""
+
+    def __init__(self, num_seqs: int) -> None:
+        ids = np.full(num_seqs, 300, np.int32)
+        self._output = SimpleNamespace(ids=SimpleNamespace(numpy=lambda: ids), logits=None)
+
+    def submit(self, batch: _core.Batch) -> NoEngine:
+        return self
+
+    def result(self) -> Any:
+        return self._output
+
+    def close(self) -> None:
+        pass
+
+
+def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterator[float]:
+    """Seconds of each step of the thread that serves `num_seqs` requests of an `LLM`, the engine left out."""
+    max_len = num_steps + 64
+    with LLM("demo", max_num_seqs=num_seqs, max_model_len=max_len, kv_cache="2GiB", use_tqdm=False) as llm:
+        thread: Any = llm._thread
+        thread._engine.close()
+        thread._engine = NoEngine(num_seqs)
+        prompts = [[1 + i % 200] * 20 for i in range(num_seqs)]
+        requests = llm._requests.make(prompts, None, {"max_tokens": num_steps + 20, "ignore_eos": True})
+        heard: list[Any] = []
+        for request in requests:
+            request.listen(heard.append, ends_only=ends_only)
+        thread._inbox.put([work for request in requests for work in request.works])  # `submit` would start the thread
+        for i in range(num_steps + 10):
+            started = time.perf_counter()
+            thread._deliver(thread._step())
+            elapsed = time.perf_counter() - started
+            if i >= 10:
+                assert len(heard) == (0 if ends_only else num_seqs)
+                yield elapsed
+            heard.clear()
+
+
+def print_times(label: str, seconds: Iterator[float]) -> None:
+    micros = sorted(1e6 * s for s in seconds)
+    tenth, median, p99 = (micros[len(micros) * p // 100] for p in (10, 50, 99))
+    print(f"{label:36} median {median:6.0f} us  p10 {tenth:6.0f} us  p99 {p99:6.0f} us")
 
 
 def bench_steps(sizes: list[int], num_steps: int) -> None:
     for size in sizes:
         for caching in (True, False):
-            micros = sorted(1e6 * seconds for seconds in time_scheduler(size, num_steps, caching))
-            p99 = micros[len(micros) * 99 // 100]
             label = "prefix cache" if caching else "no prefix cache"
-            print(f"{size:4} decodes, {label:16} median {statistics.median(micros):6.0f} us  p99 {p99:6.0f} us")
+            print_times(f"{size:4} decodes, scheduler, {label}", time_scheduler(size, num_steps, caching))
+        for ends_only in (True, False):
+            label = "generate" if ends_only else "stream"
+            print_times(f"{size:4} decodes, all, {label}", time_engine_thread(size, num_steps, ends_only))
+
+
+def profile_steps(size: int, num_steps: int) -> None:
+    steps = time_engine_thread(size, num_steps, ends_only=False)
+    next(steps)
+    gc.collect()
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in steps:
+        pass
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(20)
 
 
 def run_layout(engine: _core.InferEngine, block_size: int, max_len: int, batch: int, prompt: int, steps: int) -> Any:
@@ -121,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--layouts", action="store_true")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=1024)
@@ -128,6 +196,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.layouts:
         bench_layouts(args.layers, args.prompt, args.rounds)
+    elif args.profile:
+        profile_steps(max(args.sizes), args.steps)
     else:
         bench_steps(args.sizes, args.steps)
 

@@ -457,7 +457,7 @@ def test_decode_is_measured_on_whole_batches(folder: Path, chunk: int, batch_siz
     )
     with LLM(folder, max_model_len=needed, max_num_batched_tokens=chunk, max_num_seqs=batch_size) as model:
         measured = bench.measure_decode(model, batch_size, context, 6, np.random.default_rng(0))
-        assert not model._scheduler.has_work
+        assert not model._thread.scheduler.has_work
     assert len(measured.step_seconds) == 6
     assert min(measured.step_seconds) > 0
     assert measured.ttft > 0

@@ -26,7 +26,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def idle(llm: LLM) -> bool:
-    return not llm._scheduler.has_work
+    return not llm._thread.scheduler.has_work
 
 
 def one(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:

@@ -41,7 +41,7 @@ def test_bad_prompts(llm: LLM, prompt: Any, message: str) -> None:
     for call in (llm.generate, llm.stream):
         with pytest.raises(infinilm.RequestError, match=message):
             call(prompt, max_tokens=2)
-    assert not llm._scheduler.has_work
+    assert not llm._thread.scheduler.has_work
     assert len(one(llm, "the", max_tokens=2, ignore_eos=True).token_ids) == 2
 
 

@@ -100,13 +100,13 @@ def test_a_stream_may_be_collected_in_the_middle_of_a_step(folder: Path, monkeyp
         cycle: list[Any] = [stream]
         cycle.append(cycle)
         del stream, cycle  # lives until the garbage collector finds it
-        update = model._scheduler.update
+        update = model._thread.scheduler.update
 
         def collect_and_update(*args: Any) -> Any:
             gc.collect()
             return update(*args)
 
-        monkeypatch.setattr(model._scheduler, "update", collect_and_update)
+        monkeypatch.setattr(model._thread.scheduler, "update", collect_and_update)
         thread = threading.Thread(target=one, args=(model, "an"), kwargs={"max_tokens": 3}, daemon=True)
         thread.start()
         thread.join(60)
@@ -119,12 +119,12 @@ def test_a_failed_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         settings: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
         expected = one(model, "the", **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(model._scheduler, "_build", lambda *_: fail())
+            patch.setattr(model._thread.scheduler, "_build", lambda *_: fail())
             for call in (lambda: model.generate("the", **settings), lambda: model.forward([1, 2])):
                 with pytest.raises(RuntimeError, match="on purpose"):
                     call()
         assert one(model, "the", **settings) == expected
-        assert not model._scheduler.has_work
+        assert not model._thread.scheduler.has_work
 
 
 def fail() -> None:
@@ -331,7 +331,7 @@ def test_forward(folder: Path, llm: LLM, chunk: int) -> None:
     with LLM(folder, max_num_batched_tokens=chunk, max_num_seqs=1) as other:
         np.testing.assert_array_equal(other.forward(ids), logits)
     assert one(llm, ids, temperature=0, max_tokens=1).token_ids[0] == logits[-1].argmax()
-    assert not llm._scheduler.has_work
+    assert not llm._thread.scheduler.has_work
 
 
 def test_forward_of_a_full_context(llm: LLM) -> None:

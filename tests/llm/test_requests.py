@@ -118,14 +118,14 @@ def test_cancel_anywhere(folder: Path) -> None:
 def test_cancel_between_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(folder, max_num_batched_tokens=8, max_num_seqs=2) as model:
         requests: list[infinilm.Request] = []
-        update = model._scheduler.update
+        update = model._thread.scheduler.update
 
         def cancel_and_update(*args: Any) -> Any:
             wait_for(lambda: bool(requests))
             requests[0].cancel()
             return update(*args)
 
-        monkeypatch.setattr(model._scheduler, "update", cancel_and_update)
+        monkeypatch.setattr(model._thread.scheduler, "update", cancel_and_update)
         requests.append(model.submit([1] * 100, **SETTINGS))
         output = requests[0].result(30)
         assert (output.outputs[0].finish_reason, list(output.outputs[0].token_ids)) == ("abort", [])

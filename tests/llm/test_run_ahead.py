@@ -142,7 +142,7 @@ def test_a_failed_step_does_not_touch_those_in_the_next(
     settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
     with LLM(folder, use_tqdm=False) as model:
         expected = model.generate(prompt, use_tqdm=False, **settings)[0].outputs
-        model._scheduler.reset_prefix_cache()
+        model._thread.scheduler.reset_prefix_cache()
         recorder = record(model, fail_at=fail_at, error=RuntimeError("on purpose"))
         late: list[infinilm.Request] = []
 

@@ -102,15 +102,14 @@ class Engine:
             known = np.array([*self.ids_before, 0], np.int32)
             input_ids = np.where(batch.previous_rows < 0, input_ids, known[batch.previous_rows])
         slots = []
-        for i, (sequence, start, stop) in enumerate(step.chunks):
-            count = stop - start
+        for i, sequence in enumerate(step.sequences):
             tokens = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
             begin, end, context = *cu_seqlens_q[i : i + 2], int(batch.context_lens[i])
+            count = end - begin
             if len(tokens) < context:  # the last one is not known to the scheduler yet
                 tokens.append(int(input_ids[end - 1]))
                 assert tokens[-1] == next_token(prefixes_of(tokens[:-1])[-1])
-            assert end - begin == count > 0
-            assert context == sequence.num_computed == stop
+            assert count > 0
             assert context < len(sequence.prompt_token_ids) + sequence.params.max_tokens, "the last token is computed"
             positions = np.arange(context - count, context)
             np.testing.assert_array_equal(batch.positions[begin:end], positions)

@@ -174,7 +174,7 @@ def test_what_a_failed_step_did_not_compute_is_not_shared(
             step, _ = engine.in_flight or (step, None)
             engine.in_flight = None
             engine.cache.clear()
-        for sequence, _, _ in step.chunks:
+        for sequence in step.sequences:
             scheduler.remove(sequence)
         scheduler.recompute_all()
         remaining = [*scheduler.waiting, make_sequence(list(range(21)), 5)]
@@ -244,7 +244,7 @@ def test_logits_are_collected_once_also_after_preemption() -> None:
     collecting = make_sequence(list(range(16)), 1, collect_logits=True)
     for sequence in (old, collecting):
         scheduler.add(sequence)
-    while collecting.num_computed < 16:
+    while collecting.num_collected < 16:
         for sequence, _, _ in engine.step():
             if len(sequence.output_token_ids) >= sequence.params.max_tokens:
                 scheduler.remove(sequence)

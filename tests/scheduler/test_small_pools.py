@@ -44,7 +44,7 @@ def alone(folder: Path) -> Iterator[list[list[int]]]:
     prompts, params = make_requests()
     with LLM(folder, enable_prefix_caching=False, use_tqdm=False) as model:
         yield [tokens(model.generate([p], s, use_tqdm=False))[0] for p, s in zip(prompts, params, strict=True)]
-        assert model._scheduler.stats.prefix_hit_rate == 0
+        assert model._thread.scheduler.stats.prefix_hit_rate == 0
 
 
 @pytest.mark.parametrize("num_blocks", [8, 12, 40])
@@ -57,10 +57,10 @@ def test_answers_do_not_depend_on_the_pool(
     with LLM(folder, kv_cache=num_blocks * BLOCK_BYTES, enable_prefix_caching=caching, **settings) as model:
         assert model.memory.num_blocks == num_blocks
         assert tokens(model.generate(prompts, params, use_tqdm=False)) == alone
-        stats = model._scheduler.stats
+        stats = model._thread.scheduler.stats
         outputs = model.generate(prompts, params, use_tqdm=False)
         assert tokens(outputs) == alone
-        assert model._scheduler.stats.num_used_blocks == 0
+        assert model._thread.scheduler.stats.num_used_blocks == 0
     if num_blocks == 8:
         assert stats.num_preemptions > 0
     if num_blocks == 40:
