@@ -12,23 +12,54 @@ void raise(const char* class_name, const char* message) {
 
 void translate(const std::exception_ptr& pointer, void*);
 
-// EngineDeadError, whose __cause__ is the error that stopped the engine.
-void raise_dead(const EngineDeadError& error) {
-    const nb::object type = nb::module_::import_("infinilm.errors").attr("EngineDeadError");
+// The exception of Python that this one of the core becomes.
+nb::object translated(const std::exception_ptr& pointer) {
     try {
-        std::rethrow_if_nested(error);
-        PyErr_SetString(type.ptr(), error.what());
-        return;
-    } catch (const nb::python_error& cause) {  // it stays where it is, for the next one who asks
-        PyErr_SetObject(cause.type().ptr(), cause.value().ptr());
-    } catch (const Error&) {
-        translate(std::current_exception(), nullptr);
+        translate(pointer, nullptr);
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
-    } catch (const std::exception& cause) {
-        PyErr_SetString(PyExc_RuntimeError, cause.what());
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
     }
-    nb::chain_error(type, "%s", error.what());
+#if PY_VERSION_HEX >= 0x030c0000
+    return nb::steal(PyErr_GetRaisedException());
+#else
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return nb::steal(value);
+#endif
+}
+
+// "ValueError: no", without the traceback that what() gives; a text that cannot be made is left out.
+std::string describe(const nb::python_error& error) {
+    const std::string name = nb::type_name(error.type()).c_str();
+    const nb::object text = nb::steal(PyObject_Str(error.value().ptr()));
+    const char* characters = text ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+    if (!characters) PyErr_Clear();
+    return characters && *characters ? concat(name, ": ", characters) : name;
+}
+
+// EngineDeadError, whose __cause__ is the error that stopped the engine. An exception of Python stays as it is and
+// where it is, for the next one who asks: raising it here would give it the exception being handled as its __context__,
+// and so the engine, which keeps it, a reference to itself.
+void raise_dead(const EngineDeadError& error) {
+    const nb::object type = nb::module_::import_("infinilm.errors").attr("EngineDeadError");
+    std::string message = error.what();
+    nb::object cause;
+    try {
+        std::rethrow_if_nested(error);
+    } catch (const nb::python_error& raised) {
+        cause = nb::borrow(raised.value());
+        message = concat(EngineDeadError::prefix, describe(raised));
+    } catch (...) {
+        cause = translated(std::current_exception());
+    }
+    const nb::object dead = type(message.c_str());
+    if (cause) PyException_SetCause(dead.ptr(), cause.release().ptr());
+    PyErr_SetObject(type.ptr(), dead.ptr());
 }
 
 void translate(const std::exception_ptr& pointer, void*) {

@@ -26,6 +26,7 @@ struct RequestError : Error {
 };
 struct EngineDeadError : Error {
     using Error::Error;
+    static constexpr std::string_view prefix = "the ranks have stopped: ";  // then the first cause
 };
 
 // concat("expected ", 3, ", got ", shape): messages without iostreams at the call site.

@@ -1,85 +1,23 @@
-// Waiting is a bounded spin and then a futex, on both sides: a thread waits for the next region on epoch_, the caller
-// for the last thread inside on gate_. Each side announces that it goes to sleep (parked_, caller_parked_) before it
-// looks at the awaited word once more, and the other side changes the word before it reads the announcement; with
-// sequentially consistent operations one of the two sees the other, so no wake-up is lost.
+// Both sides wait (core/wait.h): a thread for the next region on epoch_, the caller for the last thread inside on
+// gate_. Each side announces that it goes to sleep (parked_, caller_parked_) before it looks at the awaited word once
+// more, and the other side changes the word before it reads the announcement; with sequentially consistent operations
+// one of the two sees the other, so no wake-up is lost.
 //
 // A region is open from run_erased's start until the caller has drawn the last share. A thread that joins while it is
 // open keeps the caller from returning, and so the task alive, until it leaves; a thread that comes later finds the
 // gate shut.
 #include "cpu/thread_pool.h"
 
-#include <chrono>
-#include <climits>
-
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "core/wait.h"
 
 namespace infinilm::cpu {
 
 namespace {
 
-// How long a thread polls before it sleeps. The gap between two regions of a forward pass is microseconds and between
-// two steps some hundred; waking a sleeper costs 5 to 50. When threads outnumber cores whoever spins keeps the core
-// from whoever works (measured: 40 times slower), hence nearly no spin there.
-constexpr int spin_ns = 300'000, crowded_spin_ns = 2'000;
-
 constexpr uint32_t open_gate = 1u << 31;  // of gate_, beside the count
 
 // Threads of all pools of the process: several ranks, each with its pool, share the cores.
 std::atomic<int> live_threads{0};
-
-int available_cores() {
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-#endif
-    return static_cast<int>(std::thread::hardware_concurrency());
-}
-
-void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb");
-#endif
-}
-
-void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
-#if defined(__linux__)
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);  // returns at once if it has changed
-#else
-    word.wait(value);
-#endif
-}
-
-void wake(std::atomic<uint32_t>& word) {
-#if defined(__linux__)
-    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-#else
-    word.notify_all();
-#endif
-}
-
-// True as soon as done(); false when the time is up.
-template <class Done>
-bool spin(Done done, int limit_ns) {
-    using Clock = std::chrono::steady_clock;
-    const auto deadline = Clock::now() + std::chrono::nanoseconds(limit_ns);
-    do {
-        for (int i = 0; i < 32; ++i) {
-            if (done()) return true;
-            relax();
-        }
-    } while (Clock::now() < deadline);
-    return false;
-}
 
 }  // namespace
 
@@ -100,14 +38,12 @@ ThreadPool::~ThreadPool() { stop_threads(); }
 void ThreadPool::stop_threads() {
     stop_.store(true, std::memory_order_relaxed);  // published by the new epoch
     epoch_.fetch_add(1);
-    wake(epoch_);
+    wake_all(epoch_);
     for (std::thread& thread : threads_) thread.join();
     live_threads.fetch_sub(num_threads_, std::memory_order_relaxed);
 }
 
-int ThreadPool::spin_limit_ns() const {
-    return live_threads.load(std::memory_order_relaxed) <= num_cores_ ? spin_ns : crowded_spin_ns;
-}
+bool ThreadPool::crowded() const { return live_threads.load(std::memory_order_relaxed) > num_cores_; }
 
 bool ThreadPool::join() {
     uint32_t gate = gate_.load(std::memory_order_relaxed);
@@ -118,7 +54,7 @@ bool ThreadPool::join() {
 }
 
 void ThreadPool::leave() {
-    if (gate_.fetch_sub(1) == 1 && caller_parked_.load() != 0) wake(gate_);
+    if (gate_.fetch_sub(1) == 1 && caller_parked_.load() != 0) wake_all(gate_);
 }
 
 void ThreadPool::draw_shares(int thread) {
@@ -129,7 +65,7 @@ void ThreadPool::draw_shares(int thread) {
 void ThreadPool::work(int thread) {
     for (uint32_t seen = 0;;) {
         const auto announced = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-        if (!spin(announced, spin_limit_ns())) {
+        if (!poll_until(announced, crowded())) {
             parked_.fetch_add(1);
             while (epoch_.load() == seen) sleep_while(epoch_, seen);
             parked_.fetch_sub(1, std::memory_order_relaxed);
@@ -149,12 +85,12 @@ void ThreadPool::run_erased(Task task, void* argument, int num_shares) {
     next_share_.store(0, std::memory_order_relaxed);
     gate_.store(open_gate, std::memory_order_release);  // publishes the four above to those who join
     epoch_.fetch_add(1);
-    if (parked_.load() != 0) wake(epoch_);
+    if (parked_.load() != 0) wake_all(epoch_);
     draw_shares(0);
 
     gate_.fetch_and(~open_gate, std::memory_order_acquire);
     const auto empty = [&] { return gate_.load(std::memory_order_acquire) == 0; };
-    if (spin(empty, spin_limit_ns())) return;
+    if (poll_until(empty, crowded())) return;
     caller_parked_.store(1);
     for (uint32_t inside; (inside = gate_.load()) != 0;) sleep_while(gate_, inside);
     caller_parked_.store(0, std::memory_order_relaxed);

@@ -1,7 +1,7 @@
-// A spin-then-park pool: one per rank, the caller is thread 0. run(n, f) cuts a region into n shares, calls
+// A poll-then-park pool: one per rank, the caller is thread 0. run(n, f) cuts a region into n shares, calls
 // f(share, thread) once for each, and returns when all are done. Threads draw shares from a counter, and the caller
 // waits only for threads that have begun: one that the system does not let run costs its part of the machine, not the
-// whole step. Between regions threads spin briefly, since the next region of a forward pass is microseconds away, then
+// whole step. Between regions threads poll briefly, since the next region of a forward pass is microseconds away, then
 // sleep in the kernel: an idle engine costs no CPU. Not reentrant; one caller at a time.
 #pragma once
 
@@ -41,7 +41,7 @@ private:
     void draw_shares(int thread);
     void work(int thread);
     void stop_threads();
-    int spin_limit_ns() const;
+    bool crowded() const;  // there are more threads than cores
 
     // Each on its own cache line: threads poll one while the others change.
     alignas(64) std::atomic<uint32_t> epoch_{0};  // a new value announces a region

@@ -104,7 +104,7 @@ void FirstCause::clear() {
 
 void FirstCause::throw_dead() const {
     std::unique_lock lock(mutex_);
-    const EngineDeadError dead(concat("the ranks have stopped: ", message_));
+    const EngineDeadError dead(concat(EngineDeadError::prefix, message_));
     const std::exception_ptr cause = cause_;
     lock.unlock();
     try {

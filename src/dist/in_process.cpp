@@ -18,11 +18,6 @@ namespace infinilm {
 
 namespace {
 
-// How long a rank polls for the others before it sleeps: 2 us, then, if every thread has a core of its own, as long as
-// cpu/thread_pool.cpp does, but giving the core away in between. The system may run two ranks on one core nevertheless,
-// where polling alone keeps the awaited rank from running (measured: 600 us for 8 KiB instead of 7).
-constexpr int spin_ns = 2'000, yield_ns = 300'000;
-
 // Longest message that goes through the mail: for longer ones a second barrier costs less than the second copy (2
 // ranks, all_reduce: 1.0 against 1.6 us for 1 KiB, about the same for 4 KiB, 2.6 against 1.8 us for 8 KiB).
 constexpr int64_t mail_bytes = 4 << 10;
@@ -165,8 +160,7 @@ void Group::wait_for_all() {
         return;
     }
     const auto changed = [&] { return epoch_.load(std::memory_order_acquire) != epoch; };
-    const auto changed_or_yield = [&] { return changed() || (std::this_thread::yield(), false); };
-    if (!spin_until(changed, spin_ns) && (crowded_ || !spin_until(changed_or_yield, yield_ns))) {
+    if (!poll_until(changed, crowded_)) {
         parked_.fetch_add(1);
         while (epoch_.load() == epoch) sleep_while(epoch_, epoch);
         parked_.fetch_sub(1, std::memory_order_relaxed);

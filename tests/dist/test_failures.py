@@ -1,0 +1,326 @@
+"""A rank that fails stops them all: everybody learns why within a second, and the engine closes.
+
+Failures are made with what users have: hooks that raise, tensors and steps that do not fit, caches without room.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infinilm import (
+    CacheFullError,
+    DeviceError,
+    EngineDeadError,
+    HookRegistry,
+    InferEngine,
+    InfinilmError,
+    LlamaConfig,
+    StaticKVCacheConfig,
+    WeightError,
+    _core,
+)
+from infinilm.families import build_spec
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from tiny_models import make_config, make_weights, open_engine, run_steps  # noqa: E402
+
+STEP = InferEngine.Input([[1, 2, 3]], temperature=0)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> LlamaConfig:
+    return make_config(tmp_path)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Far above what it takes, far below what a wait for ever would be noticed by."""
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < seconds
+
+
+class OnPurpose(Exception):
+    pass
+
+
+def fail_on(rank_that_fails: int, *, after: float = 0) -> Callable[..., None]:
+    def hook(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> None:
+        if rank == rank_that_fails:
+            time.sleep(after)
+            raise OnPurpose(f"{name} on rank {rank}")
+
+    return hook
+
+
+def hooked(engine: InferEngine, pattern: str, hook: Callable[..., Any]) -> None:
+    registry = HookRegistry()
+    registry.register_hook(pattern, hook, ranks="all")
+    engine.set_hook_registry(registry)
+
+
+# ---- a rank that fails alone ----
+
+
+@pytest.mark.parametrize("pattern", ["embedding", "layer0_q_proj", "layer1_down_proj", "final_norm", "logits"])
+@pytest.mark.parametrize(("tp_size", "rank"), [(2, 0), (2, 1), (4, 2)])
+def test_a_hook_that_raises(config: LlamaConfig, pattern: str, tp_size: int, rank: int) -> None:
+    """In the middle of a step, where the others wait for the rank in a collective."""
+    with open_engine(config, tp_size) as engine:
+        run_steps(engine)
+        hooked(engine, pattern, fail_on(rank, after=0.02))
+        with within(1), pytest.raises(EngineDeadError, match=rf"^the ranks have stopped: \S*OnPurpose: {pattern} on") as dead:
+            engine.forward(STEP)
+        assert isinstance(dead.value.__cause__, OnPurpose)
+        assert str(dead.value.__cause__) == f"{pattern} on rank {rank}"
+        for call in (
+            lambda: engine.forward(STEP),
+            lambda: engine.reset_cache(StaticKVCacheConfig(3, 40)),
+            lambda: engine.state_dict(),
+        ):
+            with within(0.5), pytest.raises(EngineDeadError, match="on rank") as again:
+                call()
+            assert isinstance(again.value.__cause__, OnPurpose)
+        with within(1):
+            engine.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            engine.forward(STEP)
+
+
+def test_the_first_cause_counts(config: LlamaConfig) -> None:
+    def fail(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> None:
+        time.sleep(0.05 * (rank + 1))
+        raise OnPurpose(str(rank))
+
+    with open_engine(config, 4) as engine:
+        hooked(engine, "layer0_q_proj", fail)
+        with within(1), pytest.raises(EngineDeadError) as dead:
+            engine.forward(STEP)
+        assert str(dead.value.__cause__) == "0"
+
+
+def test_errors_without_an_exception_of_python(config: LlamaConfig) -> None:
+    """What the core itself refuses, on one rank: a replacement that does not fit."""
+    def wrong(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> Any:
+        return tensor.numpy()[:, :1] if rank == 1 else None
+
+    with open_engine(config, 2) as engine:
+        hooked(engine, "layer0_q_proj", wrong)
+        with within(1), pytest.raises(EngineDeadError, match="layer0_q_proj") as dead:
+            engine.forward(STEP)
+        assert type(dead.value.__cause__) is InfinilmError
+
+
+def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
+    """Steps that were submitted behind the one that fails, and threads that wait for their turn."""
+    with open_engine(config, 2) as engine:
+        engine.forward(STEP)
+        core = engine._core
+        core.set_hooks(lambda name, layer, tensor, rank: fail_on(1, after=0.1)(name, tensor, layer, rank), [], ["logits"])
+        batch = make_batch()
+        steps = [core.submit(batch) for _ in range(5)]
+        told: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                core.state_dict()
+            except EngineDeadError as error:
+                told.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        with within(2):
+            for step in steps:
+                with pytest.raises(EngineDeadError, match="on rank 1") as dead:
+                    step.result()
+                assert isinstance(dead.value.__cause__, OnPurpose)
+            for thread in threads:
+                thread.join()
+        assert len(told) == 3
+        with pytest.raises(EngineDeadError, match="on rank 1"):
+            core.submit(batch)
+
+
+def test_closing_while_steps_run(config: LlamaConfig) -> None:
+    with open_engine(config, 2) as engine:
+        engine.forward(STEP)
+        steps = [engine._core.submit(make_batch()) for _ in range(20)]
+        with within(2):
+            engine.close()
+        for step in steps:  # what was submitted is finished
+            assert step.result().ids is not None
+
+
+def test_a_device_that_only_one_rank_lacks(config: LlamaConfig) -> None:
+    spec = build_spec(config, dtype="float32", max_model_len=32)
+    before = tasks()
+    with within(1), pytest.raises(DeviceError, match="(?i)cuda"):
+        _core.InferEngine(spec, ["cpu", "cuda:63"])
+    assert tasks() == before
+
+
+def make_batch(**changes: Any) -> _core.Batch:
+    good: dict[str, Any] = {
+        "input_ids": np.array([1, 2, 3], np.int32),
+        "positions": np.arange(3, dtype=np.int32),
+        "slot_mapping": np.arange(3, dtype=np.int64),
+        "block_table": np.array([[0]], np.int32),
+        "cu_seqlens_q": np.array([0, 3], np.int32),
+        "context_lens": np.array([3], np.int32),
+        "logits_rows": np.array([2], np.int32),
+        "temperature": np.zeros(1, np.float32),
+        "top_k": np.zeros(1, np.int32),
+        "top_p": np.ones(1, np.float32),
+        "min_p": np.zeros(1, np.float32),
+        "random_val": np.zeros(1, np.float32),
+    }
+    return _core.Batch(**{**good, **changes})
+
+
+# ---- what all ranks refuse alike ----
+
+
+@pytest.mark.parametrize(
+    ("expected", "changes"),
+    [
+        ("input_ids[1] is 131", {"input_ids": np.array([1, 131, 3], np.int32)}),
+        ("slot_mapping[2] is 128", {"slot_mapping": np.array([0, 1, 128], np.int64)}),
+        ("block_table[0][0] is 2", {"block_table": np.array([[2]], np.int32)}),
+        ("context_lens[0] is 65", {"context_lens": np.array([65], np.int32)}),
+        ("cu_seqlens_q[1] is 2", {"cu_seqlens_q": np.array([0, 2], np.int32)}),
+        ("logits_rows[0] is 3", {"logits_rows": np.array([3], np.int32)}),
+        ("positions", {"positions": np.arange(2, dtype=np.int32)}),
+        ("random_val", {"random_val": np.array([2], np.float32)}),
+        ("previous_rows[1] is 7", {"previous_rows": np.array([-1, 7, -1], np.int32)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_step_that_is_refused_changes_nothing(config: LlamaConfig, expected: str, changes: dict[str, Any]) -> None:
+    with open_engine(config, 2) as engine:
+        before = run_steps(engine)[1]
+        engine._core.forward(make_batch())  # so that there are previous rows
+        with pytest.raises(InfinilmError) as refused:
+            engine._core.forward(make_batch(**changes))
+        assert expected in str(refused.value) and not isinstance(refused.value, EngineDeadError)
+        assert np.array_equal(run_steps(engine)[1], before)
+
+
+def test_logits_that_cannot_be_sampled(config: LlamaConfig) -> None:
+    """All ranks find NaN alike, wherever it is: the step fails, the engine goes on."""
+    with open_engine(config, 4) as engine:
+        before = run_steps(engine)[1]
+        for where in (0, 100, 130):  # rows of different ranks' parts of the vocabulary
+
+            def spoil(name: str, tensor: _core.Tensor, layer_idx: int, where: int = where) -> None:
+                tensor.numpy()[:, where] = np.nan
+
+            hooked(engine, "logits", spoil)
+            for sampling in ({"temperature": 0}, {"top_k": 5}, {"top_k": -1}):
+                with pytest.raises(InfinilmError, match="NaN") as failed:
+                    engine.forward(InferEngine.Input([[1, 2, 3]], **sampling))
+                assert not isinstance(failed.value, EngineDeadError)
+        engine.set_hook_registry(None)
+        assert np.array_equal(run_steps(engine)[1], before)
+
+
+def test_bad_parameters_are_refused_at_load(config: LlamaConfig) -> None:
+    with open_engine(config, 2, load=False) as engine:
+        weights = make_weights(engine.param_shapes())
+        with pytest.raises(WeightError, match="are not loaded"):
+            engine.forward(STEP)
+        name = "model.layers.0.self_attn.o_proj.weight"
+        with pytest.raises(WeightError, match="expected shape"):
+            engine._core.load_param(name, _core.from_numpy(weights[name][:, ::2].copy()))
+        engine.load_params(weights)
+        with pytest.raises(WeightError, match="already loaded"):
+            engine._core.load_param(name, _core.from_numpy(weights[name]))
+        run_steps(engine)
+
+
+def test_a_cache_without_room_leaves_the_old_one(config: LlamaConfig) -> None:
+    with open_engine(config, 2) as engine:
+        before = run_steps(engine)[1]
+        with pytest.raises(CacheFullError):
+            engine.reset_cache(StaticKVCacheConfig(2**20, 2**25))
+        assert np.array_equal(run_steps(engine)[1], before)
+
+
+# ---- nothing is left ----
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_rounds_of_failing_and_closing_leave_nothing(config: LlamaConfig) -> None:
+    """Threads end and memory comes back, however the engine ended."""
+    arrays = make_weights(_core.param_shapes(build_spec(config, dtype="float32", max_model_len=64)))
+    weights = {name: _core.from_numpy(array) for name, array in arrays.items()}
+
+    def one_round(i: int) -> None:
+        engine = open_engine(config, 2 + 2 * (i % 2), load=False)
+        for name, tensor in weights.items():
+            engine._core.load_param(name, tensor)
+        match i % 5:
+            case 0:
+                with pytest.raises(CacheFullError):
+                    engine.reset_cache(StaticKVCacheConfig(2**20, 2**25))
+            case 1:
+                with pytest.raises(WeightError):
+                    engine._core.load_param("lm_head.weight", weights["lm_head.weight"])
+            case 2 | 3:
+                hooked(engine, "layer0_o_proj", fail_on(i % 2))
+                with pytest.raises(EngineDeadError):
+                    engine.forward(STEP)
+            case _:
+                engine.forward(STEP)
+        if i % 3:  # else it is collected
+            engine.close()
+
+    for i in range(30):
+        one_round(i)
+    gc.collect()
+    threads, memory = tasks(), resident_bytes()
+    for i in range(200):
+        one_round(i)
+    gc.collect()
+    assert tasks() == threads
+    assert resident_bytes() - memory < 8 << 20
+
+
+def test_a_dead_engine_can_be_collected(config: LlamaConfig) -> None:
+    """Though its hooks refer to it, and the exception that ended it to the frames they ran in."""
+    engine = open_engine(config, 2)
+
+    def fail(name: str, tensor: _core.Tensor, layer_idx: int, keep: Any = engine) -> None:
+        raise OnPurpose(name)
+
+    hooked(engine, "logits", fail)
+    with pytest.raises(EngineDeadError):
+        engine.forward(STEP)
+    engine.close()
+    gone = weakref.ref(engine)
+    del engine, fail
+    gc.collect()
+    assert gone() is None
