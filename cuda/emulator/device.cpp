@@ -71,10 +71,6 @@ void RuntimeLock::unlock() {
     std::lock_guard held(mutex_);
     if (--depth_ == 0) pass_on();
 }
-bool RuntimeLock::contended() {
-    std::lock_guard held(mutex_);
-    return tickets_ > serving_ + 1;
-}
 void RuntimeLock::give_way() {
     std::unique_lock held(mutex_);
     const int depth = std::exchange(depth_, 0);
@@ -84,7 +80,9 @@ void RuntimeLock::give_way() {
 }
 void RuntimeLock::take(std::unique_lock<std::mutex>& held) {
     const uint64_t ticket = tickets_++;
+    ++waiting_;
     changed_.wait(held, [&] { return serving_ == ticket; });
+    --waiting_;
     holder_ = std::this_thread::get_id();
 }
 void RuntimeLock::pass_on() {

@@ -3,6 +3,7 @@
 // one of another host thread gives way to it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +21,8 @@ class RuntimeLock {
 public:
     void lock();
     void unlock();
-    bool contended();  // another thread asks for it
-    void give_way();   // of the holder: lets those who ask now go first, then takes it back, held as deep as before
+    bool contended() const { return waiting_.load(std::memory_order_relaxed) > 0; }  // others ask for it
+    void give_way();  // of the holder: lets those who ask now go first, then takes it back, held as deep as before
 
 private:
     void take(std::unique_lock<std::mutex>& held);
@@ -31,6 +32,7 @@ private:
     std::condition_variable changed_;
     uint64_t tickets_ = 0, serving_ = 0;  // given out; whose turn it is, held or not
     std::thread::id holder_;
+    std::atomic<int> waiting_{0};
     int depth_ = 0;
 };
 RuntimeLock& runtime_lock();
