@@ -43,9 +43,9 @@ def make(kind: str, size: int, hidden: int, num_tokens: list[int], seed: int, sc
 
 
 def run(
-    gpu: Gpu, ranks: Ranks, pad: int = 0, replays: int = 0, seed: int = 0, absent: int = -1
+    gpu: Gpu, ranks: Ranks, pad: int = 0, replays: int = 0, seed: int = 0, absent: int = -1, last_round: int = 0
 ) -> list[tuple[Array, Array]]:
-    """(residual, out) of each rank afterwards."""
+    """(residual, out) of each rank afterwards; workspaces look as if `last_round` had been the last."""
     size, (rows, hidden), kind = len(ranks.x), ranks.residual.shape, ranks.kind
     count = ctypes.c_int()
     gpu.check(gpu.lib.cudaGetDeviceCount(ctypes.byref(count)))
@@ -53,7 +53,7 @@ def run(
     workspaces, frames, weights = [], [], []
     for r in range(size):
         gpu.call("cudaSetDevice", r % count.value)
-        workspaces.append(gpu.upload(np.zeros(gpu.lib.workspace_bytes(size, CAPACITY), np.uint8)))
+        workspaces.append(gpu.upload(np.full(gpu.lib.workspace_bytes(size, CAPACITY) // 4, last_round, np.uint32)))
         weights.append(gpu.upload(ranks.weight))
         x, residual = of(gpu, ranks.x[r], kind, 2 * pad), of(gpu, ranks.residual, kind, 3 * pad)
         frames.append((x, residual, Frame(gpu, kind, (rows, hidden), pad)))
@@ -145,6 +145,12 @@ def replays(gpu: Gpu, kind: str, size: int, times: int) -> None:
     """A graph of an odd number of rounds, launched many times: the residual grows by the same sum each time."""
     ranks = make(kind, size, 72, [3, 1, 2], seed=5)
     check(gpu, ranks, run(gpu, ranks, replays=times), times)
+
+
+def counters_wrap(gpu: Gpu) -> None:
+    """The number of a round goes from 2^32 - 1 to 0."""
+    ranks = make("bf16", 3, 72, [2, 1, 2, 2, 1], seed=6)
+    check(gpu, ranks, run(gpu, ranks, last_round=2**32 - 3))
 
 
 def abort(gpu: Gpu, size: int) -> None:

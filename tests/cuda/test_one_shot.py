@@ -85,6 +85,11 @@ def test_graphs(emulate: Run, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+def test_counters_wrap(emulate: Run, schedule: str) -> None:
+    check(emulate, "counters_wrap", schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_abort(emulate: Run, schedule: str) -> None:
     check(emulate, "abort", schedule=schedule, size=3)
 
