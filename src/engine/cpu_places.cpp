@@ -56,10 +56,10 @@ std::vector<int> parse_cpu_list(const std::string& text) {
     int first = 0;
     while (in >> first && first >= 0) {
         int last = first;
-        if (in.peek() == '-') in.get() && in >> last;
-        if (!in || last < first || last >= kMostCpus) break;
+        if (!in.eof() && in.peek() == '-' && !(in.ignore() >> last)) break;
+        if (last < first || last >= kMostCpus) break;
         for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
-        if (in.get() != ',') break;
+        if (in.eof() || in.get() != ',') break;
     }
     return cpus;
 }
