@@ -239,6 +239,19 @@ def test_logits_that_cannot_be_sampled(config: LlamaConfig) -> None:
         assert np.array_equal(run_steps(engine)[1], before)
 
 
+@pytest.mark.parametrize("where", [0, 100, 130])
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN"), (np.inf, "NaN|inf")])
+def test_weights_that_give_no_logits(config: LlamaConfig, where: int, value: float, message: str) -> None:
+    """The same where ranks exchange only the best of their logits."""
+    lm_head = np.ones((131, 48), np.float32)
+    lm_head[where] = value
+    with open_engine(config, 4, lm_head=lm_head) as engine:
+        for sampling in ({"temperature": 0}, {"top_k": 5}, {"top_k": -1}):
+            with pytest.raises(InfinilmError, match=message) as failed:
+                engine.forward(InferEngine.Input([[1, 2, 3]], **sampling))
+            assert not isinstance(failed.value, EngineDeadError)
+
+
 def test_bad_parameters_are_refused_at_load(config: LlamaConfig) -> None:
     with open_engine(config, 2, load=False) as engine:
         weights = make_weights(engine.param_shapes())
