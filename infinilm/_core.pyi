@@ -285,11 +285,16 @@ class Batch:
 class StepOutput:
     @property
     def ids(self) -> Tensor | None:
-        """[num_rows] int32"""
+        """
+        [num_rows] int32; of a step that was submitted, negative where the row cannot be sampled: see sample_fault
+        """
 
     @property
     def logits(self) -> Tensor | None:
         """[num_rows, vocab_size] float32"""
+
+def sample_fault(id: int) -> str:
+    """Why a row has a negative id: what its logits are."""
 
 class PendingStep:
     """A step on its way."""

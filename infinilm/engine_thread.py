@@ -303,11 +303,17 @@ class EngineThread:
         step = done.step
         logits = output.logits.numpy() if output.logits is not None else None
         ids = output.ids.numpy() if output.ids is not None else None  # [num_rows]
-        failures: dict[Work, BaseException] = {}
+        failures: dict[Work, BaseException] = {}  # of works that get no token
         if step.draws_on_host:
             if ids is None or logits is None:
                 raise InfinilmError("the engine gave no logits to draw from")
             ids, failures = self._draw(step.samples, ids, logits)
+        if ids is not None:
+            for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
+                owner = step.samples[row].owner
+                if owner.finish_reason is None and owner not in failures:
+                    what = _core.sample_fault(int(ids[row]))
+                    failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
         now = time.perf_counter()
         news: list[News] = []
         sampled = self.scheduler.update(step, output, ids)
@@ -317,8 +323,6 @@ class EngineThread:
             item: News | None
             if work.is_plain:
                 item = work.take_plain_token(token_id, now)
-            elif work in failures:
-                item = self._end(work, "error", failures[work])
             else:
                 own = logits[row] if logits is not None and sequence.needs_logits else None
                 item = self._guarded(work, work.take_token, token_id, now, own)
@@ -326,6 +330,9 @@ class EngineThread:
                 news.append(item)
             if work.followers or work.finish_reason is not None:
                 changed.append(work)
+        for failed, error in failures.items():
+            news.append(self._end(failed, "error", error))
+            changed.append(failed)
         for sequence, _, _, _ in step.logits_rows:
             collector: LogitsWork = sequence.owner
             if collector.finish_reason is None:  # else cancelled while the step ran
@@ -341,10 +348,11 @@ class EngineThread:
     def _draw(
         self, samples: list[Sequence], ids: Int32Array, logits: npt.NDArray[np.float32]
     ) -> tuple[Int32Array, dict[Work, BaseException]]:
-        """The ids with those of the rows whose logits are changed on the host drawn anew; what went wrong, by work."""
+        """The ids, where logits are changed on the host drawn anew, -1 where that failed; what went wrong, by work."""
         failures: dict[Work, BaseException] = {}
         rows: list[int] = []
         changed: list[npt.NDArray[np.float32]] = []
+        ids = ids.copy()
         for i, sequence in enumerate(samples):
             work = sequence.owner
             if not sequence.draws_on_host or work.finish_reason is not None:
@@ -354,20 +362,20 @@ class EngineThread:
                 rows.append(i)
             except BaseException as error:
                 failures[work] = error
+                ids[i] = -1
         if rows:
             self._sampler = self._sampler or HostSampler()
             picked = [samples[i] for i in rows]
             try:
-                drawn = self._sampler.draw(
+                ids[rows] = self._sampler.draw(
                     np.stack(changed),
                     [s.params for s in picked],
                     [s.seed for s in picked],
                     [s.num_tokens for s in picked],
                 )
             except BaseException as error:
-                return ids, failures | {s.owner: error for s in picked}
-            ids = ids.copy()
-            ids[rows] = drawn
+                ids[rows] = -1
+                failures |= {s.owner: error for s in picked}
         return ids, failures
 
     def _start(self, work: Work) -> list[News]:

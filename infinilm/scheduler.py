@@ -267,7 +267,7 @@ class Scheduler:
     ) -> list[tuple[Sequence, int, int]]:
         """Take in the result of a step; returns (sequence, its row, new token id) for each that got one.
 
-        `ids`: instead of those in `output`, [num_rows].
+        `ids`: instead of those in `output`, [num_rows]; who has a negative one got none, and is to be removed.
         """
         if self._in_flight is step:
             self._in_flight = None
@@ -284,8 +284,9 @@ class Scheduler:
             ids = output.ids.numpy()
         slots, positions, new_ids = step.slots, step.positions, ids[: len(step.slots)]  # those only collected come last
         sampled = list(zip(step.samples, range(len(slots)), new_ids.tolist(), strict=True))
-        if step.num_left != self._num_left:  # some may have been cancelled while the step ran
-            sampled = [item for item in sampled if item[0].slot >= 0]
+        # Some may have been cancelled while the step ran, or cannot go on.
+        if step.num_left != self._num_left or new_ids.min() < 0:
+            sampled = [item for item in sampled if item[0].slot >= 0 and item[2] >= 0]
             alive = [row for _, row, _ in sampled]
             slots, positions, new_ids = slots[alive], positions[alive], new_ids[alive]
         self._tokens[slots, positions] = new_ids

@@ -134,10 +134,15 @@ void bind_batch(nb::module_& m) {
             "previous_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
-            "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; }, "[num_rows] int32")
+            "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; },
+            "[num_rows] int32; of a step that was submitted, negative where the row cannot be sampled: see "
+            "sample_fault")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
             "[num_rows, vocab_size] float32");
+    m.def(
+        "sample_fault", [](int32_t id) { return describe(static_cast<SampleFault>(id)); }, "id"_a,
+        "Why a row has a negative id: what its logits are.");
     nb::class_<PendingStep>(m, "PendingStep", "A step on its way.")
         .def("result", &PendingStep::result, "Waits for the step and gives its output, once; raises what it raised.");
 }

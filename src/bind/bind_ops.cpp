@@ -12,6 +12,7 @@
 #include "cpu/isa.h"
 #include "ops/cuda_library.h"
 #include "ops/ops.h"
+#include "ops/values.h"
 
 namespace infinilm {
 
@@ -237,6 +238,7 @@ void bind_ops(nb::module_& m) {
                                 .min_p = min_p,
                                 .random_val = random_val,
                                 .ids = output("sample", "ids", ids)});
+                if (readable(ids)) check_sampled(ids);
             },
             "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "random_val"_a, "ids"_a, Release());
 }

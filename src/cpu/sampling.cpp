@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 namespace infinilm::cpu {
 
@@ -27,8 +28,6 @@ struct Candidate {
     int32_t id;
     bool operator<(const Candidate& other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
 };
-
-enum class Fault { none, nan, infinite, empty };
 
 // e^x for x in [-700, 0] to 1 ulp, exactly 1 at 0. Plain arithmetic, so that the loop around it is vectorised: with
 // std::exp a row of 150000 takes three times as long.
@@ -62,17 +61,15 @@ inline double exp_vectorised(double x) {
 class RowSampler {
 public:
     // logits: [vocab_size]
-    Fault sample(const float* logits, int64_t vocab_size, float temperature, int32_t top_k, float top_p, float min_p,
-                 float random_val, int32_t& id) {
+    // Its token id, or a SampleFault.
+    int32_t sample(const float* logits, int64_t vocab_size, float temperature, int32_t top_k, float top_p, float min_p,
+                   float random_val) {
         logits_ = logits;
         size_ = vocab_size;
         compact_ = false;
         ordered_ = -1;
-        if (const Fault fault = find_largest(); fault != Fault::none) return fault;
-        if (temperature == 0) {
-            id = static_cast<int32_t>(std::find(logits, logits + size_, largest_) - logits);
-            return Fault::none;
-        }
+        if (const std::optional<SampleFault> fault = find_largest()) return static_cast<int32_t>(*fault);
+        if (temperature == 0) return static_cast<int32_t>(std::find(logits, logits + size_, largest_) - logits);
         start(temperature);
         if (top_k > 0 && top_k < size_) keep_count(top_k);
         // Without top_p no sum over more than min_p leaves is needed.
@@ -84,14 +81,13 @@ public:
         sum_buckets();
         if (top_p < 1) keep_share(top_p);
         if (min_p > 0) keep_above(min_p);
-        id = draw(random_val);
-        return Fault::none;
+        return draw(random_val);
     }
 
 private:
     static constexpr int64_t everything = std::numeric_limits<int64_t>::max();
 
-    Fault find_largest() {
+    std::optional<SampleFault> find_largest() {
         // Eight running maxima, so that the loop is vectorised; NaN is seen as the one value that differs from itself.
         float largest[8];
         std::fill(largest, largest + 8, -std::numeric_limits<float>::infinity());
@@ -107,9 +103,9 @@ private:
             nan |= logits_[i] != logits_[i];
         }
         largest_ = *std::max_element(largest, largest + 8);
-        if (nan) return Fault::nan;
-        if (largest_ == -std::numeric_limits<float>::infinity()) return Fault::empty;
-        return std::isinf(largest_) ? Fault::infinite : Fault::none;
+        if (nan) return SampleFault::nan;
+        if (!std::isinf(largest_)) return {};
+        return largest_ > 0 ? SampleFault::infinite : SampleFault::empty;
     }
 
     void start(float temperature) {
@@ -280,28 +276,15 @@ Sampler::~Sampler() = default;
 
 void Sampler::sample(const SampleParams& p) {
     const int64_t num_rows = p.logits.shape(0);
-    std::atomic<int64_t> next{0}, first_bad{num_rows};
+    std::atomic<int64_t> next{0};
     auto work = [&](int, int thread) {
-        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;) {
-            const Fault fault = rows_[static_cast<size_t>(thread)]->sample(
+        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;)
+            p.ids.as<int32_t>()[row] = rows_[static_cast<size_t>(thread)]->sample(
                 p.logits.as<const float>() + row * p.logits.stride(0), p.logits.shape(1),
                 p.temperature.as<const float>()[row], p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
-                p.min_p.as<const float>()[row], p.random_val.as<const float>()[row], p.ids.as<int32_t>()[row]);
-            if (fault == Fault::none) continue;
-            int64_t bad = first_bad.load();
-            while (row < bad && !first_bad.compare_exchange_weak(bad, row)) {
-            }
-        }
+                p.min_p.as<const float>()[row], p.random_val.as<const float>()[row]);
     };
     pool_.run(static_cast<int>(std::min<int64_t>(num_rows, pool_.size())), work);
-    if (const int64_t row = first_bad.load(); row < num_rows) {
-        const float* logits = p.logits.as<const float>() + row * p.logits.stride(0);
-        const bool nan = std::any_of(logits, logits + p.logits.shape(1), [](float v) { return std::isnan(v); });
-        const bool infinite = std::find(logits, logits + p.logits.shape(1), INFINITY) != logits + p.logits.shape(1);
-        throw Error(sample_fault_message(row, nan        ? SampleFault::nan
-                                              : infinite ? SampleFault::infinite
-                                                         : SampleFault::empty));
-    }
 }
 
 }  // namespace infinilm::cpu

@@ -17,7 +17,6 @@ public:
     explicit Sampler(ThreadPool& pool);
     ~Sampler();
 
-    // Throws Error that names the row if its logits hold NaN or +inf, or nothing but -inf.
     void sample(const SampleParams& params);
 
 private:

@@ -232,6 +232,12 @@ std::future<StepOutput> InferEngine::submit(const Batch& batch) {
     return submit_to_ranks([this, &batch](Rank& rank) { return run(rank, batch); });
 }
 
+StepOutput InferEngine::forward(const Batch& batch) {
+    StepOutput output = submit(batch).get();
+    if (output.ids) check_sampled(output.ids);
+    return output;
+}
+
 // Before and after `together` no rank waits for another, and all find the same.
 StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});

@@ -57,7 +57,9 @@ public:
     void set_hooks(const Hook& hook, const HookNames& names);
     // Runs a step after those submitted before; the batch stays as it is until the result is there.
     std::future<StepOutput> submit(const Batch& batch);
-    StepOutput forward(const Batch& batch) { return submit(batch).get(); }
+    // The same, for the result. Error: a row that cannot be sampled, which submit gives a SampleFault in place of an
+    // id.
+    StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const;  // of all ranks
     void close();                  // frees weights, cache and threads; idempotent
 

@@ -331,7 +331,8 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
                            .ids = ids});
     if (from_candidates)
         for (int64_t row = 0; row < from.shape(0); ++row)
-            ids.as<int32_t>()[row] = candidates_.ids.as<const int32_t>()[row * from.shape(1) + ids.as<int32_t>()[row]];
+            if (int32_t& id = ids.as<int32_t>()[row]; id >= 0)
+                id = candidates_.ids.as<const int32_t>()[row * from.shape(1) + id];
     return ids;
 }
 

@@ -138,12 +138,14 @@ struct SampleParams {
     TensorView top_p;        // [num_rows] float32
     TensorView min_p;        // [num_rows] float32
     TensorView random_val;   // [num_rows] float32 in [0, 1)
-    TensorView ids;          // out [num_rows] int32; a device that cannot throw gives a SampleFault instead
+    TensorView ids;          // out [num_rows] int32; of a row that cannot be sampled, a SampleFault
 };
 
-// Why a row cannot be sampled. A CPU backend throws what sample_fault_message says.
+// Why a row cannot be sampled: its logits hold NaN or +inf, or are all -inf. It ends in the place of its id, so that
+// other rows of the step have theirs.
 enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
-std::string sample_fault_message(int64_t row, SampleFault fault);
+const char* describe(SampleFault fault);
+void check_sampled(const TensorView& ids);  // in host memory; Error that names the first row that has no id
 
 class Backend {
 public:

@@ -231,11 +231,18 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
 
 namespace infinilm {
 
-std::string sample_fault_message(int64_t row, SampleFault fault) {
-    return concat("sample: logits of row ", row,
-                  fault == SampleFault::nan        ? " hold NaN"
-                  : fault == SampleFault::infinite ? " hold +inf"
-                                                   : " are all -inf");
+const char* describe(SampleFault fault) {
+    switch (fault) {
+        case SampleFault::nan: return "hold NaN";
+        case SampleFault::infinite: return "hold +inf";
+        default: return "are all -inf";
+    }
+}
+
+void check_sampled(const TensorView& ids) {
+    for (int64_t row = 0; row < ids.shape(0); ++row)
+        if (const int32_t id = ids.as<const int32_t>()[row]; id < 0)
+            throw Error(concat("sample: logits of row ", row, " ", describe(static_cast<SampleFault>(id))));
 }
 
 }  // namespace infinilm

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import infinilm
 from infinilm import LLM, SamplingParams
 from infinilm.tokenizer import OutputText, Tokenizer
+from llm import tiny
+from llm.tiny import SYSTEM
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
 
@@ -251,7 +254,7 @@ def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error
     outputs = llm.generate(prompts, [good, bad, good], use_tqdm=False)
     assert [o.outputs for o in outputs[::2]] == [o.outputs for o in expected[::2]]
     failed = outputs[1].outputs[0]
-    assert failed.finish_reason == "error"
+    assert (failed.finish_reason, list(failed.token_ids)) == ("error", [])
     assert isinstance(failed.error, error)
     events = list(llm.stream(prompts, [good, bad, good]))
     assert [e.finish_reason for e in events if e.index == 1] == ["error"]
@@ -263,6 +266,30 @@ def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error
     ):
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, value: float) -> None:
+    """Of a token whose embedding is damaged; the others of the step, and of the one made ahead, go on."""
+    folder = tiny.make_checkpoint(tmp_path / "damaged")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][SYSTEM] = value
+    weights["lm_head.weight"][SYSTEM] = 0  # so that it is never the likeliest
+    save_file(weights, folder / "model.safetensors")
+    prompts = [[1, 5, 6], [1, SYSTEM, 6], [1, 7], [1, 5, 6, 8, SYSTEM, 4]]
+    for settings in (SETTINGS, {**SETTINGS, "logprobs": 2}, {**SETTINGS, "temperature": 1, "top_k": 5, "seed": 1}):
+        with LLM(folder) as model:
+            alone = [model.generate(prompts[i], use_tqdm=False, **settings)[0].outputs for i in (0, 2)]
+            for _ in range(2):
+                outputs = model.generate(prompts, use_tqdm=False, **settings)
+                assert [outputs[i].outputs for i in (0, 2)] == alone
+                for i in (1, 3):
+                    failed = outputs[i].outputs[0]
+                    assert (failed.finish_reason, list(failed.token_ids), failed.text) == ("error", [], "")
+                    assert "logits that cannot be sampled: they hold NaN" in str(failed.error)
+            with pytest.raises(infinilm.InfinilmError, match="cannot be sampled"):
+                model.generate(prompts[1], use_tqdm=False, **settings)
+            assert model.metrics().num_used_blocks == 0
 
 
 def test_a_failing_tokenizer_fails_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
