@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "graph.h"
 #include "kernels.h"
 
 namespace infinilm::cuda {
@@ -28,6 +29,8 @@ bool sync_launches() {
     return text && std::string_view(text) == "1";
 }
 
+}  // namespace
+
 void check(cudaError_t error, std::string_view what) {
     if (error == cudaSuccess) return;
     cudaGetLastError();  // not sticky unless the device is lost
@@ -41,9 +44,11 @@ void check(cudaError_t error, std::string_view what) {
         by_kernel && !sync_launches() ? ": an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)" : ""));
 }
 
+namespace {
+
 struct DeviceMemory {
     void* data = nullptr;
-    // `what` it is for; it is uninitialised.
+    // `what` it is for; it is uninitialised. Made by CudaBackend::device_memory alone.
     DeviceMemory(size_t bytes, std::string_view what) {
         if (cudaMalloc(&data, std::max<size_t>(bytes, 1)) == cudaSuccess) return;
         cudaGetLastError();
@@ -112,6 +117,8 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
     std::vector<TensorView> upload(std::span<const TensorView> arrays) override;
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
+    // To wait after every launch and to record launches exclude each other.
+    GraphRecorder* recorder() override { return sync_ ? nullptr : &recorder_; }
 
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                    int head_dim) override;
@@ -134,6 +141,10 @@ public:
 
 private:
     void activate() { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
+    std::unique_ptr<DeviceMemory> device_memory(size_t bytes, std::string_view what) {
+        recorder_.memory_asked_for();
+        return std::make_unique<DeviceMemory>(bytes, what);
+    }
     // After a launch. Faults of kernels show only when something waits for them; with INFINILM_CUDA_SYNC=1 that is
     // here, so that the error has the op and its shape.
     void run(cudaError_t launched, std::string_view op, std::span<const int64_t> shape) {
@@ -164,6 +175,7 @@ private:
     const bool sync_ = sync_launches();
     bool is_hopper_ = false;
     cudaStream_t stream_ = nullptr;
+    StreamRecorder recorder_{stream_};
     Tensor attention_workspace_;            // uint8
     Tensor device_staging_, load_staging_;  // uint8: of upload, of pack
     void* host_staging_ = nullptr;          // pinned, as large as device_staging_
@@ -175,7 +187,8 @@ Tensor CudaBackend::allocate(DType dtype, std::span<const int64_t> shape) {
     activate();
     const TensorView view(nullptr, dtype, shape, device_);
     const auto bytes = static_cast<size_t>(view.bytes());
-    const auto memory = std::make_shared<DeviceMemory>(bytes, concat("a tensor of shape ", shape_string(shape)));
+    const std::shared_ptr<DeviceMemory> memory =
+        device_memory(bytes, concat("a tensor of shape ", shape_string(shape)));
     check(cudaMemsetAsync(memory->data, 0, bytes, stream_), "allocate");
     return {TensorView(memory->data, dtype, shape, device_), memory};
 }
@@ -257,8 +270,7 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     out->kind = kind;
     out->in_features = weight.k;
     out->out_features = kind == LinearKind::silu_mul ? out_features / 2 : out_features;
-    out->data = std::make_unique<DeviceMemory>(packed_bytes(weight),
-                                               concat("a weight of shape [", out_features, ", ", weight.k, "]"));
+    out->data = device_memory(packed_bytes(weight), concat("a weight of shape [", out_features, ", ", weight.k, "]"));
     weight.data = out->data->data;
     check(cudaMemsetAsync(out->data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
     int first = 0;
@@ -319,7 +331,7 @@ std::unique_ptr<DeviceMemory> CudaBackend::device_floats(const std::vector<Tenso
                 values[at + static_cast<size_t>(i)] = infinilm::to_float(host.as<const T>()[i]);
         });
     }
-    auto memory = std::make_unique<DeviceMemory>(values.size() * sizeof(float), "a bias or norm");
+    auto memory = device_memory(values.size() * sizeof(float), "a bias or norm");
     check(cudaMemcpyAsync(memory->data, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream_),
           "prepare");
     synchronize();

@@ -302,12 +302,28 @@ class PendingStep:
     def result(self) -> StepOutput:
         """Waits for the step and gives its output, once; raises what it raised."""
 
+class GraphCounts:
+    @property
+    def recorded(self) -> int: ...
+
+    @property
+    def launched(self) -> int: ...
+
+    @property
+    def kept(self) -> int: ...
+
+    @property
+    def failure(self) -> str:
+        """
+        Why steps could not be recorded, so that all run kernel by kernel; empty: nothing failed.
+        """
+
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True, nccl_library: str = '') -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True, nccl_library: str = '', graphs: bool = True) -> None:
         """
-        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core.
+        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one.
         """
 
     @property
@@ -347,6 +363,9 @@ class InferEngine:
 
     @property
     def weight_bytes(self) -> int: ...
+
+    def graph_counts(self) -> GraphCounts:
+        """What has become of graphs so far."""
 
     def close(self) -> None:
         """Frees weights, cache and threads; idempotent."""

@@ -49,6 +49,12 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
     return cudaSuccess;
 }
 
+// Whether the variable holds a part of the kernel's name.
+bool is_named_by(const char* variable, const void* kernel) {
+    const char* part = getenv(variable);
+    return part && *part && kernel_name(kernel).find(part) != std::string::npos;
+}
+
 }  // namespace
 
 int setting(const char* name, int otherwise) {
@@ -135,6 +141,8 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
         if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
     }
     if (cudaError_t error = check_configuration(g, kernel)) return report(error);
+    if (is_named_by("INFINILM_EMULATOR_UNCAPTURABLE_KERNEL", kernel))
+        if (cudaError_t error = forbid_in_capture(config.stream)) return report(error);
     auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
                  kernel, body = std::move(body)] {
         Grid run;
@@ -144,9 +152,7 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
         DeviceAccess access;
         run_grid(run);
         check_canaries(("kernel " + kernel_name(kernel)).c_str());
-        const char* failing = getenv("INFINILM_EMULATOR_FAILING_KERNEL");
-        if (failing && *failing && kernel_name(kernel).find(failing) != std::string::npos)
-            sticky = cudaErrorLaunchFailure;
+        if (is_named_by("INFINILM_EMULATOR_FAILING_KERNEL", kernel)) sticky = cudaErrorLaunchFailure;
     };
     return report(submit(config.stream, std::move(work)));
 }
@@ -286,6 +292,7 @@ const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
         case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
         case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+        case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
     }
     return "unrecognized error code";
 }

@@ -62,6 +62,7 @@ using Work = std::function<void()>;
 cudaError_t submit(cudaStream_t stream, Work work);
 bool capturing(cudaStream_t stream);
 cudaError_t forbid_while_capturing();  // for calls that are not allowed during a capture: an error if one is active
+cudaError_t forbid_in_capture(cudaStream_t stream);  // for work that cannot be captured: an error if the stream is
 void drain(cudaStream_t stream);
 void drain_all();
 

@@ -21,6 +21,7 @@ using infinilm::emulator::Work;
 struct Capture {
     cudaStream_t origin;
     cudaStreamCaptureMode mode;
+    std::thread::id thread;  // that began it
     bool invalid = false;
     std::vector<Work> work;
     std::map<cudaStream_t, bool> streams;  // of the capture; true: has work nobody has waited for
@@ -178,6 +179,8 @@ cudaError_t end_capture(CUstream_st& stream, cudaGraph_t* graph) {
     std::shared_ptr<Capture> capture = stream.capture;
     if (!capture) return cudaErrorInvalidValue;
     if (capture->origin != &stream) return cudaErrorStreamCaptureUnmatched;
+    if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
+        return cudaErrorStreamCaptureWrongThread;
     bool unjoined = false;
     for (auto& [member, dirty] : capture->streams) {
         unjoined |= member != &stream && dirty;
@@ -207,13 +210,21 @@ cudaError_t wait_for_captured(CUstream_st& stream, CUevent_st& event, const std:
 
 bool capturing(cudaStream_t stream) { return find(stream) && find(stream)->capture; }
 
+// A capture concerns every thread, its own thread, or nobody, by its mode.
 cudaError_t forbid_while_capturing() {
     for (Capture* capture : captures())
-        if (capture->mode != cudaStreamCaptureModeRelaxed) {
+        if (capture->mode == cudaStreamCaptureModeGlobal ||
+            (capture->mode == cudaStreamCaptureModeThreadLocal && capture->thread == std::this_thread::get_id())) {
             capture->invalid = true;
             return cudaErrorStreamCaptureUnsupported;
         }
     return cudaSuccess;
+}
+
+cudaError_t forbid_in_capture(cudaStream_t stream) {
+    if (!capturing(stream)) return cudaSuccess;
+    invalidate(*find(stream));
+    return cudaErrorStreamCaptureUnsupported;
 }
 
 cudaError_t submit(cudaStream_t handle, Work work) {
@@ -423,7 +434,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
         if (!s) return cudaErrorInvalidResourceHandle;
         if (!stream) return cudaErrorStreamCaptureUnsupported;
         if (s->capture) return cudaErrorInvalidValue;
-        s->capture = std::make_shared<Capture>(Capture{s, mode, false, {}, {{s, false}}});
+        s->capture = std::make_shared<Capture>(Capture{s, mode, std::this_thread::get_id(), false, {}, {{s, false}}});
         captures().insert(s->capture.get());
         return cudaSuccess;
     });
@@ -446,6 +457,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
         *exec = new CUgraphExec_st{std::make_shared<const std::vector<Work>>(graph->work)};
         return cudaSuccess;
     });
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
+    return call([=] { return submit(stream, [] {}); });
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     return call([=] {

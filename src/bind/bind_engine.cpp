@@ -220,22 +220,30 @@ void bind_engine(nb::module_& m) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
     bind_spec(m);
     bind_batch(m);
+    nb::class_<GraphCounts>(m, "GraphCounts")
+        .def_ro("recorded", &GraphCounts::recorded)
+        .def_ro("launched", &GraphCounts::launched)
+        .def_ro("kept", &GraphCounts::kept)
+        .def_ro("failure", &GraphCounts::failure,
+                "Why steps could not be recorded, so that all run kernel by kernel; empty: nothing failed.");
     nb::class_<Engine>(m, "InferEngine", "Loads weights, keeps the KV cache, runs steps.")
         .def(
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
-               bool batch_invariant, const std::string& nccl_library) {
+               bool batch_invariant, const std::string& nccl_library, bool graphs) {
                 const nb::gil_scoped_release release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
                                          .batch_invariant = batch_invariant,
+                                         .graphs = graphs,
                                          .nccl_library = nccl_library});
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true,
-            "nccl_library"_a = "",
+            "nccl_library"_a = "", "graphs"_a = true,
             "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
-            "only one. num_threads: of all ranks together; 0: one per core.")
+            "only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a "
+            "shape that came before as one.")
         .def_prop_ro("num_ranks", &InferEngine::num_ranks)
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
@@ -305,6 +313,7 @@ void bind_engine(nb::module_& m) {
             "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
             "Queues one step behind those submitted before, and returns at once.")
         .def_prop_ro("weight_bytes", &InferEngine::weight_bytes)
+        .def("graph_counts", &InferEngine::graph_counts, Release(), "What has become of graphs so far.")
         .def("close", &InferEngine::close, Release(), "Frees weights, cache and threads; idempotent.");
 }
 

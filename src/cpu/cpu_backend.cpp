@@ -83,6 +83,7 @@ public:
         return {arrays.begin(), arrays.end()};
     }
     void synchronize() override {}
+    GraphRecorder* recorder() override { return nullptr; }
 
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                    int head_dim) override;

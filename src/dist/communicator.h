@@ -38,6 +38,8 @@ public:
                     const TensorView& out);         // [size, ...], or [size * n, ...] for in [n, ...]
     void broadcast(const TensorView& x, int root);  // x = x of rank root; any dtype
     void barrier();                                 // returns once every rank has called it
+    // Whether collectives may be recorded as part of a graph (GraphRecorder): those that the host has no part in.
+    bool capturable() const { return size_ == 1 || do_capturable(); }
     // Throws if the group is aborted or, with NCCL, if something enqueued has failed: after the stream is synchronised.
     virtual void check() = 0;
     virtual void abort(std::exception_ptr cause) noexcept = 0;  // CommunicatorGroup::abort
@@ -50,6 +52,7 @@ private:
     virtual void do_all_gather(const TensorView& in, const TensorView& out) = 0;  // also for one rank
     virtual void do_broadcast(const TensorView& x, int root) = 0;
     virtual void do_barrier() = 0;
+    virtual bool do_capturable() const = 0;
 
     int rank_, size_;
 };

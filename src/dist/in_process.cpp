@@ -205,6 +205,7 @@ private:
     void do_all_gather(const TensorView& in, const TensorView& out) override;
     void do_broadcast(const TensorView& x, int root) override;
     void do_barrier() override { meet({Op::barrier, TensorView(nullptr, DType::uint8, {0})}); }
+    bool do_capturable() const override { return false; }
 
     void meet(const Call& call);  // posts, waits for all, compares
     static bool is_short(const TensorView& x) { return x.bytes() <= mail_bytes; }

@@ -180,6 +180,7 @@ private:
         });
     }
     void do_barrier() override { host_->barrier(); }  // of the threads, not of their streams
+    bool do_capturable() const override { return true; }
 
     static size_t count(const TensorView& x) { return static_cast<size_t>(x.numel()); }
 

@@ -97,6 +97,7 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.backend = make_backend(spec_, options, rank.index);
     rank.communicator = group_->join(rank.index, rank.backend.get(), rank.backend->stream());
+    rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
 }
 
 template <class F>
@@ -204,7 +205,10 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
     });
     for (const std::exception_ptr& error : errors)
         if (error) std::rethrow_exception(error);
-    on_ranks([&](Rank& rank) { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
+    on_ranks([&](Rank& rank) {
+        rank.cache = std::move(made[static_cast<size_t>(rank.index)]);
+        rank.graphs->clear();  // of steps that others have submitted since the new one was allocated
+    });
 }
 
 std::vector<InferEngine::StateDict> InferEngine::state_dict() {
@@ -238,6 +242,12 @@ StepOutput InferEngine::forward(const Batch& batch) {
     return output;
 }
 
+template <class Tap>
+StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap) {
+    const Tensor logits = rank.decoder->forward(staged, rank.cache, tap);
+    return {.ids = rank.decoder->sample(staged, logits), .logits = logits};
+}
+
 // Before and after `together` no rank waits for another, and all find the same.
 StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
@@ -247,15 +257,14 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
     }
     if (rank.cache.spec() == KvCacheSpec{})
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-    Batch step = resolve(batch, previous_ids);
+    const Batch step = resolve(batch, previous_ids);
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
-    const Tensor logits = together([&] {
-        step = stage(*rank.backend, step);
-        return rank.tap ? rank.decoder->forward(step, rank.cache, *rank.tap)
-                        : rank.decoder->forward(step, rank.cache, NoTap());
+    StepOutput output = together([&] {
+        if (rank.tap) return compute(rank, stage(*rank.backend, step), *rank.tap);
+        return rank.graphs->run(step, rank.cache.spec().block_size,
+                                [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); });
     });
-    StepOutput output{.ids = rank.decoder->sample(step, logits), .logits = {}};
-    if (batch.return_logits && rank.index == 0) output.logits = logits;
+    if (!batch.return_logits || rank.index != 0) output.logits = {};
     output = to_host(*rank.backend, output, spec_.vocab_size);
     rank.communicator->check();
     rank.previous_ids = output.ids;
@@ -268,6 +277,10 @@ int64_t InferEngine::weight_bytes() const {
     return bytes;
 }
 
+GraphCounts InferEngine::graph_counts() {
+    return submit_to_ranks([](Rank& rank) { return rank.graphs->counts(); }).get();
+}
+
 void InferEngine::close() {
     std::vector<std::unique_ptr<RankWorker>> workers;
     {
@@ -277,7 +290,8 @@ void InferEngine::close() {
     if (workers.empty()) return;
     workers.clear();  // joins, after whatever was submitted before
     // Here and not on the workers: letting go of a weight may need the GIL, which this thread may hold. What ranks say
-    // to each other ends before any of their backends.
+    // to each other ends before any of their backends, and graphs, which have a part in it, before that.
+    for (const auto& rank : ranks_) rank->graphs.reset();
     for (const auto& rank : ranks_) rank->communicator.reset();
     group_.reset();
     cause_.clear();

@@ -18,6 +18,7 @@
 #include "dist/communicator.h"
 #include "engine/batch.h"
 #include "engine/rank_worker.h"
+#include "engine/step_graphs.h"
 #include "model/decoder.h"
 #include "model/params.h"
 
@@ -30,6 +31,7 @@ struct EngineOptions {
     // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
     // hold to that.
     bool batch_invariant = true;
+    bool graphs = true;        // GPUs: decode steps are recorded and launched as one, see step_graphs.h
     std::string nccl_library;  // see GroupOptions
 };
 
@@ -61,6 +63,7 @@ public:
     // id.
     StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const;  // of all ranks
+    GraphCounts graph_counts();    // of rank 0; all have the same
     void close();                  // frees weights, cache and threads; idempotent
 
 private:
@@ -73,6 +76,7 @@ private:
         std::unique_ptr<Communicator> communicator;
         Params params;
         std::unique_ptr<Decoder> decoder;  // once all parameters are there
+        std::unique_ptr<StepGraphs> graphs;
         KvCache cache;
         Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
         std::unique_ptr<HookTap> tap;  // null: no hooks
@@ -83,6 +87,8 @@ private:
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
     StepOutput run(Rank& rank, const Batch& batch);
+    template <class Tap>
+    static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);  // on the device
     // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.
     template <class F>
     auto submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))>;

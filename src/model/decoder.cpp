@@ -261,6 +261,16 @@ Decoder::Candidates Decoder::gather_candidates(const TensorView& own, int64_t k)
     return out;
 }
 
+Tensor Decoder::logits_buffer(int64_t num_rows, bool returned) {
+    auto allocate = [&] { return backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_}); };
+    if (returned && backend_.device().kind == DeviceKind::cpu) return allocate();
+    if (!logits_ || logits_.shape(0) < num_rows) {
+        logits_ = {};
+        logits_ = allocate();
+    }
+    return {logits_.slice(0, 0, num_rows), logits_.owner};
+}
+
 template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
@@ -300,17 +310,12 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         candidates_ = gather_candidates(own, batch.num_candidates);
         return {};
     }
-    Tensor logits;
-    if (batch.return_logits || !logits_ || logits_.shape(0) < num_rows)
-        logits = backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_});
-    else
-        logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
+    const Tensor logits = logits_buffer(num_rows, batch.return_logits);
     if (several)
         gather_logits(own, logits);
     else
         lm_head(last, norm, logits.slice(1, 0, spec_.vocab_size));
     if constexpr (Tap::active) tap_common(tap, Site::logits, -1, logits.slice(1, 0, spec_.vocab_size), logits);
-    if (!batch.return_logits) logits_ = logits;  // the buffer serves the next step
     return logits;
 }
 

@@ -21,7 +21,8 @@ public:
     Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
     // The logits of the rows that are wanted, of all ranks: [num_rows, >= vocab_size] float32, padded to a multiple of
     // 8, as kernels of GPUs want them; absent if there are none. Everything is on the backend's device, valid until
-    // the next step unless batch.return_logits. Absent too where several ranks need only the best of them to sample.
+    // the next step, on the CPU longer with batch.return_logits. Absent too where several ranks need only the best of
+    // them to sample.
     template <class Tap>  // NoTap or HookTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // Token ids of them, [num_rows] int32, valid until the next step; absent if the batch has no sampling parameters.
@@ -77,6 +78,8 @@ private:
     void lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out);
     // Of several ranks: the rank's part, [num_rows, vocab_part_]; the rest of its last columns is not written.
     TensorView own_logits(const TensorView& x, const NormPrologue& norm);
+    // [num_rows, >= vocab_size] float32. What is returned on the CPU is nobody else's; elsewhere it is copied.
+    Tensor logits_buffer(int64_t num_rows, bool returned);
     void gather_logits(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
     bool candidates_decide(const Batch& batch) const;
     Candidates gather_candidates(const TensorView& own, int64_t k);  // k of each rank
@@ -92,7 +95,7 @@ private:
     Tensor inv_freq_;           // [rotary_dim / 2] float32
     Workspace work_;
     TapWorkspace taps_;
-    Tensor logits_;  // [num_rows, >= vocab_size] float32, kept while nobody asks for it
+    Tensor logits_;  // [num_rows, >= vocab_size] float32, of as many rows as a step has had
     LogitsParts parts_;
     Candidates candidates_;  // of the last step; absent if it had logits
 };

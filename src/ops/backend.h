@@ -6,6 +6,7 @@
 // however many threads run it. Activations have the dtype `activation_dtype()`.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -147,6 +148,25 @@ enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
 const char* describe(SampleFault fault);
 void check_sampled(const TensorView& ids);  // in host memory; Error that names the first row that has no id
 
+// Work that was recorded: launched as one, it does again what it did, with what its arrays hold by then.
+class Graph {
+public:
+    virtual ~Graph() = default;
+    virtual void launch() = 0;  // enqueued like an op
+};
+
+class GraphRecorder {
+public:
+    virtual ~GraphRecorder() = default;
+    // Calls work(), whose ops are recorded and do not run. It allocates nothing and waits for nothing; shapes and
+    // addresses are those of now, for ever. What it throws is thrown, and so is a DeviceError if it cannot be recorded;
+    // the device is as it was then. The graph goes before the backend.
+    virtual std::unique_ptr<Graph> record(const std::function<void()>& work) = 0;
+    // Another number whenever the backend is asked for memory of the device: as long as it stays the same, nothing that
+    // a step reads or writes has moved.
+    virtual uint64_t generation() const = 0;
+};
+
 class Backend {
 public:
     virtual ~Backend() = default;
@@ -164,7 +184,8 @@ public:
     // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
     // absent.
     virtual std::vector<TensorView> upload(std::span<const TensorView> arrays) = 0;
-    virtual void synchronize() = 0;  // waits until all work submitted is done
+    virtual void synchronize() = 0;         // waits until all work submitted is done
+    virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
 
     // Load time. The sources are in host memory or on the device, of any floating dtype.
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,

@@ -33,6 +33,7 @@ public:
     DType activation_dtype() const override { return DType::float32; }
     std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
     void synchronize() override {}
+    GraphRecorder* recorder() override { return nullptr; }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int) override {
         return unused(), nullptr;
     }

@@ -31,6 +31,7 @@ Array = NDArray[Any]
 BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
     ROOT / "cuda/backend.cpp",
+    ROOT / "cuda/graph.cpp",
     ROOT / "cuda/library.cpp",
     ROOT / "src/core/tensor.cpp",
 )

@@ -1,0 +1,99 @@
+#include "engine/step_graphs.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace infinilm {
+
+namespace {
+
+// Of shapes that are remembered. The driver keeps device memory for every kernel of a graph, so there is a bound; what
+// falls out is the shape that was used longest ago, since batches shrink and grow by a sequence at a time.
+constexpr size_t max_entries = 64;
+
+// Contexts up to here have the same graph: they are one chunk of attention.
+constexpr uint64_t least_context_len = 128;
+
+bool is_decode(const Batch& batch) {
+    return batch.max_query_len == 1 && batch.input_ids.shape(0) == batch.context_lens.shape(0);
+}
+
+// The batch of a longest context of context_len tokens, for which its block table has just enough columns.
+Batch fit(const Batch& batch, int64_t context_len, int64_t block_size) {
+    Batch out = batch;
+    out.max_context_len = static_cast<int>(context_len);
+    const int64_t num_seqs = batch.block_table.shape(0), columns = batch.block_table.shape(1);
+    const int64_t wanted = (context_len + block_size - 1) / block_size;
+    if (wanted == columns) return out;
+    out.block_table = allocate_host(DType::int32, {num_seqs, wanted});  // zeros, which nobody reads
+    for (int64_t s = 0; s < num_seqs; ++s)
+        std::copy_n(batch.block_table.as<const int32_t>() + s * columns, std::min(columns, wanted),
+                    out.block_table.as<int32_t>() + s * wanted);
+    return out;
+}
+
+// Without owners: a workspace is freed before a larger one is made.
+StepOutput views(const StepOutput& output) {
+    return {.ids = Tensor(output.ids, nullptr), .logits = Tensor(output.logits, nullptr)};
+}
+
+}  // namespace
+
+StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute& compute) {
+    if (!recorder_ || !is_decode(batch)) return compute(stage(backend_, batch));
+    const Key key{.num_seqs = batch.context_lens.shape(0),
+                  .num_rows = batch.logits_rows.shape(0),
+                  .context_len = static_cast<int64_t>(std::bit_ceil(
+                      std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
+                  .samples = static_cast<bool>(batch.temperature)};
+    const Batch staged = stage(backend_, fit(batch, key.context_len, block_size));
+    check_generation();
+    Entry* const entry = find(key);
+    if (!entry) {
+        StepOutput output = compute(staged);
+        check_generation();
+        entries_.insert(entries_.begin(), Entry{.key = key, .graph = nullptr, .output = {}});
+        if (entries_.size() > max_entries) entries_.pop_back();
+        return output;
+    }
+    if (!entry->graph && !record(*entry, staged, compute)) return compute(staged);
+    entry->graph->launch();
+    ++counts_.launched;
+    return entry->output;
+}
+
+void StepGraphs::check_generation() {
+    if (generation_ == recorder_->generation()) return;
+    generation_ = recorder_->generation();
+    clear();
+}
+
+StepGraphs::Entry* StepGraphs::find(const Key& key) {
+    const auto found = std::ranges::find(entries_, key, &Entry::key);
+    if (found == entries_.end()) return nullptr;
+    std::rotate(entries_.begin(), found, found + 1);
+    return &entries_.front();
+}
+
+bool StepGraphs::record(Entry& entry, const Batch& staged, const Compute& compute) {
+    try {
+        entry.graph = recorder_->record([&] { entry.output = views(compute(staged)); });
+    } catch (const DeviceError& error) {
+        if (communicator_.size() > 1) throw;  // the others may have theirs
+        counts_.failure = error.what();
+        recorder_ = nullptr;
+        clear();
+        return false;
+    }
+    ++counts_.recorded;
+    communicator_.barrier();
+    return true;
+}
+
+GraphCounts StepGraphs::counts() const {
+    GraphCounts out = counts_;
+    out.kept = std::ranges::count_if(entries_, [](const Entry& entry) { return entry.graph != nullptr; });
+    return out;
+}
+
+}  // namespace infinilm

@@ -1,0 +1,77 @@
+// Decode steps as graphs: a step of a shape that came before is one launch instead of hundreds. Used by
+// InferEngine::run; each rank has one, which only its worker touches. Devices without graphs run every step eagerly.
+//
+// The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
+// then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
+// counts as the next power of two, and the block table gets as many columns as that needs. Attention sums keys in
+// chunks at fixed positions whatever the grid, so the bits are those of the step as it came.
+//
+// A graph holds addresses. The decoder and the backend keep theirs until they ask for more memory, and so does the
+// buffer that the arrays of a step are taken to (Backend::upload). GraphRecorder::generation() tells when anything asks
+// for memory, whatever it is for, and all graphs go; reset_cache clears them itself, see there.
+//
+// Ranks: all record and launch in the same steps. They get the same batches, and whether memory is asked for depends
+// on shapes, which are the same on every rank; a failed attempt counts, too. A graph is launched when all ranks have
+// theirs: recording may wait for the device, on which a peer's kernel would wait for this rank.
+// Idea of graphs for decode steps of padded shapes: vLLM (vllm/worker/model_runner.py).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "engine/batch.h"
+
+namespace infinilm {
+
+// What has become of graphs, for tests and benchmarks.
+struct GraphCounts {
+    int64_t recorded = 0, launched = 0;
+    int64_t kept = 0;
+    std::string failure;  // why steps could not be recorded and all run eagerly; "": nothing failed
+};
+
+class StepGraphs {
+public:
+    // Runs a step whose arrays are on the device; the output is there too, valid until the next step.
+    using Compute = std::function<StepOutput(const Batch& staged)>;
+
+    StepGraphs(Backend& backend, Communicator& communicator, bool wanted)
+        : backend_(backend),
+          communicator_(communicator),
+          recorder_(wanted && communicator.capturable() ? backend.recorder() : nullptr) {}
+
+    // The batch is in host memory; block_size: of the cache.
+    StepOutput run(const Batch& batch, int64_t block_size, const Compute& compute);
+    void clear() { entries_.clear(); }
+    GraphCounts counts() const;
+
+private:
+    struct Key {
+        int64_t num_seqs, num_rows, context_len;
+        bool samples;
+        bool operator==(const Key&) const = default;
+    };
+    struct Entry {
+        Key key;
+        std::unique_ptr<Graph> graph;  // null: the shape came once
+        StepOutput output;             // of the graph; views
+    };
+    // Drops what an allocation may have made invalid.
+    void check_generation();
+    // The entry of a shape that came before, which becomes the first; else null.
+    Entry* find(const Key& key);
+    // False: it cannot be, now or later.
+    bool record(Entry& entry, const Batch& staged, const Compute& compute);
+
+    Backend& backend_;
+    Communicator& communicator_;
+    GraphRecorder* recorder_;     // null: every step runs eagerly
+    uint64_t generation_ = 0;     // of the entries
+    std::vector<Entry> entries_;  // latest use first
+    GraphCounts counts_;
+};
+
+}  // namespace infinilm

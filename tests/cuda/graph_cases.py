@@ -1,0 +1,286 @@
+"""Decode steps as graphs: engines that record them beside engines that do not, bit for bit, on the simulated device."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from device_cases import make_model
+from emulation import Gpu
+from numpy.typing import NDArray
+
+from infinilm import AutoConfig, _core
+from infinilm.checkpoint import Checkpoint, load_weights
+from infinilm.families import build_spec
+
+MAX_LEN = 512
+MAX_GRAPHS = 64  # that an engine keeps
+
+
+def open_engine(folder: Path, dtype: str, *, graphs: bool, tp_size: int = 1) -> _core.InferEngine:
+    spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
+    engine = _core.InferEngine(spec, ["cuda:0"] * tp_size, graphs=graphs)
+    with Checkpoint(folder) as checkpoint:
+        load_weights(checkpoint, engine, dtype=dtype, progress=False)
+    return engine
+
+
+@dataclass
+class Sequences:
+    """Makes the batches of some sequences; their blocks lie anywhere in the cache."""
+
+    vocab_size: int
+    num_seqs: int = 4
+    block_size: int = 16
+    max_len: int = 320
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+
+    def __post_init__(self) -> None:
+        self.lengths = np.zeros(self.num_seqs, np.int64)
+        self.blocks_per_seq = -(-self.max_len // self.block_size)
+        self.num_blocks = self.num_seqs * self.blocks_per_seq
+        self.tables = self.rng.permutation(self.num_blocks).reshape(self.num_seqs, -1).astype(np.int32)
+
+    def batch(
+        self, seqs: list[int], count: int = 1, *, num_rows: int | None = None, sampled: bool = True, logits: bool = True
+    ) -> _core.Batch:
+        """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`."""
+        num_rows = len(seqs) if num_rows is None else num_rows
+        before = self.lengths[seqs]
+        after = before + count
+        positions = before[:, None] + np.arange(count)
+        blocks = np.take_along_axis(self.tables[seqs], positions // self.block_size, 1)
+        columns = -(-int(after.max()) // self.block_size)  # as many as are needed, which grows
+        self.lengths[seqs] = after
+        draws: dict[str, Any] = {}
+        if sampled and num_rows:
+            greedy = self.rng.integers(0, 2, num_rows) == 0
+            draws = {
+                "temperature": np.where(greedy, 0, 0.9).astype(np.float32),
+                "top_k": self.rng.integers(0, 50, num_rows).astype(np.int32),
+                "top_p": self.rng.uniform(0.5, 1, num_rows).astype(np.float32),
+                "min_p": np.full(num_rows, 0.01, np.float32),
+                "random_val": self.rng.uniform(0, 0.999, num_rows).astype(np.float32),
+            }
+        return _core.Batch(
+            input_ids=self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
+            positions=positions.reshape(-1).astype(np.int32),
+            slot_mapping=(blocks.astype(np.int64) * self.block_size + positions % self.block_size).reshape(-1),
+            block_table=np.ascontiguousarray(self.tables[seqs, :columns]),
+            cu_seqlens_q=np.arange(len(seqs) + 1, dtype=np.int32) * count,
+            context_lens=after.astype(np.int32),
+            logits_rows=np.arange(1, num_rows + 1, dtype=np.int32) * count - 1,
+            return_logits=logits,
+            **draws,
+        )
+
+
+def outputs(engine: _core.InferEngine, batch: _core.Batch) -> list[NDArray[Any] | None]:
+    """Ids and logits, copied."""
+    step = engine.forward(batch)
+    return [None if x is None else x.numpy().copy() for x in (step.ids, step.logits)]
+
+
+class Twins:
+    """Two engines that differ in `graphs` alone; every step runs on both and gives the same bits."""
+
+    def __init__(self, folder: str, name: str, dtype: str, *, tp_size: int = 1, **sequences: int) -> None:
+        model = make_model(name, Path(folder))
+        self.recording, self.eager = (
+            open_engine(model, dtype, graphs=graphs, tp_size=tp_size) for graphs in (True, False)
+        )
+        self.reset(**sequences)
+
+    def reset(self, **sequences: int) -> None:
+        """New sequences in a new cache."""
+        self.sequences = Sequences(self.recording.spec.vocab_size, **sequences)
+        for engine in (self.recording, self.eager):
+            engine.reset_cache(self.sequences.num_blocks, self.sequences.block_size)
+
+    def step(self, seqs: list[int], count: int = 1, **options: Any) -> None:
+        batch = self.sequences.batch(seqs, count, **options)
+        got, want = outputs(self.recording, batch), outputs(self.eager, batch)
+        for x, y in zip(got, want, strict=True):
+            assert (x is None) == (y is None)
+            assert x is None or y is None or x.tobytes() == y.tobytes(), (self.sequences.lengths, np.abs(x - y).max())
+
+    def counts(self) -> tuple[int, int, int]:
+        """Recorded, launched, kept."""
+        counts = self.recording.graph_counts()
+        assert counts.failure == ""
+        return counts.recorded, counts.launched, counts.kept
+
+    def close(self) -> None:
+        eager = self.eager.graph_counts()
+        assert eager.recorded == eager.launched == 0
+        for engine in (self.recording, self.eager):
+            engine.close()
+
+
+def design(_: Gpu, folder: str) -> None:
+    """A shape is run, recorded, then launched; what moves memory ends all graphs, nothing else does.
+
+    In float32, where attention has no workspace that grows with the context.
+    """
+    twins = Twins(folder, "llama", "float32")
+    twins.step([0, 1, 2, 3], 30)  # no step has more tokens
+    assert twins.counts() == (0, 0, 0)
+    twins.step([0, 1])
+    assert twins.counts() == (0, 0, 0)
+    for launched in (1, 2, 3):
+        twins.step([0, 1])
+        assert twins.counts() == (1, launched, 1)
+    twins.step([2, 3], logits=False)  # the same shape, of others
+    assert twins.counts() == (1, 4, 1)
+    twins.step([3], 7)  # a prefill that fits what is there
+    for _ in range(2):
+        twins.step([0, 1, 2])
+        twins.step([0, 1], sampled=False)
+        twins.step([0, 1], num_rows=1)
+    assert twins.counts() == (4, 7, 4)
+    twins.step([0, 1])
+    assert twins.counts() == (4, 8, 4)
+
+    twins.recording.set_hooks(lambda name, layer, tensor, rank: None, ["layer0_q_rope"])
+    twins.step([0, 1])  # eager; allocates what hooks need
+    twins.recording.set_hooks(None, [])
+    assert twins.counts()[:2] == (4, 8)
+    twins.step([0, 1])
+    twins.step([0, 1])
+    assert twins.counts() == (5, 9, 1)
+
+    twins.step([0, 1], 60)  # now the context is longer, but 2 * 60 tokens are no more than before
+    for _ in range(30):
+        twins.step([0, 1])
+    assert twins.sequences.lengths[:2].max() > 128
+    recorded, launched, kept = twins.counts()
+    assert (recorded, kept) == (6, 2), "one more for contexts over 128 tokens"
+    assert launched == 9 + 30 - 1, "all but the first of these"
+    twins.step([2], 140)  # a prefill that needs more
+    twins.step([0, 1])
+    assert twins.counts() == (6, launched, 0)
+    twins.step([0, 1])
+    assert twins.counts() == (7, launched + 1, 1)
+    twins.reset()
+    assert twins.counts() == (7, launched + 1, 0)
+    twins.close()
+
+
+def a_bound(_: Gpu, folder: str) -> None:
+    """Of more shapes than are kept those go that were used longest ago."""
+    twins = Twins(folder, "llama", "bfloat16", num_seqs=12, max_len=200)
+    shapes = [(n, rows) for n in range(12, 0, -1) for rows in range(n, 0, -1)]
+    assert len(shapes) > MAX_GRAPHS
+    everybody = list(range(12))
+    for num_seqs, num_rows in shapes:
+        for _ in range(2):
+            twins.step(everybody[:num_seqs], num_rows=num_rows, logits=False)
+    recorded, _launched, kept = twins.counts()
+    assert (recorded, kept) == (len(shapes), MAX_GRAPHS)
+    twins.step([0], logits=False)  # the last one
+    twins.step(everybody, logits=False)  # the first one, long gone
+    assert twins.counts()[0] == recorded
+    twins.close()
+
+
+def anything(_: Gpu, folder: str, name: str, dtype: str, seed: int, steps: int) -> None:
+    """Steps of all kinds in a random order: decode of any sequences, prefill, hooks, other caches."""
+    rng = np.random.default_rng(seed)
+    twins = Twins(folder, name, dtype)
+    for _ in range(steps):
+        lengths = twins.sequences.lengths
+        if rng.random() < 0.05 or lengths.max() > twins.sequences.max_len - 60:
+            twins.reset(block_size=int(rng.choice([1, 16, 24, 320])))  # 320: one block for each, as a static cache
+            twins.step([0, 1, 2, 3], int(rng.integers(1, 124)))
+        elif rng.random() < 0.1:
+            twins.step([int(rng.integers(0, 4))], int(rng.integers(2, 50)), sampled=False)
+        elif rng.random() < 0.1:
+            for engine in (twins.recording, twins.eager):
+                engine.set_hooks(lambda name, layer, tensor, rank: None, ["layer1_attention"])
+            twins.step([0])
+            for engine in (twins.recording, twins.eager):
+                engine.set_hooks(None, [])
+        seqs = rng.permutation(4)[: int(rng.choice([1, 2, 4]))].tolist()
+        logits, sampled = rng.random() < 0.5, rng.random() < 0.8
+        for _ in range(int(rng.integers(1, 5))):
+            twins.step(seqs, logits=bool(logits), sampled=bool(sampled))
+    recorded, launched, _kept = twins.counts()
+    assert launched > recorded > 0
+    twins.close()
+
+
+def long_contexts(_: Gpu, folder: str, name: str, dtype: str) -> None:
+    """Around every power of two, beside short ones: chunks of keys and blocks of the grid come and go."""
+    twins = Twins(folder, name, dtype, num_seqs=3)
+    twins.step([0], 125)
+    twins.step([1], 3)
+    twins.step([2], 250)
+    for _ in range(8):
+        twins.step([0, 1])  # 126 .. 133
+        twins.step([1, 2])  # 251 .. 258
+        twins.step([2, 0, 1])
+    assert twins.sequences.lengths.tolist() == [141, 27, 266]
+    recorded, launched, _kept = twins.counts()
+    assert recorded >= 5 and launched > recorded
+    twins.close()
+
+
+def a_capture_that_fails(_: Gpu, folder: str) -> None:
+    """The step runs eagerly then, and so do all after it; the reason is kept."""
+    twins = Twins(folder, "llama", "bfloat16")
+    for count in (20, 1, 1, 1, 1):
+        twins.step([0, 1], count)
+    counts = twins.recording.graph_counts()
+    assert (counts.recorded, counts.launched, counts.kept) == (0, 0, 0)
+    assert "silu_mul" in counts.failure or "linear" in counts.failure, counts.failure
+    assert "cudaErrorStreamCaptureUnsupported" in counts.failure, counts.failure
+    twins.reset()
+    twins.step([0], 5)
+    twins.step([0])
+    twins.close()
+
+
+def no_graphs(_: Gpu, folder: str, tp_size: int) -> None:
+    """Where work cannot be recorded, nothing is tried: ranks that talk through the host, or waiting for each launch."""
+    twins = Twins(folder, "llama", "bfloat16", tp_size=tp_size)
+    for count in (20, 1, 1, 1):
+        twins.step([0, 1], count)
+    assert twins.counts() == (0, 0, 0)
+    twins.close()
+
+
+def threads(_: Gpu, folder: str) -> None:
+    """Engines that record and allocate at the same time do not disturb each other."""
+
+    def run(seed: int) -> tuple[int, int, int]:
+        twins = Twins(folder, "llama", "bfloat16")
+        rng = np.random.default_rng(seed)
+        for _ in range(6):
+            twins.reset(block_size=int(rng.choice([16, 320])))
+            twins.step([0, 1, 2, 3], int(rng.integers(1, 20)))
+            for num_seqs in (1, 2):
+                for _ in range(3):
+                    twins.step(list(range(num_seqs)))
+        counts = twins.counts()
+        twins.close()
+        return counts
+
+    make_model("llama", Path(folder))
+    with ThreadPoolExecutor(2) as pool:
+        for counts in pool.map(run, (1, 2)):
+            assert counts[0] >= 12 and counts[1] >= 24, counts
+
+
+def memory_comes_back(_: Gpu, folder: str) -> None:
+    """All of it, with graphs alive at the end."""
+    (before,) = _core.cuda_devices()
+    twins = Twins(folder, "qwen3", "float16")
+    for count in (9, 1, 1, 1):
+        twins.step([0, 3], count)
+    assert twins.counts() == (1, 2, 1)
+    twins.close()
+    (after,) = _core.cuda_devices()
+    assert after["free_bytes"] == before["free_bytes"]

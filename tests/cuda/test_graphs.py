@@ -1,0 +1,70 @@
+"""Decode steps as graphs, on the simulated device: what is recorded and launched, and that no bit changes."""
+
+from __future__ import annotations
+
+import pytest
+from emulation import Run
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cuda-graph-models"))
+
+
+@pytest.mark.parametrize("case", ["design", "a_bound", "threads", "memory_comes_back"])
+def test_graphs(simulate: Run, models: str, case: str) -> None:
+    outcome = simulate(f"graph_cases:{case}", folder=models)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("streams", ["late", "eager"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "seed"),
+    [
+        ("llama", "bfloat16", 1),
+        ("qwen3", "float16", 2),
+        ("mistral-window", "bfloat16", 3),
+        ("llama-biases", "float32", 4),
+    ],
+)
+def test_any_steps(simulate: Run, models: str, name: str, dtype: str, seed: int, streams: str) -> None:
+    settings = {"INFINILM_EMULATOR_STREAMS": streams}
+    outcome = simulate(
+        "graph_cases:anything", settings=settings, folder=models, name=name, dtype=dtype, seed=seed, steps=25
+    )
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("mistral-window", "float16")])
+def test_long_contexts(simulate: Run, models: str, name: str, dtype: str) -> None:
+    outcome = simulate("graph_cases:long_contexts", folder=models, name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("kernel", ["linear_decode"])
+def test_a_capture_that_fails(simulate: Run, models: str, kernel: str) -> None:
+    settings = {"INFINILM_EMULATOR_UNCAPTURABLE_KERNEL": kernel}
+    outcome = simulate("graph_cases:a_capture_that_fails", settings=settings, folder=models)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(("tp_size", "sync"), [(2, "0"), (1, "1")])
+def test_no_graphs(simulate: Run, models: str, tp_size: int, sync: str) -> None:
+    settings = {"INFINILM_CUDA_SYNC": sync}
+    outcome = simulate("graph_cases:no_graphs", settings=settings, folder=models, tp_size=tp_size)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.sanitizer
+def test_sanitized(simulate: Run, models: str) -> None:
+    outcome = simulate(
+        "graph_cases:anything",
+        sanitize="address",
+        timeout=600,
+        folder=models,
+        name="llama",
+        dtype="bfloat16",
+        seed=1,
+        steps=10,
+    )
+    assert outcome.ok, outcome.text
