@@ -23,7 +23,9 @@ import nvcc_build  # noqa: E402
 from emulation import BACKEND, ROOT, Outcome, Run, Worker, load_build  # noqa: E402
 
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"
-SIMULATED = {f"INFINILM_EMULATOR_{name}" for name in ("CC", "DEVICES", "MEMORY_MB")}  # what no GPU can be told
+SIMULATED = {
+    f"INFINILM_EMULATOR_{name}" for name in ("CC", "DEVICES", "MEMORY_MB", "UNCAPTURABLE_KERNEL")
+}  # what no GPU can be told
 
 
 def pytest_configure(config: pytest.Config) -> None:

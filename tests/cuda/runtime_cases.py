@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from emulation import D2H, H2D, Array, Buffer, CudaError, Gpu
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONFIGURATION = 1, 2, 9
 INSUFFICIENT_DRIVER, NO_DEVICE, NO_KERNEL_IMAGE, INVALID_HANDLE, NOT_READY = 35, 100, 209, 400, 600
 ILLEGAL_ADDRESS, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_ISOLATION = 700, 900, 901, 904, 905
+CAPTURE_WRONG_THREAD = 908
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 NON_BLOCKING = 1
 
 
@@ -140,6 +143,33 @@ def captures_are_checked(gpu: Gpu) -> None:
     gpu.check(gpu.lib.cudaStreamBeginCapture(main, 0))
     expect(CAPTURE_ISOLATION, gpu.lib.cudaStreamWaitEvent, main, outside, 0)
     expect(CAPTURE_INVALIDATED, gpu.lib.cudaStreamEndCapture, main, ctypes.byref(graph))
+
+
+def captures_of_other_threads(gpu: Gpu) -> None:
+    """A capture forbids allocations to every thread, to its own, or to nobody."""
+    stream = handle(gpu, "cudaStreamCreateWithFlags", NON_BLOCKING)
+    x, y = gpu.upload(np.ones(40, np.float32)), gpu.upload(np.ones(40, np.float32))
+    graph = ctypes.c_void_p()
+    with ThreadPoolExecutor(1) as other:
+        for mode, allowed_there, allowed_here in (
+            (GLOBAL, False, False),
+            (THREAD_LOCAL, True, False),
+            (RELAXED, True, True),
+        ):
+            for thread, allowed in ((other, allowed_there), (None, allowed_here)):
+                gpu.check(gpu.lib.cudaStreamBeginCapture(stream, mode))
+                accumulate(gpu, x, y, stream)
+                allocate = other.submit(gpu.empty, 4).result if thread else lambda: gpu.empty(4)
+                if allowed:
+                    allocate()
+                else:
+                    expect(CAPTURE_UNSUPPORTED, allocate)
+                expected = 0 if allowed else CAPTURE_INVALIDATED
+                expect(expected, gpu.lib.cudaStreamEndCapture, stream, ctypes.byref(graph))
+        gpu.check(gpu.lib.cudaStreamBeginCapture(stream, THREAD_LOCAL))
+        end = other.submit(gpu.lib.cudaStreamEndCapture, stream, ctypes.byref(graph))
+        assert end.result() == CAPTURE_WRONG_THREAD
+        gpu.check(gpu.lib.cudaStreamEndCapture(stream, ctypes.byref(graph)))
 
 
 def memory_is_limited(gpu: Gpu) -> None:

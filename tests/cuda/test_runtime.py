@@ -15,6 +15,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("graphs_replay", {}, {}),
     ("graphs_replay", {}, {"STREAMS": "eager"}),
     ("captures_are_checked", {}, {}),
+    ("captures_of_other_threads", {}, {}),
     ("memory_is_limited", {}, {"MEMORY_MB": "1"}),
     ("directions_are_checked", {}, {}),
     ("launches_are_checked", {}, {}),
