@@ -64,6 +64,7 @@ TEST(ranks_that_share_a_device) {
     rethrow_any(run_ranks(3, [&](int rank) {
         FakeDevice device(0);
         const auto communicator = group->join(rank, &device);
+        CHECK(!communicator->capturable());
         for (int64_t n : {0, 7, 989, 60000}) {
             const int64_t shape[] = {n}, gathered[] = {3, n};
             const Tensor x = device.allocate(DType::float32, shape), out = device.allocate(DType::float32, gathered);

@@ -51,6 +51,7 @@ TEST(nccl_calls) {
         const auto group = make_nccl_group(3);
         rethrow_any(run_ranks(3, [&](int rank) {
             const auto communicator = group->join(rank, nullptr, reinterpret_cast<void*>(intptr_t{40 + rank}));
+            CHECK(communicator->capturable());
             float x[5] = {1, 2, 3, 4, static_cast<float>(rank)};
             communicator->all_reduce({x, DType::float32, {5}, gpu});
             CHECK(x[0] == 3 && x[3] == 12 && x[4] == 3);
