@@ -14,26 +14,6 @@ namespace infinilm::cuda {
 constexpr int kNormWarps = 4;
 constexpr int kFewRows = 1024;  // about the warps that the SMs hold at once with one warp a block
 
-// 8 neighbouring elements in as few registers as they need.
-template <class T>
-struct Vector {
-    uint4 words;
-
-    __device__ __forceinline__ void load(const T* address) { words = *reinterpret_cast<const uint4*>(address); }
-    __device__ __forceinline__ void unpack(float (&x)[8]) const { unpack8<T>(words, x); }
-    __device__ __forceinline__ void pack(const float (&x)[8]) { words = pack8<T>(x); }
-    __device__ __forceinline__ void store(T* address) const { *reinterpret_cast<uint4*>(address) = words; }
-};
-template <>
-struct Vector<float> {
-    float values[8];
-
-    __device__ __forceinline__ void load(const float* address) { load8(address, values); }
-    __device__ __forceinline__ void unpack(float (&x)[8]) const { memcpy(x, values, sizeof(x)); }
-    __device__ __forceinline__ void pack(const float (&x)[8]) { memcpy(values, x, sizeof(x)); }
-    __device__ __forceinline__ void store(float* address) const { store8(address, values); }
-};
-
 // v += what lies at `residual`, rounded to T.
 template <class T>
 __device__ __forceinline__ void add(Vector<T>& v, const T* residual) {

@@ -40,6 +40,26 @@ __device__ __forceinline__ void store8<float>(float* address, const float (&x)[8
     reinterpret_cast<float4*>(address)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
+// 8 neighbouring elements in as few registers as they need.
+template <class T>
+struct Vector {
+    uint4 words;
+
+    __device__ __forceinline__ void load(const T* address) { words = *reinterpret_cast<const uint4*>(address); }
+    __device__ __forceinline__ void unpack(float (&x)[8]) const { unpack8<T>(words, x); }
+    __device__ __forceinline__ void pack(const float (&x)[8]) { words = pack8<T>(x); }
+    __device__ __forceinline__ void store(T* address) const { *reinterpret_cast<uint4*>(address) = words; }
+};
+template <>
+struct Vector<float> {
+    float values[8];
+
+    __device__ __forceinline__ void load(const float* address) { load8(address, values); }
+    __device__ __forceinline__ void unpack(float (&x)[8]) const { memcpy(x, values, sizeof(x)); }
+    __device__ __forceinline__ void pack(const float (&x)[8]) { memcpy(values, x, sizeof(x)); }
+    __device__ __forceinline__ void store(float* address) const { store8(address, values); }
+};
+
 // Adds a vector's squares to a lane's sum.
 __device__ __forceinline__ void add_squares(float& sum, const float (&x)[8]) {
 #pragma unroll

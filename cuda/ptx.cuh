@@ -49,9 +49,9 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// ---- ordering between blocks of a grid ("Memory Consistency Model") ----------------------------------------------
+// ---- ordering between blocks ("Memory Consistency Model") --------------------------------------------------------
 
-// Sees everything written before the store_release or atomic_add_acq_rel whose value it reads.
+// Of a grid: sees everything written before the store_release or atomic_add_acq_rel whose value it reads.
 __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
     unsigned value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -59,6 +59,15 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
 }
 __device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+// The same among GPUs: in memory of this one, of a peer, or of the host.
+__device__ __forceinline__ unsigned load_acquire_system(const unsigned* address) {
+    unsigned value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_release_system(unsigned* address, unsigned value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 // Returns the old value: the last arriver of n sees n - 1, and everything its predecessors wrote. Writes of other
 // threads of the block count once a __syncthreads() lies between.

@@ -350,11 +350,11 @@ def _summarise_decode(work: Work, batch_size: int, runs: Sequence[DecodeRun], li
 
 
 def format_table(about: Mapping[str, Any], result: BenchResult) -> str:
-    """Write a result for people; `about` has the model, architecture, dtype, isa, num_threads and weight_bytes."""
+    """Write a result for people; `about` has what `infinilm bench --json` prints beside it."""
     prefill = result.prefill
     lines = [
         f"{about['model']}: {about['architecture']}, weights {format_bytes(about['weight_bytes'])}, {about['dtype']} "
-        f"on {about['isa']}, {about['num_threads']} threads; median (min .. max) of {result.repeats}",
+        f"on {cpu_line(about)}; median (min .. max) of {result.repeats}",
         f"read bandwidth  {_columns(result.read_bytes_per_second, 1e-9)} GB/s",
         f"arithmetic peak {_columns(result.flops_per_second, 1e-9)} Gflop/s",
         f"prefill of {prefill.prompt_len} tokens",
@@ -371,6 +371,12 @@ def format_table(about: Mapping[str, Any], result: BenchResult) -> str:
             f"  TTFT          {_columns(decode.ttft_seconds, 1e3)} ms",
         ]
     return "\n".join(lines)
+
+
+def cpu_line(about: Mapping[str, Any]) -> str:
+    """Which kernels and how many threads, of how many ranks."""
+    ranks = f"{about['tensor_parallel_size']} ranks, " if about["tensor_parallel_size"] > 1 else ""
+    return f"{about['isa']}, {ranks}{about['num_threads']} threads"
 
 
 def _columns(value: Spread, scale: float = 1.0) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infinilm.bench import cpu_line
 from infinilm.errors import ConfigError
 from infinilm.memory import format_bytes
 from infinilm.sampling_params import SamplingParams
@@ -282,7 +283,7 @@ def summarise(
 
 def format_trace(about: Mapping[str, Any], result: TraceResult) -> str:
     """Write a result for people; `about` has what `infinilm bench --trace --json` prints beside it."""
-    on = f"{about['isa']}, {about['num_threads']} threads" if about["device"] == "cpu" else about["device"]
+    on = cpu_line(about) if about["devices"][0] == "cpu" else ", ".join(about["devices"])
     rate = about["request_rate"]
     lines = [
         f"{about['model']}: {about['architecture']}, weights {format_bytes(about['weight_bytes'])}, {about['dtype']} "

@@ -25,6 +25,7 @@ from infinilm.cli_arguments import (
     Parser,
     add_model_settings,
     add_sampling,
+    flag,
     integer_list,
     model_settings,
     positive,
@@ -344,8 +345,8 @@ def _info(args: argparse.Namespace) -> int:
     }
     if args.model is not None:
         info["model"] = describe.describe_model(args.model, model_settings(args))
-    elif model_settings(args) != {"device": "auto", "dtype": "auto", "kv_cache": None, "max_model_len": None}:
-        raise ConfigError("--device, --dtype, --kv-cache and --max-model-len describe a model: pass --model too")
+    elif given := [name for name, value in model_settings(args).items() if value not in (None, "auto", 1)]:
+        raise ConfigError(f"{', '.join(flag(name) for name in given)} describe a model: pass --model too")
     if args.json:
         put(json.dumps(info, indent=1) + "\n")
     else:

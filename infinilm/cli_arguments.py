@@ -59,8 +59,19 @@ def add_model_settings(
     if context:
         group.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of prompt and output together")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default): cuda if usable")
+    group.add_argument(
+        "--tensor-parallel-size", type=positive, default=1, metavar="N", help="ranks that share the model; default 1"
+    )
+    group.add_argument(
+        "--device-ids", type=integer_list, metavar="ID,ID", help="GPU of each rank; default: the first ones"
+    )
     if loads:
         group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
+
+
+def flag(name: str) -> str:
+    """An option as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -130,13 +141,9 @@ def positive_list(text: str) -> list[int]:
 
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of `plan_model` and `LLM` that decide what is loaded."""
-    return {
-        "device": args.device,
-        "dtype": args.dtype,
-        "kv_cache": args.kv_cache,
-        "max_model_len": args.max_model_len,
-    }
+    """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
+    names = ("device", "dtype", "kv_cache", "tensor_parallel_size", "device_ids", "max_model_len")
+    return {name: getattr(args, name) for name in names if name in args}
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

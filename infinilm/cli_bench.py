@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import infinilm
 from infinilm.cli_arguments import (
     add_model_settings,
+    flag,
     length_range,
+    model_settings,
     non_negative,
     positive,
     positive_list,
@@ -77,12 +79,8 @@ def _add_group(
     for name, option in options.items():
         about = option.text if option.default is None else f"{option.text}; default {option.default}"
         # What is not given is left out of the result, so that an option of the other kind is noticed.
-        group.add_argument(_flag(name), type=option.kind, metavar=option.metavar, default=argparse.SUPPRESS, help=about)
+        group.add_argument(flag(name), type=option.kind, metavar=option.metavar, default=argparse.SUPPRESS, help=about)
     return group
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _settings(args: argparse.Namespace, own: Mapping[str, _Option], other: Iterable[str]) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def _settings(args: argparse.Namespace, own: Mapping[str, _Option], other: Itera
         if hasattr(args, name):
             change = "leave out --trace" if args.trace else "add --trace"
             raise ConfigError(
-                f"{_flag(name)} is for bench {'without' if args.trace else 'with'} --trace: {change}, or it"
+                f"{flag(name)} is for bench {'without' if args.trace else 'with'} --trace: {change}, or it"
             )
     defaults = {name: None if o.default is None else o.kind(o.default) for name, o in own.items()}
     return {name: getattr(args, name, default) for name, default in defaults.items()}
@@ -109,7 +107,8 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm.llm import LLM
     from infinilm.system import resolve_device
 
-    device = resolve_device(args.device)
+    shared = model_settings(args)
+    shared["device"] = device = resolve_device(args.device)
     if device != "cpu":
         raise ConfigError(
             f"bench measures against the limits of a CPU, not of {device}: pass --device cpu, or run "
@@ -123,12 +122,10 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     note(f"loading {args.model}")
     with LLM(
         args.model,
-        device=device,
-        dtype=args.dtype,
+        **shared,
         max_model_len=needed,
         max_num_seqs=max(settings["batch_sizes"]),
         max_num_batched_tokens=_CHUNK,
-        kv_cache=args.kv_cache,
         num_threads=num_threads,
         load_format=args.load_format,
     ) as llm:
@@ -157,15 +154,13 @@ def _bench_trace(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     path = resolve_model(args.model)
     trace.check_context(settings["max_model_len"] or AutoConfig.from_pretrained(path).max_position_embeddings)
     num_threads = args.num_threads or _core.default_num_threads()
+    shared = model_settings(args) | {"max_model_len": settings["max_model_len"] or trace.context_needed}
     note(f"loading {args.model}")
     with LLM(
         path,
-        device=args.device,
-        dtype=args.dtype,
-        max_model_len=settings["max_model_len"] or trace.context_needed,
+        **shared,
         max_num_seqs=settings["max_num_seqs"],
         max_num_batched_tokens=settings["max_num_batched_tokens"],
-        kv_cache=args.kv_cache,
         num_threads=num_threads,
         seed=settings["seed"],
         load_format=args.load_format,
@@ -192,7 +187,8 @@ def _about(args: argparse.Namespace, llm: LLM, num_threads: int) -> dict[str, An
         "model": str(llm.model_path),
         "architecture": llm.config.architecture,
         "load_format": args.load_format,
-        "device": llm.device,
+        "devices": list(llm.devices),
+        "tensor_parallel_size": len(llm.devices),
         "dtype": llm.dtype,
         "isa": _core.selected_cpu_isa(),
         "num_threads": num_threads,

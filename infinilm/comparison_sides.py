@@ -97,7 +97,7 @@ class _EngineSide(Side):
         registry = HookRegistry()
         registry.register_hook("*", callback)
         with self._engine._open():  # nobody else between the hooks and their forward
-            before = self._engine._hooks
+            before = self._engine._registry
             self._engine.set_hook_registry(registry)
             try:
                 EngineRows(self._engine, 1, len(ids)).forward([np.array(ids, np.int32)], temperature=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,7 +46,7 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "config": {name: getattr(config, name) for name in names},
         "num_parameters": _count_parameters(plan),
         "stored_dtype": plan.stored_dtype,
-        "device": plan.device,
+        "devices": list(plan.devices),
         "dtype": plan.dtype,
         "memory": describe_memory(plan),
     }
@@ -59,7 +59,7 @@ def describe_plan(plan: ModelPlan) -> dict[str, Any]:
         "architecture": plan.config.architecture,
         "num_parameters": _count_parameters(plan),
         "stored_dtype": plan.stored_dtype,
-        "device": plan.device,
+        "devices": list(plan.devices),
         "dtype": plan.dtype,
         **describe_memory(plan),
     }
@@ -107,8 +107,12 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
 def _model_line(model: Mapping[str, Any]) -> str:
     return (
         f"{model['architecture']}, {model['num_parameters']:,} parameters, stored as {model['stored_dtype']}, "
-        f"computed in {model['dtype']} on {model['device']}"
+        f"computed in {model['dtype']} on {_devices(model['devices'])}"
     )
+
+
+def _devices(devices: Sequence[str]) -> str:
+    return f"{len(devices)} ranks of the cpu" if len(devices) > 1 and devices[0] == "cpu" else ", ".join(devices)
 
 
 def memory_lines(memory: Mapping[str, Any]) -> list[str]:

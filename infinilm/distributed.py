@@ -13,6 +13,7 @@ from typing import Any
 from infinilm import _core
 from infinilm.arrays import as_tensor
 from infinilm.errors import ConfigError, DeviceError
+from infinilm.system import resolve_device
 
 __all__ = ["CommunicationGroup", "DistConfig", "RankInfo"]
 
@@ -170,6 +171,43 @@ class CommunicationGroup:
     def _require_one(self, op: str) -> None:
         if self.tp_size > 1:
             raise ConfigError(f"{op}: this group has {self.tp_size} ranks, whose operations run inside an engine")
+
+
+def resolve_devices(
+    device: str, tensor_parallel_size: int = 1, device_ids: Iterable[int] | None = None
+) -> tuple[str, ...]:
+    """The device of each rank, as `LLM` takes them: "cpu", or "cuda" and its ids.
+
+    Raises
+    ------
+    ConfigError
+        Settings that contradict each other, or ids that are negative or repeated.
+    DeviceError
+        A device that is absent.
+    """
+    if isinstance(tensor_parallel_size, bool) or not isinstance(tensor_parallel_size, int) or tensor_parallel_size < 1:
+        raise ConfigError(f"tensor_parallel_size: expected a positive integer, got {tensor_parallel_size!r}")
+    first = resolve_device(device)
+    kind, _, index = first.partition(":")
+    if device_ids is None:
+        if tensor_parallel_size == 1:
+            return (first,)
+        if index:
+            raise ConfigError(
+                f"device={device!r} is one device, but tensor_parallel_size is {tensor_parallel_size}: pass "
+                f"device={kind!r} and device_ids"
+            )
+        dist_config = DistConfig(tp_size=tensor_parallel_size)
+    else:
+        dist_config = DistConfig(tp_device_ids=device_ids)
+        if index:
+            raise ConfigError(f"device={device!r} and device_ids={dist_config.tp_device_ids}: pass device={kind!r}")
+        if dist_config.tp_size != tensor_parallel_size:
+            raise ConfigError(
+                f"device_ids={dist_config.tp_device_ids} has {dist_config.tp_size} devices, but tensor_parallel_size "
+                f"is {tensor_parallel_size}"
+            )
+    return tuple(rank.device for rank in CommunicationGroup(dist_config, kind).ranks)
 
 
 def _check_ids(ids: list[int], device_type: str) -> None:

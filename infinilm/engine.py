@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -33,12 +33,11 @@ from infinilm.errors import (
     ConfigError,
     DeviceError,
     EngineDeadError,
-    InfinilmError,
     WeightError,
     did_you_mean,
 )
 from infinilm.families import build_spec
-from infinilm.hooks import HookDispatch, HookRegistry, ModelSites
+from infinilm.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.system import nccl_library, resolve_device
 
 __all__ = ["InferEngine"]
@@ -127,8 +126,8 @@ class InferEngine:
         self._loaded: set[str] = set()
         self._ready = False  # all weights are there and prepared
         self._closed = False
-        self._hooks: HookRegistry | None = None
-        self._dispatch: HookDispatch | None = None  # of the hooks as they were at the last forward
+        self._hooks = EngineHooks(self._core, self._sites)
+        self._registry: HookRegistry | None = None  # in use
         self._allocate(layout)
         self._cache_config = cache_config
         _open_engines.add(self)
@@ -279,8 +278,11 @@ class InferEngine:
                 sliding_window=self._sliding_window,
                 return_logits=return_logits,
             )
-            with self._hooked():
+            self._hooks.give()
+            try:
                 step = self._core.forward(batch)
+            finally:
+                self._hooks.take_back()
         assert step.ids is not None  # sampling parameters were given
         return batches.Output(step.ids, step.logits)
 
@@ -292,30 +294,9 @@ class InferEngine:
         ConfigError
             A pattern in it that no site of this model fits; the registry in use stays.
         """
-        if registry is not None and not isinstance(registry, HookRegistry):
-            raise TypeError(f"expected a HookRegistry or None, got {type(registry).__name__}")
         with self._open():
-            if registry is not None:
-                registry._attach(self._sites)
-            if self._hooks is not None and self._hooks is not registry:
-                self._hooks._detach(self._sites)
-            self._hooks, self._dispatch = registry, None
-
-    @contextmanager
-    def _hooked(self) -> Iterator[None]:
-        """Inside, the core calls the hooks there are; outside it holds no reference to them."""
-        hooks = () if self._hooks is None else self._hooks._hooks
-        if not hooks:
-            yield
-            return
-        if self._dispatch is None or self._dispatch.hooks is not hooks:
-            self._dispatch = HookDispatch(hooks, self._sites)
-        self._core.set_hooks(self._dispatch, self._dispatch.names, self._dispatch.names_of_all_ranks)
-        try:
-            yield
-        finally:
-            with suppress(EngineDeadError):  # then it has let go of them already
-                self._core.set_hooks(None, [])
+            self._hooks.use(registry)
+            self._registry = registry
 
     # ---- cache ----
 
@@ -374,12 +355,10 @@ class InferEngine:
 
     def close(self) -> None:
         """Free the weights, the cache and the threads; what others still wait for is finished first. Idempotent."""
-        self._refuse_hooks()
+        self._hooks.refuse_calls()
         with self._lock:
             self._closed = True
-            self._dispatch = None
-            if self._hooks is not None:
-                self._hooks._detach(self._sites)
+            self._hooks.use(None)
             self._core.close()
 
     def __enter__(self) -> InferEngine:
@@ -395,17 +374,11 @@ class InferEngine:
     @contextmanager
     def _open(self) -> Iterator[None]:
         """One caller at a time, while the engine is open."""
-        self._refuse_hooks()
+        self._hooks.refuse_calls()
         with self._lock:
             if self._closed:
                 raise EngineDeadError("the engine is closed; make a new one")
             yield
-
-    def _refuse_hooks(self) -> None:
-        """A hook runs on a rank's thread; an engine that waits for itself would wait for ever."""
-        dispatch = self._dispatch
-        if dispatch is not None and threading.get_ident() in dispatch.threads:
-            raise InfinilmError("a hook cannot call the engine that is running it; do it after forward")
 
 
 def _read_config(config: LlamaConfig | str | os.PathLike[str]) -> LlamaConfig:

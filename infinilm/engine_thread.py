@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.errors import EngineDeadError, InfinilmError
+from infinilm.hooks import EngineHooks
 from infinilm.logits import HostSampler
 from infinilm.outputs import EngineMetrics
 from infinilm.request import Completion, LogitsWork, News, Work
@@ -35,6 +36,7 @@ logger = logging.getLogger("infinilm")
 
 Int32Array = npt.NDArray[np.int32]
 
+_BUSY = "the LLM is busy with other requests; do this while none runs"
 _CLOSED = "this LLM is closed; make a new one"
 
 # Making a step takes some 0.2 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step made
@@ -60,14 +62,14 @@ class EngineThread:
         Closed by `close`.
     scheduler : Scheduler
         May be replaced inside `exclusive`.
-    run_ahead : bool
-        Make steps ahead where it pays; False: no token is ever computed that is not wanted, so hooks see none.
+    hooks : EngineHooks
+        While there are any, no step is made ahead: they see no token that is not wanted.
     """
 
-    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, *, run_ahead: bool = True) -> None:
+    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks) -> None:
         self._engine = engine
         self.scheduler = scheduler
-        self._run_ahead = run_ahead
+        self._hooks = hooks
         self._in_flight: _InFlight | None = None  # the step submitted last
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
@@ -89,7 +91,8 @@ class EngineThread:
     # ---- for callers ----
 
     def check_open(self) -> None:
-        """Raise EngineDeadError if nothing can be run any more."""
+        """Raise EngineDeadError if nothing can be run any more, InfinilmError in a hook of this engine."""
+        self._hooks.refuse_calls()
         if self._closed:
             raise EngineDeadError(_CLOSED)
         if self._death is not None:
@@ -115,6 +118,7 @@ class EngineThread:
 
     def close(self) -> None:
         """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent."""
+        self._hooks.refuse_calls()
         with self._lock:
             self._closed = True
             self._inbox.put(None)
@@ -134,18 +138,18 @@ class EngineThread:
         InfinilmError
             Requests are running.
         """
-        busy = InfinilmError("the LLM is busy with other requests; do this while none runs")
+        self.check_open()
         if any(work not in self._cancelled for work in self._works.copy()):
-            raise busy  # without waiting for the step
+            raise InfinilmError(_BUSY)  # without waiting for the step
         with self._stepping:
             self.check_open()
             self._deliver(self._take_cancelled())
             if self.scheduler.has_work:
-                raise busy
+                raise InfinilmError(_BUSY)
             if (last := self._in_flight) is not None:  # made ahead, for nobody
                 self._in_flight = None
                 try:
-                    self._take_results(last, last.pending.result())
+                    self._take_results(last, self._wait_for(last))
                 except BaseException as error:
                     self._deliver(self._fail([], error))
             yield self._run_alone
@@ -221,7 +225,7 @@ class EngineThread:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                 return news
             failed = last.step
-            output = last.pending.result()
+            output = self._wait_for(last)
             failed = None
             news += self._take_results(last, output)
             if self._in_flight is None:
@@ -233,21 +237,35 @@ class EngineThread:
         return news
 
     def _runs_ahead(self, step: Step) -> bool:
-        return self._run_ahead and self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host
+        return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host and not self._hooks.in_use
 
     def _submit(self) -> _InFlight | None:
         """Queue the next step, if there is one to be made now."""
         now = time.perf_counter()
-        step = self.scheduler.schedule(now)
-        return None if step is None else _InFlight(step, self._engine.submit(step.batch), now)
+        in_flight = None
+        if self._hooks.give():  # what was cached under other hooks is not what these would make of it
+            self.scheduler.reset_prefix_cache()
+        try:
+            if (step := self.scheduler.schedule(now)) is not None:
+                in_flight = _InFlight(step, self._engine.submit(step.batch), now)
+        finally:
+            if in_flight is None:
+                self._hooks.take_back()
+        return in_flight
+
+    def _wait_for(self, step: _InFlight) -> _core.StepOutput:
+        try:
+            return step.pending.result()
+        finally:
+            self._hooks.take_back()
 
     def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
         """End works after a step that failed. The others are computed again: the cache may hold anything."""
         if isinstance(error, EngineDeadError):
-            self._death = error
+            self._death = error.__cause__ or error  # what happened to the first rank that failed
         if self._in_flight is not None:
             with contextlib.suppress(BaseException):
-                self._in_flight.pending.result()
+                self._wait_for(self._in_flight)
             self._in_flight = None
         self.scheduler.recompute_all()
         ended = [work for work in works if work.finish_reason is None]

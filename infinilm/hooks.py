@@ -7,6 +7,7 @@ without hooks runs a forward pass that was compiled without them.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 import itertools
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 from infinilm import _core
 from infinilm.arrays import as_tensor
-from infinilm.errors import ConfigError, InfinilmError, did_you_mean
+from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, did_you_mean
 
 __all__ = ["SITES", "HookHandle", "HookRegistry", "Site"]
 
@@ -115,7 +116,8 @@ class HookRegistry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._hooks: tuple[HookHandle, ...] = ()
-        self._models: weakref.WeakSet[ModelSites] = weakref.WeakSet()  # of the engines that use it
+        # Of the engines that use it; with each, the hooks as they were at its last forward.
+        self._models: weakref.WeakKeyDictionary[ModelSites, HookDispatch | None] = weakref.WeakKeyDictionary()
 
     def register_hook(self, pattern: str, callback: HookCallback, *, ranks: Literal["all"] | int = 0) -> HookHandle:
         """Call `callback` at every site whose name fits `pattern`.
@@ -176,11 +178,21 @@ class HookRegistry:
         with self._lock:
             for hook in self._hooks:
                 model.select(hook.pattern)
-            self._models.add(model)
+            self._models[model] = None
 
     def _detach(self, model: ModelSites) -> None:
         with self._lock:
-            self._models.discard(model)
+            self._models.pop(model, None)
+
+    def _dispatch(self, model: ModelSites, threads: set[int]) -> HookDispatch | None:
+        """The callback for the core, if there are hooks; it is made anew when they have changed."""
+        with self._lock:
+            if not self._hooks:
+                return None
+            dispatch = self._models.get(model)
+            if dispatch is None or dispatch.hooks is not self._hooks:
+                dispatch = self._models[model] = HookDispatch(self._hooks, model, threads)
+            return dispatch
 
 
 class ModelSites:
@@ -207,6 +219,9 @@ class ModelSites:
         return names
 
 
+_serials = itertools.count(1)
+
+
 class HookDispatch:
     """The callback the core calls: runs the hooks of a site one after another.
 
@@ -216,11 +231,14 @@ class HookDispatch:
         In the order they were registered.
     model
         Whose sites their patterns are resolved on.
+    threads
+        Threads that a callback runs on are in it while it runs.
     """
 
-    def __init__(self, hooks: tuple[HookHandle, ...], model: ModelSites) -> None:
+    def __init__(self, hooks: tuple[HookHandle, ...], model: ModelSites, threads: set[int]) -> None:
         self.hooks = hooks
-        self.threads: set[int] = set()  # those a callback runs on, while it runs
+        self.serial = next(_serials)
+        self._threads = threads
         self._by_site: dict[str, list[HookHandle]] = {}
         for hook in hooks:
             for name in model.select(hook.pattern):
@@ -238,7 +256,7 @@ class HookDispatch:
 
     def __call__(self, name: str, layer: int, tensor: _core.Tensor, rank: int = 0) -> _core.Tensor | None:
         thread = threading.get_ident()
-        self.threads.add(thread)
+        self._threads.add(thread)
         try:
             current = tensor
             for hook in self._by_site[name]:
@@ -249,7 +267,66 @@ class HookDispatch:
                     current = _replacement(result, current, f"hook {hook.pattern!r} at {name}")
             return None if current is tensor else current
         finally:
-            self.threads.discard(thread)
+            self._threads.discard(thread)
+
+
+class EngineHooks:
+    """The hooks of one engine: `give` them to the core before a forward, `take_back` after it.
+
+    Between forwards neither this nor the core refers to a callback, which may refer to the engine; whoever owns the
+    engine keeps the registry.
+    """
+
+    def __init__(self, core: _core.InferEngine, sites: ModelSites) -> None:
+        self._core = core
+        self._sites = sites
+        self._registry: weakref.ref[HookRegistry] | None = None
+        self._threads: set[int] = set()  # those that run a callback
+        self._given = False
+        self._last = 0  # serial number of what was given last; 0: no hooks
+
+    @property
+    def registry(self) -> HookRegistry | None:
+        """The one in use."""
+        return None if self._registry is None else self._registry()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the core has hooks, or gets some with the next forward."""
+        return self._given or ((registry := self.registry) is not None and registry.has_hooks())
+
+    def use(self, registry: HookRegistry | None) -> None:
+        """Use a registry from the next forward on, or none. ConfigError: a pattern fits no site; nothing changes."""
+        if registry is not None and not isinstance(registry, HookRegistry):
+            raise TypeError(f"hooks: expected a HookRegistry or None, got {type(registry).__name__}")
+        if registry is not None:
+            registry._attach(self._sites)
+        before = self.registry
+        if before is not None and before is not registry:
+            before._detach(self._sites)
+        self._registry = None if registry is None else weakref.ref(registry)
+
+    def give(self) -> bool:
+        """Give the hooks there are to the core; returns whether they are others than the last time."""
+        registry = self.registry
+        dispatch = None if registry is None else registry._dispatch(self._sites, self._threads)
+        if dispatch is not None:
+            self._core.set_hooks(dispatch, dispatch.names, dispatch.names_of_all_ranks)
+            self._given = True
+        before, self._last = self._last, 0 if dispatch is None else dispatch.serial
+        return before != self._last
+
+    def take_back(self) -> None:
+        """Have the core let go of them."""
+        if self._given:
+            self._given = False
+            with contextlib.suppress(EngineDeadError):  # then it has let go of them already
+                self._core.set_hooks(None, [])
+
+    def refuse_calls(self) -> None:
+        """InfinilmError in a hook: it runs on a rank's thread, and an engine that waits for itself waits for ever."""
+        if threading.get_ident() in self._threads:
+            raise InfinilmError("a hook cannot call the engine that is running it; do it after forward")
 
 
 def _takes_rank(callback: HookCallback) -> bool:

@@ -29,11 +29,13 @@ from infinilm.config import LlamaConfig
 from infinilm.engine_thread import EngineThread
 from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError, did_you_mean
 from infinilm.families import build_spec
+from infinilm.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
 from infinilm.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, Request
 from infinilm.sampling_params import SamplingParams
+from infinilm.system import nccl_library
 from infinilm.tokenizer import Tokenizer
 
 logger = logging.getLogger("infinilm")
@@ -56,6 +58,11 @@ class LLM:
         bfloat16, since "float32" there is exact but slow.
     quantization
         None: weights as `dtype` says. Quantised weights are not available in this version.
+    tensor_parallel_size
+        Ranks among which the model is divided, each a thread of this process: on so many GPUs, or on parts of the CPU's
+        cores. It divides the number of attention heads. Answers are those of one rank within rounding.
+    device_ids
+        The GPUs, one per rank. Default: the first ones.
     max_model_len
         Tokens of a sequence, prompt and output together. Default: what the model was made for, or as much as the
         KV cache has room for.
@@ -64,8 +71,9 @@ class LLM:
     max_num_batched_tokens
         Tokens of one step; longer prompts are computed in chunks.
     kv_cache
-        Memory for the KV cache: bytes, "4GiB", "50%" of what is free, None for half of what is free, or a
-        `PagedKVCacheConfig` or `StaticKVCacheConfig`, taken as it is (static: one row for each sequence).
+        Memory for the KV cache, on each GPU or of all CPU ranks together: bytes, "4GiB", "50%" of what is free, None
+        for half of what is free; or a `PagedKVCacheConfig` or `StaticKVCacheConfig`, taken as it is (static: one row
+        for each sequence).
     enable_prefix_caching
         Keep the cache of prompts for later ones that begin alike; answers do not change.
     batch_invariant
@@ -77,6 +85,10 @@ class LLM:
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
         A folder with tokenizer files, and a template (text or path), instead of the checkpoint's.
+    hooks
+        Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
+        the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
+        the requests of the step.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -97,6 +109,8 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         quantization: str | None = None,
+        tensor_parallel_size: int = 1,
+        device_ids: Sequence[int] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -107,6 +121,7 @@ class LLM:
         seed: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
+        hooks: HookRegistry | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
         **unknown: NoReturn,
@@ -134,10 +149,13 @@ class LLM:
             num_threads=num_threads,
             load_format=load_format,
             device=device,
+            tensor_parallel_size=tensor_parallel_size,
+            device_ids=device_ids,
         )
         self.model_path: Path = plan.path
         self.config: LlamaConfig = plan.config
-        self.device: str = plan.device
+        self.device: str = plan.device  # of the first rank
+        self.devices: tuple[str, ...] = plan.devices  # of each rank
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
@@ -146,7 +164,13 @@ class LLM:
             plan.path, chat_template, self.tokenizer.special_tokens
         )
         spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=self.max_model_len)
-        self._engine = _core.InferEngine(spec, plan.device, num_threads or 0, batch_invariant=batch_invariant)
+        self._engine = _core.InferEngine(
+            spec,
+            plan.devices,
+            num_threads or 0,
+            batch_invariant=batch_invariant,
+            nccl_library="" if plan.device == "cpu" else nccl_library(),
+        )
         if load_format == "dummy":
             self._engine.load_dummy(plan.stored_dtype, seed or 0)
         else:
@@ -154,7 +178,10 @@ class LLM:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
         self._allocate_cache(plan.memory)
-        self._max_num_seqs = max_num_seqs
+        engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
+        engine_hooks.use(hooks)
+        self._registry = hooks  # nobody else keeps it
+        self._max_num_seqs, self._plan = max_num_seqs, plan
         self._scheduler_settings: dict[str, Any] = {
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -162,7 +189,7 @@ class LLM:
             "sliding_window": common_window(spec.attention.sliding_window),
         }
         self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
-        self._thread = EngineThread(self._engine, self._make_scheduler(plan.memory))
+        self._thread = EngineThread(self._engine, self._make_scheduler(plan.memory), engine_hooks)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
         self._finalizer = weakref.finalize(self, self._thread.close)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -408,8 +435,9 @@ class LLM:
                 max_model_len=self.max_model_len,
                 max_num_seqs=self._max_num_seqs,
                 kv_cache=cache_config,
-                free_bytes=free_memory(self.device),
+                free_bytes=min(map(free_memory, self.devices)),
                 dtype=self.dtype,
+                num_sharing=self._plan.num_sharing,
             )
             self._allocate_cache(memory)
             self._thread.scheduler = self._make_scheduler(memory)

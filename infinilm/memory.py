@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.cache import CacheConfig, StaticKVCacheConfig
+from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.families import DTYPES, build_spec
 from infinilm.logits import LOGPROB_ROWS
 from infinilm.scheduler import MAX_COLLECTED_ROWS
-from infinilm.system import device_free_memory, resolve_device
+from infinilm.system import device_free_memory
 
 if TYPE_CHECKING:
     from infinilm.config import LlamaConfig
@@ -111,6 +113,8 @@ def format_bytes(count: float) -> str:
 class MemoryPlan:
     """How the memory is used: weights, and a paged KV cache of `num_blocks` blocks of `block_size` tokens.
 
+    With several ranks bytes are those of the GPU that has most to hold; on a CPU, whose memory they share, of all.
+
     Attributes
     ----------
     weight_bytes : int
@@ -177,12 +181,14 @@ def divide_memory(
     kv_cache: int | str | CacheConfig | None,
     free_bytes: int,
     dtype: str,
+    num_sharing: int = 1,
 ) -> MemoryPlan:
     """Divide `free_bytes`, what is free once the weights and the workspace are in memory.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
     it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a
-    `CacheConfig` says how large it is. `dtype`: what the engine computes in.
+    `CacheConfig` says how large it is, whose bytes are those of one rank. `dtype`: what the engine computes in.
+    `num_sharing`: ranks that have this memory together.
 
     Raises
     ------
@@ -193,7 +199,9 @@ def divide_memory(
     """
     if isinstance(kv_cache, CacheConfig):
         layout = kv_cache.layout(
-            max_position_embeddings=max_position_embeddings, kv_bytes_per_token=kv_bytes_per_token, dtype=dtype
+            max_position_embeddings=max_position_embeddings,
+            kv_bytes_per_token=kv_bytes_per_token // num_sharing,
+            dtype=dtype,
         )
         budget, most_blocks, block_size = layout.num_slots * kv_bytes_per_token, layout.num_blocks, layout.block_size
         given = f"{most_blocks} blocks of {block_size}"
@@ -233,18 +241,23 @@ _SCRATCH_BYTES_PER_THREAD = 640 * 1024
 _MAX_PARTIALS, _KEYS_PER_PARTIAL = 32768, 256
 
 
-def workspace_bytes(spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs: int, num_threads: int | None) -> int:
-    """Bytes that the steps of a model take at most, besides weights and cache.
+def workspace_bytes(
+    spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs: int, num_threads: int | None, num_ranks: int = 1
+) -> int:
+    """Bytes that the steps of one rank of a model take at most, besides weights and cache.
 
     Parameters
     ----------
     spec
+        Of the rank.
     max_num_tokens
         Tokens of a step.
     max_num_seqs
         Sequences of a step; each may have a token drawn.
     num_threads
         Workers of the CPU backend; None: a GPU, whose attention takes a few megabytes more.
+    num_ranks
+        Their logits are gathered.
     """
     attention, inner = spec.attention, spec.mlp.intermediate_size
     q_dim, kv_dim = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
@@ -257,6 +270,8 @@ def workspace_bytes(spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs:
     row_bytes = 4 * (-(-spec.vocab_size // 8) * 8)
     num_rows = max_num_seqs + min(max_num_tokens, MAX_COLLECTED_ROWS)
     total = max_num_tokens * activations + num_rows * row_bytes
+    if num_ranks > 1:  # what it gathers, and its own part of that
+        total += num_rows * (row_bytes + row_bytes // num_ranks + 32)
     if num_threads is None:
         return total
     # What the workers share: x as the linears read it, or partial results of attention.
@@ -277,10 +292,20 @@ class ModelPlan:
 
     path: Path  # the checkpoint folder
     config: LlamaConfig
-    device: str  # "cpu", "cuda" or "cuda:<index>"
+    devices: tuple[str, ...]  # of each rank: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # of the checkpoint's weights
     dtype: str  # what the engine computes in
     memory: MemoryPlan
+
+    @property
+    def device(self) -> str:
+        """Of the first rank."""
+        return self.devices[0]
+
+    @property
+    def num_sharing(self) -> int:
+        """Ranks whose memory is the same: on a CPU all."""
+        return len(self.devices) if self.device == "cpu" else 1
 
 
 def plan_model(
@@ -294,6 +319,8 @@ def plan_model(
     num_threads: int | None = None,
     load_format: str = "auto",
     device: str = "auto",
+    tensor_parallel_size: int = 1,
+    device_ids: Sequence[int] | None = None,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`."""
     from infinilm.checkpoint import Checkpoint, resolve_model
@@ -308,8 +335,8 @@ def plan_model(
     else:
         with Checkpoint(path) as checkpoint:
             stored = checkpoint.checkpoint_dtype()
-    device = resolve_device(device)
-    on_cpu = device == "cpu"
+    devices = resolve_devices(device, tensor_parallel_size, device_ids)
+    on_cpu = devices[0] == "cpu"
     computed = _resolve_dtype(dtype, stored, on_cpu)
     if max_model_len is not None and max_model_len > config.max_position_embeddings:
         logger.warning(
@@ -318,25 +345,34 @@ def plan_model(
             config.max_position_embeddings,
         )
     spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
-    weight_bytes = _weight_bytes(spec, stored if on_cpu and computed == "float32" else computed)
-    workspace = workspace_bytes(
-        spec,
+    num_ranks = len(devices)
+    local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
+    num_sharing = num_ranks if on_cpu else 1
+    # On a CPU the ranks have parts of the same pages.
+    weight_bytes = _weight_bytes(
+        spec if on_cpu else local, stored if on_cpu and computed == "float32" else computed, 1 if on_cpu else num_ranks
+    )
+    threads_per_rank = -(-(num_threads or _core.default_num_threads()) // num_ranks)
+    workspace = num_sharing * workspace_bytes(
+        local,
         max_num_tokens=max(max_num_batched_tokens, max_num_seqs),  # every sequence that decodes gets its token
         max_num_seqs=max_num_seqs,
-        num_threads=(num_threads or _core.default_num_threads()) if on_cpu else None,
+        num_threads=threads_per_rank if on_cpu else None,
+        num_ranks=num_ranks,
     )
     plan = divide_memory(
         weight_bytes=weight_bytes,
         workspace_bytes=workspace,
-        kv_bytes_per_token=spec.kv_bytes_per_token,
+        kv_bytes_per_token=num_sharing * local.kv_bytes_per_token,
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
-        free_bytes=max(free_memory(device) - weight_bytes - workspace, 0),
+        free_bytes=max(min(map(free_memory, devices)) - weight_bytes - workspace, 0),
         dtype=computed,
+        num_sharing=num_sharing,
     )
-    return ModelPlan(path, config, device, stored, computed, plan)
+    return ModelPlan(path, config, devices, stored, computed, plan)
 
 
 def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
@@ -348,7 +384,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         As for `LLM`.
     settings
         ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
-        ``num_threads``, ``load_format``, as for `LLM`.
+        ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, as for `LLM`.
     """
     return plan_model(model, **settings).memory
 
@@ -371,7 +407,14 @@ def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
     return dtype
 
 
-def _weight_bytes(spec: _core.ModelSpec, kept: str) -> int:
-    """Bytes of the weights as the engine keeps them: on a CPU in place, unless the dtype asks for a conversion."""
+def _weight_bytes(spec: _core.ModelSpec, kept: str, num_ranks: int) -> int:
+    """Bytes of the weights as the engine keeps them: on a CPU in place, unless the dtype asks for a conversion.
+
+    `spec`: of one of `num_ranks` ranks, which has its part of the vocabulary.
+    """
     element_bytes = 2 if kept in ("bfloat16", "float16") else 4
-    return element_bytes * sum(math.prod(shape) for shape in _core.param_shapes(spec).values())
+    num_elements = 0
+    for name, shape in _core.param_shapes(spec).items():
+        share = num_ranks if name.startswith(("model.embed_tokens.", "lm_head.")) else 1
+        num_elements += -(-shape[0] // share) * math.prod(shape[1:])
+    return element_bytes * num_elements

@@ -32,3 +32,18 @@ _phases = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("default", _base, max_examples=5, phases=_phases)
 settings.register_profile("thorough", _base, max_examples=200)
 settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tensor-parallel-size", type=int, default=1, help="ranks of every LLM of the tests that does not say"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (size := config.getoption("--tensor-parallel-size")) != 1:
+        from infinilm import LLM
+
+        defaults = LLM.__init__.__kwdefaults__
+        assert defaults is not None
+        defaults["tensor_parallel_size"] = size

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "runtime.h"
 #include "state.h"
@@ -60,8 +62,37 @@ int setting(const char* name, int otherwise) {
 
 int compute_capability() { return setting("INFINILM_EMULATOR_CC", 90); }
 
-std::recursive_mutex& runtime_lock() {
-    static auto* lock = new std::recursive_mutex;
+void RuntimeLock::lock() {
+    std::unique_lock held(mutex_);
+    if (holder_ != std::this_thread::get_id()) take(held);
+    ++depth_;
+}
+void RuntimeLock::unlock() {
+    std::lock_guard held(mutex_);
+    if (--depth_ == 0) pass_on();
+}
+void RuntimeLock::give_way() {
+    std::unique_lock held(mutex_);
+    const int depth = std::exchange(depth_, 0);
+    pass_on();
+    take(held);
+    depth_ = depth;
+}
+void RuntimeLock::take(std::unique_lock<std::mutex>& held) {
+    const uint64_t ticket = tickets_++;
+    ++waiting_;
+    changed_.wait(held, [&] { return serving_ == ticket; });
+    --waiting_;
+    holder_ = std::this_thread::get_id();
+}
+void RuntimeLock::pass_on() {
+    holder_ = {};
+    ++serving_;
+    changed_.notify_all();
+}
+
+RuntimeLock& runtime_lock() {
+    static auto* lock = new RuntimeLock;
     return *lock;
 }
 
@@ -204,6 +235,23 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     }
     return report(cudaErrorInvalidValue);
 }
+// Simulated devices share their memory: access is allowed where asked for and needs no check.
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+    if (cudaError_t error = sticky_error()) return error;
+    if (device < 0 || device >= device_count() || peer < 0 || peer >= device_count())
+        return report(cudaErrorInvalidDevice);
+    *can = device != peer && setting("INFINILM_EMULATOR_PEERS", 1) != 0;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+    int can = 0;
+    if (cudaError_t error = cudaDeviceCanAccessPeer(&can, current_device, peer)) return error;
+    if (flags != 0) return report(cudaErrorInvalidValue);
+    if (!can) return report(cudaErrorInvalidDevice);
+    static std::set<std::pair<int, int>> enabled;
+    std::lock_guard lock(runtime_lock());
+    return enabled.emplace(current_device, peer).second ? cudaSuccess : report(cudaErrorPeerAccessAlreadyEnabled);
+}
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = sticky_error()) return error;
@@ -229,6 +277,7 @@ const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
         case cudaErrorNotReady: return "cudaErrorNotReady";
         case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+        case cudaErrorPeerAccessAlreadyEnabled: return "cudaErrorPeerAccessAlreadyEnabled";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";

@@ -47,11 +47,16 @@ namespace infinilm::emulator {
 namespace {
 
 constexpr size_t kGuard = 4096;
-Fiber scheduler;
-const void* scheduler_stack;
-size_t scheduler_stack_bytes;
-char* slab;
-size_t slab_bytes, slab_stride;
+// Of the host thread, whose own context schedules.
+thread_local Fiber scheduler;
+thread_local const void* scheduler_stack;
+thread_local size_t scheduler_stack_bytes;
+
+struct Slab {
+    char* memory = nullptr;
+    size_t bytes = 0, stride = 0;
+};
+Slab slabs[kMaxGrids];
 
 void exchange_contexts(Fiber& from, Fiber& to) {
 #ifdef INFINILM_EMULATOR_UCONTEXT
@@ -131,21 +136,20 @@ void started() {
 #endif
 }
 
-char* stacks(unsigned count, size_t stack_bytes) {
+char* stacks(unsigned slot, unsigned count, size_t stack_bytes) {
+    Slab& slab = slabs[slot];
     const size_t stride = stack_bytes + kGuard, bytes = stride * count;
-    const bool grow = slab_bytes < bytes || slab_stride != stride;
-    if (grow && slab) munmap(slab, slab_bytes);
+    const bool grow = slab.bytes < bytes || slab.stride != stride;
+    if (grow && slab.memory) munmap(slab.memory, slab.bytes);
     if (grow) {
-        slab = static_cast<char*>(
-            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        if (slab == MAP_FAILED) {
+        void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) {
             fprintf(stderr, "emulator: no memory for %u fiber stacks\n", count);
             abort();
         }
-        slab_bytes = bytes;
-        slab_stride = stride;
+        slab = {static_cast<char*>(memory), bytes, stride};
     } else {
-        remap_for_tsan(slab, slab_bytes);
+        remap_for_tsan(slab.memory, slab.bytes);
     }
 #ifdef INFINILM_EMULATOR_TSAN
     const bool guards = true;
@@ -153,13 +157,17 @@ char* stacks(unsigned count, size_t stack_bytes) {
     const bool guards = grow;
 #endif
     if (guards)
-        for (size_t offset = 0; offset < slab_bytes; offset += stride) mprotect(slab + offset, kGuard, PROT_NONE);
-    return slab + kGuard;
+        for (size_t offset = 0; offset < slab.bytes; offset += stride)
+            mprotect(slab.memory + offset, kGuard, PROT_NONE);
+    return slab.memory + kGuard;
 }
 
 bool is_stack_guard(const void* address) {
-    const auto offset = static_cast<size_t>(static_cast<const char*>(address) - slab);
-    return slab && offset < slab_bytes && offset % slab_stride < kGuard;
+    for (const Slab& slab : slabs) {
+        const auto offset = static_cast<size_t>(static_cast<const char*>(address) - slab.memory);
+        if (slab.memory && offset < slab.bytes) return offset % slab.stride < kGuard;
+    }
+    return false;
 }
 
 void remap_for_tsan([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {

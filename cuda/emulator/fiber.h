@@ -26,6 +26,8 @@ void __tsan_release(void*);
 
 namespace infinilm::emulator {
 
+inline constexpr unsigned kMaxGrids = 16;  // that have begun and not ended, one of a host thread
+
 struct Fiber {
 #ifdef INFINILM_EMULATOR_UCONTEXT
     ucontext_t context;
@@ -46,9 +48,9 @@ void resume(Fiber& fiber);  // scheduler -> fiber, returns when it suspends
 void suspend(Fiber& fiber, bool for_ever = false);  // fiber -> scheduler
 void started();                                     // first thing a fiber calls
 
-// Stacks of `count` fibers, guarded below. Under ThreadSanitizer they are mapped anew at every call, so that blocks,
-// which it is to see as concurrent, do not seem to race on them.
-char* stacks(unsigned count, size_t stack_bytes);
+// Stacks of `count` fibers, guarded below, valid until the next call for the same slot. Under ThreadSanitizer they are
+// mapped anew at every call, so that blocks, which it is to see as concurrent, do not seem to race on them.
+char* stacks(unsigned slot, unsigned count, size_t stack_bytes);
 bool is_stack_guard(const void* address);
 // The same for other memory that blocks use one after the other.
 void remap_for_tsan(void* memory, size_t bytes);

@@ -56,6 +56,8 @@ inline void store_release(unsigned* address, unsigned value) {
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
     emulator::atomic_done(address, true, false);
 }
+inline unsigned load_acquire_system(const unsigned* address) { return load_acquire(address); }
+inline void store_release_system(unsigned* address, unsigned value) { store_release(address, value); }
 inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
     return emulator::read_modify_write(address, [=](unsigned old) { return old + value; }, true, true);
 }

@@ -1,17 +1,41 @@
 // What the parts of the simulated runtime share: device memory, streams, the device. One lock for all of it: host
-// threads take turns, which is enough, as a kernel's threads are fibers of the host thread that runs its stream.
+// threads take turns, as a kernel's threads are fibers of the host thread that runs its stream. A kernel that polls for
+// one of another host thread gives way to it.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "cuda_runtime.h"
 
 namespace infinilm::emulator {
 
-std::recursive_mutex& runtime_lock();
+// Recursive, and granted in the order of asking.
+class RuntimeLock {
+public:
+    void lock();
+    void unlock();
+    bool contended() const { return waiting_.load(std::memory_order_relaxed) > 0; }  // others ask for it
+    void give_way();  // of the holder: lets those who ask now go first, then takes it back, held as deep as before
+
+private:
+    void take(std::unique_lock<std::mutex>& held);
+    void pass_on();
+
+    std::mutex mutex_;  // of the fields
+    std::condition_variable changed_;
+    uint64_t tickets_ = 0, serving_ = 0;  // given out; whose turn it is, held or not
+    std::thread::id holder_;
+    std::atomic<int> waiting_{0};
+    int depth_ = 0;
+};
+RuntimeLock& runtime_lock();
 // Remembers an error for cudaGetLastError and returns it; a sticky one takes precedence.
 cudaError_t report(cudaError_t error);
 // The sticky error, or success. First thing in every call of the API.

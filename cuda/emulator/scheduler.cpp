@@ -2,18 +2,21 @@
 //   fifo           fair rounds, near lockstep (the default)
 //   lifo           a stack: one warp runs ahead until it blocks; blocks in reverse
 //   random:<seed>  a stack with random choices; blocks shuffled
-// Deterministic for a given schedule. Called by the runtime's launch (device.cpp).
+// Deterministic for a given schedule and one host thread. With several, a grid whose threads poll in vain gives way to
+// those of the others; under `random` it does so at any time. Called by the runtime's launch (device.cpp).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
+#include "runtime.h"
 #include "state.h"
 
 namespace infinilm::emulator {
 
-Grid* running = nullptr;
+thread_local Grid* running = nullptr;
 
 namespace {
 
@@ -21,6 +24,15 @@ namespace {
 // scheduler between blocks, so that ThreadSanitizer sees blocks as concurrent.
 char grids_done;
 constexpr uint64_t kLivelock = 20'000'000;
+constexpr uint64_t kPatience = 256;  // polls in vain before other grids run
+
+bool slots[kMaxGrids];  // taken by grids that have begun
+
+unsigned take_slot() {
+    for (unsigned slot = 0; slot < kMaxGrids; ++slot)
+        if (!std::exchange(slots[slot], true)) return slot;
+    fail("grids", "more than %u host threads run kernels that wait for each other", kMaxGrids);
+}
 
 void read_settings(Grid& grid) {
     const char* schedule = getenv("INFINILM_EMULATOR_SCHEDULE");
@@ -95,7 +107,7 @@ void make_cluster(Grid& grid, unsigned index) {
 
 void make_fibers(Grid& grid) {
     const size_t bytes = stack_bytes();
-    char* stack = stacks(grid.alive, bytes);
+    char* stack = stacks(grid.slot, grid.alive, bytes);
     const size_t stride = bytes + 4096;
     std::vector<std::vector<Thread*>> warps;
     for (auto& block : grid.blocks)
@@ -123,6 +135,13 @@ void choose(Grid& grid, std::vector<Thread*>& next) {
     grid.ready.erase(grid.ready.begin() + static_cast<ptrdiff_t>(index));
 }
 
+// Lets the grids of other host threads run: this one may be waiting for them.
+void give_way(Grid& grid) {
+    const bool idle = grid.idle_yields % kPatience == kPatience - 1;
+    if (!idle && grid.order != Order::random) return;
+    if (runtime_lock().contended() && (idle || grid.random() % 64 == 0)) runtime_lock().give_way();
+}
+
 void run_cluster(Grid& grid) {
     make_fibers(grid);
     enter_scheduler();
@@ -137,6 +156,7 @@ void run_cluster(Grid& grid) {
         for (Thread* thread : next) {
             grid.current = thread;
             resume(thread->fiber);
+            give_way(grid);
             if (!thread->done) continue;
             grid.idle_yields = 0;
             --grid.alive;
@@ -162,6 +182,7 @@ void run_grid(Grid& grid) {
     Quiet quiet;
     install_signal_handlers();
     running = &grid;
+    grid.slot = take_slot();
     read_settings(grid);
     if (!grid.dependent) acquire(&grids_done);
     std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z /
@@ -174,6 +195,7 @@ void run_grid(Grid& grid) {
         run_cluster(grid);
     }
     grid.blocks.clear();  // here, while ThreadSanitizer is told to look away: kernels have read it
+    slots[grid.slot] = false;
     running = nullptr;
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64, kMaxBlocks = 16;
 constexpr size_t kStaticLimit = 48 * 1024, kFilled = kStaticLimit + 8 * 1024;  // room for variables and their gaps
-uint8_t* windows;
+uint8_t* windows_of[kMaxGrids];
 
 // The part of the window that is not given out, ends at `end`.
 void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t end, const char* after) {
@@ -28,6 +28,7 @@ void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t e
 }  // namespace
 
 void create_windows(Grid& grid) {
+    uint8_t*& windows = windows_of[grid.slot];
     if (!windows) {
         void* memory = mmap(nullptr, kStride * kMaxBlocks, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -105,7 +106,7 @@ uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instructio
 uint8_t* shared_of_rank(const void* pointer, unsigned rank) {
     if (rank >= running->blocks.size())
         fail("cluster", "rank %u of a cluster of %zu blocks", rank, running->blocks.size());
-    return windows + rank * kStride + shared_address(pointer, "mapa");
+    return running->blocks[rank]->threads[0].where.window + shared_address(pointer, "mapa");
 }
 
 }  // namespace infinilm::emulator

@@ -1,5 +1,6 @@
 // The state of a running grid, shared by scheduler.cpp, sync.cpp, shared_memory.cpp and report.cpp. Blocks run one
-// after the other, the blocks of a cluster together. Only one grid runs at a time (a lock of the runtime sees to it).
+// after the other, the blocks of a cluster together. Each host thread has one grid at most, and of these only one runs
+// at a time (a lock of the runtime sees to it).
 #pragma once
 
 #include <array>
@@ -101,6 +102,7 @@ struct ClusterBarrier {
 enum class Order { fifo, lifo, random };
 
 struct Grid {
+    unsigned slot = 0;  // which stacks and windows it uses: no other grid that has begun has the same
     const void* kernel = nullptr;
     dim3 grid, block, cluster;
     size_t smem_bytes = 0;
@@ -118,8 +120,8 @@ struct Grid {
     uint64_t idle_yields = 0;
 };
 
-// The grid that runs, or null.
-extern Grid* running;
+// The grid of this host thread, or null.
+extern thread_local Grid* running;
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 

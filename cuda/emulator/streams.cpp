@@ -8,6 +8,8 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -27,6 +29,7 @@ struct CUstream_st {
     unsigned flags = cudaStreamDefault;
     std::deque<Work> queue;
     std::shared_ptr<Capture> capture;
+    std::thread::id runner{};  // the host thread in the middle of its work
 };
 struct Marker {  // a place in a stream's order
     cudaStream_t stream;
@@ -74,20 +77,29 @@ bool eager_streams() {
     return text && !strcmp(text, "eager");
 }
 
+// A kernel of another host thread may be in the middle of its grid, having given way to this one.
+bool runs_elsewhere(const CUstream_st& stream) {
+    return stream.runner != std::thread::id() && stream.runner != std::this_thread::get_id();
+}
+
 void run_one(CUstream_st& stream) {
+    if (runs_elsewhere(stream)) return runtime_lock().give_way();
     Work work = std::move(stream.queue.front());
     stream.queue.pop_front();
+    const std::thread::id before = std::exchange(stream.runner, std::this_thread::get_id());
     work();
+    stream.runner = before;
 }
 
 void drain_blocking() {
-    for (cudaStream_t stream : streams())
-        if (!(stream->flags & cudaStreamNonBlocking)) drain(stream);
+    for (cudaStream_t stream : std::set(streams()))
+        if (find(stream) && !(stream->flags & cudaStreamNonBlocking)) drain(stream);
 }
 
 void wait_for(const std::shared_ptr<Marker>& marker) {
     while (!marker->done) {
-        if (marker->stream->queue.empty()) fail("streams", "an event waits for work that is not in its stream");
+        if (marker->stream->queue.empty() && !runs_elsewhere(*marker->stream))
+            fail("streams", "an event waits for work that is not in its stream");
         run_one(*marker->stream);
     }
     acquire_grids();
@@ -224,11 +236,12 @@ cudaError_t submit(cudaStream_t handle, Work work) {
 }
 
 void drain(cudaStream_t stream) {
-    while (!stream->queue.empty()) run_one(*stream);
+    while (!stream->queue.empty() || runs_elsewhere(*stream)) run_one(*stream);
     acquire_grids();
 }
 void drain_all() {
-    for (cudaStream_t stream : streams()) drain(stream);
+    for (cudaStream_t stream : std::set(streams()))  // a copy: other host threads may run meanwhile
+        if (find(stream)) drain(stream);
     acquire_grids();
 }
 
@@ -323,7 +336,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (cudaError_t error = sticky_error()) return error;
     CUstream_st* s = find(stream);
     if (cudaError_t error = check_waitable(s)) return report(error);
-    if (s->queue.empty()) return cudaSuccess;
+    if (s->queue.empty() && !runs_elsewhere(*s)) return cudaSuccess;
     run_one(*s);  // polling makes progress, one step a poll
     return cudaErrorNotReady;
 }

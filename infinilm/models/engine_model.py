@@ -81,7 +81,7 @@ class EngineModel(GenerationMixin):
 
     @contextmanager
     def _rows(self, num_rows: int, num_tokens: int) -> Iterator[TokenRows]:
-        self.engine._refuse_hooks()
+        self.engine._hooks.refuse_calls()
         with self._lock:
             if self._busy:  # in this very thread
                 raise InfinilmError("a streamer cannot generate with the model that is calling it; do it afterwards")

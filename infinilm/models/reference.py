@@ -26,7 +26,7 @@ from infinilm.config import AutoConfig, LlamaConfig
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
 from infinilm.families import build_spec, model_facts
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, eos_token_ids_of, sample_tokens
-from infinilm.hooks import HookDispatch, HookRegistry, ModelSites
+from infinilm.hooks import HookRegistry, ModelSites
 from infinilm.models.dynamic_cache import DynamicCache
 
 __all__ = ["ReferenceModel", "Tap", "to_array"]
@@ -311,10 +311,9 @@ class ReferenceModel(GenerationMixin):
         self._registry = registry
 
     def _registry_tap(self) -> Tap | None:
-        registry = self._registry
-        if registry is None or not registry.has_hooks():
+        dispatch = None if self._registry is None else self._registry._dispatch(self._sites, set())
+        if dispatch is None:
             return None
-        dispatch = HookDispatch(registry._hooks, self._sites)
         wanted = frozenset(dispatch.names)
 
         def tap(name: str, layer: int, activation: Array) -> Array | None:

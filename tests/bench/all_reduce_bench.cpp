@@ -5,7 +5,7 @@
 // Ranks, each on its share of the cores, repeat a call, and rank 0 takes the time of each; medians, and the quartiles
 // around them, over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it
 // with -O3:
-//   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp src/engine/rank_worker.cpp
+//   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp src/engine/*_{places,worker}.cpp
 //       tests/bench/all_reduce_bench.cpp -ldl
 #include <algorithm>
 #include <chrono>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "dist/in_process.h"
+#include "engine/cpu_places.h"
 #include "engine/rank_worker.h"
 
 using namespace infinilm;
@@ -62,7 +63,7 @@ void measure(int ranks, int64_t bytes, double seconds) {
     {
         std::vector<std::unique_ptr<RankWorker>> workers;
         for (int rank = 0; rank < ranks; ++rank) {
-            workers.push_back(std::make_unique<RankWorker>(rank, cpus_of_rank(rank, ranks)));
+            workers.push_back(std::make_unique<RankWorker>(rank, cpus_of_rank(available_cpus(), rank, ranks)));
             workers.back()->submit([&, rank] { work(rank); });
         }
     }

@@ -48,7 +48,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads(capsys.readouterr().out)
     expected = {"seed": 4, "request_rate": 200.0, "min_len": 5, "max_len": 30, "num_requests": 6, "max_num_seqs": 2}
     assert expected.items() <= result.items()
-    assert {"version", "model", "device", "dtype", "isa", "num_threads", "weight_bytes", "kv_bytes"} <= set(result)
+    assert {"version", "model", "devices", "dtype", "isa", "num_threads", "weight_bytes", "kv_bytes"} <= set(result)
     for name in ("ttft_seconds", "itl_seconds", "queue_seconds", "latency_seconds"):
         assert set(result[name]) == PERCENTILES
         assert 0 <= result[name]["p50"] <= result[name]["p90"] <= result[name]["p99"] <= result[name]["max"]

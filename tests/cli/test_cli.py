@@ -353,7 +353,7 @@ def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["num_full_seqs"] == expected.num_full_seqs
     assert plan["kv_bytes"] == expected.kv_bytes
     assert plan["num_tokens"] == expected.num_blocks * expected.block_size
-    assert {"weight_bytes", "kv_bytes_per_token", "max_num_seqs", "max_model_len", "dtype", "device"} <= set(plan)
+    assert {"weight_bytes", "kv_bytes_per_token", "max_num_seqs", "max_model_len", "dtype", "devices"} <= set(plan)
     assert run("plan", folder, "--kv-cache", "1MiB") == 0
     out = capsys.readouterr().out
     assert "LlamaForCausalLM" in out

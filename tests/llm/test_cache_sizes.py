@@ -49,7 +49,7 @@ def test_cache_configs(
 
 def test_a_cache_in_bytes(folder: Path) -> None:
     with LLM(folder) as model:
-        block_bytes = model.memory.kv_bytes_per_token * 4
+        block_bytes = model.memory.kv_bytes_per_token // len(model.devices) * 4  # of one rank
     with LLM(folder, kv_cache=PagedKVCacheConfig(block_bytes * 9 + 1, block_size=4)) as model:
         assert (model.memory.num_blocks, model.max_model_len) == (9, 36)
 
