@@ -157,6 +157,28 @@ def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
             core.submit(batch)
 
 
+def test_steps_that_build_on_each_other(config: LlamaConfig) -> None:
+    """A step names the token that the one before samples; the ranks put in the same one."""
+    results = []
+    for tp_size in (1, 2, 4):
+        with open_engine(config, tp_size) as engine:
+            engine.forward(STEP)
+            steps = [engine._core.submit(make_batch())]
+            for position in range(3, 9):
+                batch = make_batch(
+                    input_ids=np.zeros(1, np.int32),
+                    previous_rows=np.zeros(1, np.int32),
+                    positions=np.array([position], np.int32),
+                    slot_mapping=np.array([position], np.int64),
+                    cu_seqlens_q=np.array([0, 1], np.int32),
+                    context_lens=np.array([position + 1], np.int32),
+                    logits_rows=np.zeros(1, np.int32),
+                )
+                steps.append(engine._core.submit(batch))
+            results.append([step.result().ids.numpy().tolist() for step in steps])  # type: ignore[union-attr]
+    assert results[0] == results[1] == results[2]
+
+
 def test_closing_while_steps_run(config: LlamaConfig) -> None:
     with open_engine(config, 2) as engine:
         engine.forward(STEP)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import infinilm
 from infinilm import (
     AutoConfig,
     CacheFullError,
+    ConfigError,
     DistConfig,
     HookRegistry,
     InferEngine,
@@ -240,6 +242,12 @@ def test_a_replacement_is_what_all_ranks_go_on_with(tmp_path: Path, site: Any) -
         assert relative_error(run_with(engine, pattern, negate, "all"), expected) <= tolerance(config)
         if not local:
             assert relative_error(run_with(engine, pattern, negate, 0), expected) <= tolerance(config)
+
+
+def test_comparing_needs_one_rank(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with open_engine(config, 1) as one, open_engine(config, 2) as two, pytest.raises(ConfigError, match="2 ranks"):
+        infinilm.compare(one, two)
 
 
 # ---- ranks ----
