@@ -146,6 +146,10 @@ private:
     bool norm_fused(int64_t num_tokens) const { return type_ != Type::f32 && num_tokens <= 16; }
     // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
     void add_norm(const LinearParams& p, LinearArgs& args);
+    static size_t pitch(const TensorView& matrix) {  // bytes from row to row
+        return static_cast<size_t>(matrix.stride(0) * size_bytes(matrix.dtype()));
+    }
+    void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op);  // [rows, columns]
     // A part's rows in a packed weight, through a staging buffer when they are in host memory.
     void pack(const TensorView& weight, int first, const PackedWeight& dst);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
@@ -179,9 +183,19 @@ Tensor CudaBackend::allocate(DType dtype, std::span<const int64_t> shape) {
 void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
     if (src.bytes() == 0) return;
     activate();
-    check(cudaMemcpyAsync(dst.data(), src.data(), static_cast<size_t>(src.bytes()), cudaMemcpyDefault, stream_),
-          "copy");
+    if (src.is_contiguous() && dst.is_contiguous())
+        check(cudaMemcpyAsync(dst.data(), src.data(), static_cast<size_t>(src.bytes()), cudaMemcpyDefault, stream_),
+              "copy");
+    else
+        copy_rows(src, dst.data(), pitch(dst), "copy");
     if (src.device() != device_ || dst.device() != device_) synchronize();
+}
+
+void CudaBackend::copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op) {
+    const auto width = static_cast<size_t>(src.shape(1) * size_bytes(src.dtype()));
+    check(cudaMemcpy2DAsync(dst, dst_pitch, src.data(), pitch(src), width, static_cast<size_t>(src.shape(0)),
+                            cudaMemcpyDefault, stream_),
+          op);
 }
 
 std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) {
@@ -275,15 +289,17 @@ void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& 
                         stream_),
             "prepare_linear", weight.shape());
     };
-    if (weight.device() == device_) return run_pack(weight.data(), 0, rows);
+    if (rows == 0) return;  // the last ranks may have no token of the vocabulary
+    if (weight.device() == device_) {
+        require(weight.is_contiguous(), "prepare_linear: a weight on the device must be contiguous");
+        return run_pack(weight.data(), 0, rows);
+    }
     if (!load_staging_) load_staging_ = allocate(DType::uint8, std::array{staging_bytes});
     const int64_t chunk = std::max<int64_t>(1, staging_bytes / row_bytes);
     require(row_bytes <= staging_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
     for (int64_t begin = 0; begin < rows; begin += chunk) {
         const int64_t end = std::min(begin + chunk, rows);
-        check(cudaMemcpyAsync(load_staging_.data(), weight.as<const std::byte>() + begin * row_bytes,
-                              static_cast<size_t>((end - begin) * row_bytes), cudaMemcpyHostToDevice, stream_),
-              "prepare_linear");
+        copy_rows(weight.slice(0, begin, end), load_staging_.data(), static_cast<size_t>(row_bytes), "prepare_linear");
         run_pack(load_staging_.data(), begin, end);
     }
     synchronize();  // the source may go when this returns

@@ -281,6 +281,19 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpy
         return find(stream) ? copy_async(dst, src, bytes, kind, *find(stream)) : cudaErrorInvalidResourceHandle;
     });
 }
+cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+    return call([=] {
+        if (!find(stream)) return cudaErrorInvalidResourceHandle;
+        if (width > dst_pitch || width > src_pitch) return cudaErrorInvalidValue;
+        for (size_t row = 0; row < height; ++row)
+            if (cudaError_t error =
+                    copy_async(static_cast<char*>(dst) + row * dst_pitch,
+                               static_cast<const char*>(src) + row * src_pitch, width, kind, *find(stream)))
+                return error;
+        return cudaSuccess;
+    });
+}
 cudaError_t cudaMemset(void* dst, int value, size_t bytes) {
     return call([=] {
         if (cudaError_t error = forbid_while_capturing()) return error;

@@ -17,7 +17,7 @@ namespace infinilm {
 // One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v), without copying where
 // possible.
 struct LinearPart {
-    Tensor weight;  // [out_features, in_features], any floating dtype; on the CPU rows may be strided
+    Tensor weight;  // [out_features, in_features], any floating dtype; in host memory rows may be strided
     Tensor bias;    // [out_features] or absent
 };
 

@@ -222,7 +222,6 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
             check.Check::tensor(weight, part.weight, {"out_features", "in_features"});
         else
             check.Check::tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
-        if (backend.device().kind != DeviceKind::cpu) check.contiguous(weight, part.weight);  // is sent in one piece
         if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
     return backend.prepare_linear(std::move(parts), kind, head_dim);

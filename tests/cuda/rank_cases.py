@@ -1,0 +1,107 @@
+"""Several ranks on one simulated device: collectives go through the host, all else is as between GPUs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from device_cases import EPSILON, make_model
+from emulation import Gpu
+from numpy.typing import NDArray
+
+import infinilm
+from infinilm import AutoConfig, _core
+from infinilm.checkpoint import Checkpoint, load_weights
+from infinilm.families import build_spec
+
+MAX_LEN = 64
+
+
+def open_engine(folder: Path, dtype: str, tp_size: int) -> _core.InferEngine:
+    spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
+    engine = _core.InferEngine(spec, ["cuda:0"] * tp_size)
+    with Checkpoint(folder) as checkpoint:
+        load_weights(checkpoint, engine, dtype=dtype, progress=False)
+    engine.reset_cache(2, MAX_LEN)
+    return engine
+
+
+def make_step(tokens: NDArray[np.int32], cached: int, return_logits: bool = True) -> _core.Batch:
+    """tokens: [2, length], the first row greedy, the second sampled."""
+    length = tokens.shape[1]
+    positions = np.tile(np.arange(cached, cached + length, dtype=np.int32), 2)
+    return _core.Batch(
+        input_ids=tokens.reshape(-1),
+        positions=positions,
+        slot_mapping=np.repeat(np.arange(2, dtype=np.int64) * MAX_LEN, length) + positions,
+        block_table=np.array([[0], [1]], np.int32),
+        cu_seqlens_q=np.arange(3, dtype=np.int32) * length,
+        context_lens=np.full(2, cached + length, np.int32),
+        logits_rows=np.array([length, 2 * length], np.int32) - 1,
+        temperature=np.array([0, 0.8], np.float32),
+        top_k=np.array([0, 20], np.int32),
+        top_p=np.array([1, 0.9], np.float32),
+        min_p=np.zeros(2, np.float32),
+        random_val=np.array([0, 0.4], np.float32),
+        return_logits=return_logits,
+    )
+
+
+def run_steps(engine: _core.InferEngine) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids [steps, 2] and logits [steps, 2, vocab_size] of a prompt of 9 tokens and one more."""
+    tokens = np.random.default_rng(2).integers(0, engine.spec.vocab_size, (2, 10)).astype(np.int32)
+    ids, logits, cached = [], [], 0
+    for length in (9, 1):
+        output = engine.forward(make_step(tokens[:, cached : cached + length].copy(), cached))
+        assert output.ids is not None and output.logits is not None
+        ids.append(output.ids.numpy().copy())
+        logits.append(output.logits.numpy().copy())
+        cached += length
+    return np.array(ids), np.array(logits)
+
+
+def parity(_: Gpu, name: str, folder: str, dtype: str, tp_size: int) -> None:
+    """As one rank: logits by relative norm (a value is rounded about ten times a layer), tokens equal in float32."""
+    model = make_model(name, Path(folder), num_hidden_layers=1)
+    one = open_engine(model, dtype, 1)
+    ids, logits = run_steps(one)
+    one.close()
+    bound = 4 * EPSILON[dtype] * np.sqrt(10 * one.spec.num_layers + 2) * (16 if dtype == "float32" else 1)
+    engine = open_engine(model, dtype, tp_size)
+    got_ids, got_logits = run_steps(engine)
+    error = np.linalg.norm(got_logits - logits) / np.linalg.norm(logits)
+    assert error <= bound, f"relative error {error:.2e}, expected at most {bound:.2e}"
+    assert dtype != "float32" or np.array_equal(got_ids, ids)
+    # The last step again, without its logits: the same bits, so the same tokens.
+    tokens = np.random.default_rng(2).integers(0, engine.spec.vocab_size, (2, 10)).astype(np.int32)
+    again = engine.forward(make_step(tokens[:, 9:].copy(), 9, return_logits=False)).ids
+    assert again is not None and np.array_equal(again.numpy(), got_ids[1])
+    engine.close()
+
+
+def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
+    """Everything stops with the first cause, and the device has its memory back after close."""
+    model = make_model("llama", Path(folder), num_hidden_layers=1)
+    (before,) = _core.cuda_devices()
+    engine = open_engine(model, "bfloat16", 2)
+    run_steps(engine)
+
+    def fail(name: str, layer: int, tensor: _core.Tensor, rank: int) -> None:
+        if rank == 1:
+            raise ValueError("on purpose")
+
+    engine.set_hooks(fail, [], ["layer0_q_proj"])
+    begin = time.monotonic()
+    for _ in range(2):
+        try:
+            run_steps(engine)
+        except infinilm.EngineDeadError as error:
+            assert isinstance(error.__cause__, ValueError), error.__cause__
+        else:
+            raise AssertionError("no EngineDeadError")
+    engine.close()
+    assert time.monotonic() - begin < 10, "the simulated device is slow; nobody waited for ever"
+    (after,) = _core.cuda_devices()
+    assert after["free_bytes"] == before["free_bytes"]
