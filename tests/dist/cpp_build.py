@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = [ROOT / "src/core/tensor.cpp", *sorted((ROOT / "src/dist").glob("*.cpp")), ROOT / "src/engine/rank_worker.cpp"]
+CORE = [
+    *(ROOT / "src" / f"{name}.cpp" for name in ("core/check", "core/tensor", "ops/ops", "ops/values")),
+    *sorted((ROOT / "src/dist").glob("*.cpp")),
+    ROOT / "src/engine/rank_worker.cpp",
+]
 TESTS = sorted((ROOT / "tests/cpp").glob("*.cpp"))
 BENCH = ROOT / "tests/bench/all_reduce_bench.cpp"
 FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
