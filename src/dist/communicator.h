@@ -2,8 +2,8 @@
 // CommunicatorGroup; each has a Communicator, made on its thread, and calls the same collectives in the same order with
 // the same shapes. Called by the decoder; nothing in the engine knows which kind it has:
 //
-//   in_process.h  through memory of the host; also for tensors on a device, copied there and back (ranks that share
-//   one) nccl.h        between GPUs
+//   in_process.h  through memory of the host; also for ranks that share a device, whose tensors are copied
+//   nccl.h        between GPUs
 //
 // Failure: whoever notices one (a rank that throws, a thread outside) aborts the group. Every call that waits, and
 // every later one, throws EngineDeadError with the message of the first cause, which is nested in it.

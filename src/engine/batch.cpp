@@ -25,6 +25,18 @@ Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
     return ids;
 }
 
+// Of the row that needs most; 0 if that are all logits.
+int count_candidates(const Batch& b) {
+    if (!b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel()) return 0;
+    int most = 1;
+    for (int64_t row = 0; row < b.temperature.numel(); ++row) {
+        const int top_k = b.temperature.as<const float>()[row] == 0 ? 1 : b.top_k.as<const int32_t>()[row];
+        if (top_k < 1) return 0;
+        most = std::max(most, top_k);
+    }
+    return most;
+}
+
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
     Tensor host = allocate_host(tensor.dtype(), tensor.shape());
     backend.copy(tensor, host);
@@ -42,6 +54,7 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids) {
     const auto* starts = batch.cu_seqlens_q.as<const int32_t>();
     for (int64_t s = 1; s < batch.cu_seqlens_q.shape(0); ++s)
         step.max_query_len = std::max(step.max_query_len, starts[s] - starts[s - 1]);
+    step.num_candidates = count_candidates(batch);
     return step;
 }
 

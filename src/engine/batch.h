@@ -29,7 +29,9 @@ struct Batch {
     Tensor min_p;        // [num_rows] float32
     Tensor random_val;   // [num_rows] float32 in [0, 1)
     bool return_logits = false;
-    int max_query_len = 0, max_context_len = 0;  // set by stage()
+    // Set by resolve().
+    int max_query_len = 0, max_context_len = 0;
+    int num_candidates = 0;  // so many of the best logits of a row decide what it samples; 0: all, or not known
 };
 
 struct StepOutput {

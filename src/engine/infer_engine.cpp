@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/cpu_backend.h"
+#include "engine/cpu_places.h"
 #include "ops/cuda_library.h"
 #include "ops/ops.h"
 
@@ -25,7 +26,7 @@ std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
     const int size = static_cast<int>(options.devices.size());
     if (size == 1 || options.devices[static_cast<size_t>(rank)].kind != DeviceKind::cpu) return {};
-    std::vector<int> cpus = cpus_of_rank(rank, size);
+    std::vector<int> cpus = cpus_of_rank(available_cpus(), rank, size);
     return cpus.size() >= few ? cpus : std::vector<int>();
 }
 

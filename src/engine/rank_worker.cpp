@@ -75,17 +75,4 @@ void RankWorker::work() {
     }
 }
 
-std::vector<int> cpus_of_rank(int rank, int size) {
-    std::vector<int> cpus;
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-        if (CPU_ISSET(static_cast<size_t>(cpu), &set)) cpus.push_back(cpu);
-#endif
-    const int count = static_cast<int>(cpus.size());
-    if (count < size) return {};
-    return {cpus.begin() + count * rank / size, cpus.begin() + count * (rank + 1) / size};
-}
-
 }  // namespace infinilm

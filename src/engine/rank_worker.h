@@ -45,8 +45,4 @@ private:
     std::thread thread_;  // last: starts when the rest exists
 };
 
-// A rank's share of the CPUs this process may use: neighbours, which mostly share a cache and a NUMA node. Empty, which
-// is anywhere, when there are fewer CPUs than ranks.
-std::vector<int> cpus_of_rank(int rank, int size);
-
 }  // namespace infinilm

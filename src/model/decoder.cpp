@@ -207,12 +207,11 @@ void Decoder::embed(const Batch& batch, const TensorView& x) {
     if (num_ranks() > 1) communicator_.all_reduce(x);
 }
 
-void Decoder::compute_logits(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
-    auto lm_head = [&](const TensorView& logits) {
-        ops::linear(backend_,
-                    {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = logits});
-    };
-    if (num_ranks() == 1) return lm_head(out.slice(1, 0, spec_.vocab_size));
+void Decoder::lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
+    ops::linear(backend_, {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = out});
+}
+
+TensorView Decoder::own_logits(const TensorView& x, const NormPrologue& norm) {
     const int64_t num_rows = x.shape(0), size = num_ranks();
     if (parts_.num_rows < num_rows) {
         parts_ = {};
@@ -221,7 +220,12 @@ void Decoder::compute_logits(const TensorView& x, const NormPrologue& norm, cons
                   .all = backend_.allocate(DType::float32, std::array{size * num_rows, vocab_part_})};
     }
     const TensorView own = parts_.own.slice(0, 0, num_rows);
-    if (vocab_.size() > 0) lm_head(own.slice(1, 0, vocab_.size()));
+    if (vocab_.size() > 0) lm_head(x, norm, own.slice(1, 0, vocab_.size()));
+    return own;
+}
+
+void Decoder::gather_logits(const TensorView& own, const TensorView& out) {
+    const int64_t num_rows = own.shape(0), size = num_ranks();
     if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, vocab_part_}));
     const TensorView all = parts_.all.slice(0, 0, size * num_rows);
     communicator_.all_gather(own, all);
@@ -230,10 +234,38 @@ void Decoder::compute_logits(const TensorView& x, const NormPrologue& norm, cons
                       out.slice(1, rank * vocab_part_, (rank + 1) * vocab_part_));
 }
 
+// On GPUs all logits are brought together. In a larger vocabulary `sample` rounds weights by its size.
+bool Decoder::candidates_decide(const Batch& batch) const {
+    return num_ranks() > 1 && backend_.device().kind == DeviceKind::cpu && !batch.return_logits &&
+           batch.num_candidates > 0 && batch.num_candidates <= max_candidates && spec_.vocab_size < 1 << 18;
+}
+
+Decoder::Candidates Decoder::gather_candidates(const TensorView& own, int64_t k) {
+    const int64_t num_rows = own.shape(0), size = num_ranks(), count = num_rows * k;
+    const Tensor best = allocate_host(DType::int32, {2, num_rows, k});  // bits of float32 logits, then ids
+    const Tensor all = allocate_host(DType::int32, {size, 2, num_rows, k});
+    const auto k_size = static_cast<size_t>(k);
+    for (int64_t row = 0; row < num_rows; ++row)
+        find_best({own.as<const float>() + row * own.stride(0), static_cast<size_t>(vocab_.size())},
+                  static_cast<int32_t>(vocab_.begin), {best.as<float>() + row * k, k_size},
+                  {best.as<int32_t>() + count + row * k, k_size});
+    communicator_.all_gather(best, all);
+    const Candidates out{.logits = allocate_host(DType::float32, {num_rows, size * k}),
+                         .ids = allocate_host(DType::int32, {num_rows, size * k})};
+    for (int64_t rank = 0; rank < size; ++rank)
+        for (int64_t row = 0; row < num_rows; ++row) {
+            const int64_t from = rank * 2 * count + row * k, to = (row * size + rank) * k;
+            std::copy_n(all.as<const float>() + from, k, out.logits.as<float>() + to);
+            std::copy_n(all.as<const int32_t>() + from + count, k, out.ids.as<int32_t>() + to);
+        }
+    return out;
+}
+
 template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     reserve(std::max(num_tokens, num_rows));
+    candidates_ = {};
     const Activations a = activations(num_tokens);
     embed(batch, a.x);
     ops::rope_table(backend_, {.positions = batch.positions,
@@ -255,11 +287,6 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     // Only the rows whose logits are wanted go through the final norm and the vocabulary.
     const TensorView last = work_.last.slice(0, 0, num_rows);
     ops::gather_rows(backend_, {.x = a.x, .rows = batch.logits_rows, .out = last});
-    Tensor logits;
-    if (batch.return_logits || !logits_ || logits_.shape(0) < num_rows)
-        logits = backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_});
-    else
-        logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
     NormPrologue norm{
         .weight = weights_.norm.prepared, .scratch = work_.normed.slice(0, 0, num_rows), .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {
@@ -267,7 +294,21 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         tap_common(tap, Site::final_norm, -1, last, Tensor(last, work_.last.owner));
         norm = {};
     }
-    compute_logits(last, norm, logits);
+    const bool several = num_ranks() > 1;
+    const TensorView own = several ? own_logits(last, norm) : TensorView();
+    if (!Tap::active && candidates_decide(batch)) {
+        candidates_ = gather_candidates(own, batch.num_candidates);
+        return {};
+    }
+    Tensor logits;
+    if (batch.return_logits || !logits_ || logits_.shape(0) < num_rows)
+        logits = backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_});
+    else
+        logits = Tensor(logits_.slice(0, 0, num_rows), logits_.owner);
+    if (several)
+        gather_logits(own, logits);
+    else
+        lm_head(last, norm, logits.slice(1, 0, spec_.vocab_size));
     if constexpr (Tap::active) tap_common(tap, Site::logits, -1, logits.slice(1, 0, spec_.vocab_size), logits);
     if (!batch.return_logits) logits_ = logits;  // the buffer serves the next step
     return logits;
@@ -277,15 +318,20 @@ template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
 template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
 
 Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
-    if (!batch.temperature || !logits) return {};
-    const Tensor ids(work_.ids.slice(0, 0, logits.shape(0)), work_.ids.owner);
-    ops::sample(backend_, {.logits = logits.slice(1, 0, spec_.vocab_size),
+    const bool from_candidates = static_cast<bool>(candidates_.logits);
+    if (!batch.temperature || (!logits && !from_candidates)) return {};
+    const TensorView from = from_candidates ? candidates_.logits.view() : logits.slice(1, 0, spec_.vocab_size);
+    const Tensor ids(work_.ids.slice(0, 0, from.shape(0)), work_.ids.owner);
+    ops::sample(backend_, {.logits = from,
                            .temperature = batch.temperature,
                            .top_k = batch.top_k,
                            .top_p = batch.top_p,
                            .min_p = batch.min_p,
                            .random_val = batch.random_val,
                            .ids = ids});
+    if (from_candidates)
+        for (int64_t row = 0; row < from.shape(0); ++row)
+            ids.as<int32_t>()[row] = candidates_.ids.as<const int32_t>()[row * from.shape(1) + ids.as<int32_t>()[row]];
     return ids;
 }
 

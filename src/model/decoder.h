@@ -8,6 +8,7 @@
 #include "cache/kv_cache.h"
 #include "dist/communicator.h"
 #include "engine/batch.h"
+#include "model/candidates.h"
 #include "model/params.h"
 #include "model/spec.h"
 #include "model/taps.h"
@@ -20,7 +21,7 @@ public:
     Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
     // The logits of the rows that are wanted, of all ranks: [num_rows, >= vocab_size] float32, padded to a multiple of
     // 8, as kernels of GPUs want them; absent if there are none. Everything is on the backend's device, valid until
-    // the next step unless batch.return_logits.
+    // the next step unless batch.return_logits. Absent too where several ranks need only the best of them to sample.
     template <class Tap>  // NoTap or HookTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // Token ids of them, [num_rows] int32, valid until the next step; absent if the batch has no sampling parameters.
@@ -56,6 +57,11 @@ private:
         Tensor own;  // [num_rows, part] float32
         Tensor all;  // [size * num_rows, part] float32: those of rank 0, then those of rank 1, ..
     };
+    // What several ranks sample from where that is enough: see candidates.h. In host memory.
+    struct Candidates {
+        Tensor logits;  // [num_rows, size * k] float32
+        Tensor ids;     // [num_rows, size * k] int32
+    };
     int num_ranks() const { return communicator_.size(); }
     void reserve(int64_t num_tokens);
     void reserve_taps(int64_t num_tokens);
@@ -67,8 +73,13 @@ private:
     void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap);
     RopeStoreParams rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const;
     void embed(const Batch& batch, const TensorView& x);
-    // x: the rows of the residual stream; out: [num_rows, >= vocab_size]
-    void compute_logits(const TensorView& x, const NormPrologue& norm, const TensorView& out);
+    // x: the rows of the residual stream; out: [num_rows, vocab_size], or the rank's part of it
+    void lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out);
+    // Of several ranks: the rank's part, [num_rows, vocab_part_]; the rest of its last columns is not written.
+    TensorView own_logits(const TensorView& x, const NormPrologue& norm);
+    void gather_logits(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
+    bool candidates_decide(const Batch& batch) const;
+    Candidates gather_candidates(const TensorView& own, int64_t k);  // k of each rank
     // Of a value that is the same on every rank: the hooks, after which all have what rank 0 has.
     void tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent);
 
@@ -83,6 +94,7 @@ private:
     TapWorkspace taps_;
     Tensor logits_;  // [num_rows, >= vocab_size] float32, kept while nobody asks for it
     LogitsParts parts_;
+    Candidates candidates_;  // of the last step; absent if it had logits
 };
 
 }  // namespace infinilm

@@ -5,8 +5,13 @@
 // Ranks, each on its share of the cores, repeat a call, and rank 0 takes the time of each; medians, and the quartiles
 // around them, over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it
 // with -O3:
+<<<<<<< HEAD
 //   g++ -std=c++20 -O3 -Isrc -pthread src/core/check.cpp src/core/tensor.cpp src/ops/ops.cpp src/ops/values.cpp
 //       src/dist/*.cpp src/engine/rank_worker.cpp tests/bench/all_reduce_bench.cpp -ldl
+=======
+//   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp src/engine/*_{places,worker}.cpp
+//       tests/bench/all_reduce_bench.cpp -ldl
+>>>>>>> shard
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +22,7 @@
 #include <vector>
 
 #include "dist/in_process.h"
+#include "engine/cpu_places.h"
 #include "engine/rank_worker.h"
 
 using namespace infinilm;
@@ -62,7 +68,7 @@ void measure(int ranks, int64_t bytes, double seconds) {
     {
         std::vector<std::unique_ptr<RankWorker>> workers;
         for (int rank = 0; rank < ranks; ++rank) {
-            workers.push_back(std::make_unique<RankWorker>(rank, cpus_of_rank(rank, ranks)));
+            workers.push_back(std::make_unique<RankWorker>(rank, cpus_of_rank(available_cpus(), rank, ranks)));
             workers.back()->submit([&, rank] { work(rank); });
         }
     }

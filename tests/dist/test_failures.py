@@ -157,6 +157,28 @@ def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
             core.submit(batch)
 
 
+def test_steps_that_build_on_each_other(config: LlamaConfig) -> None:
+    """A step names the token that the one before samples; the ranks put in the same one."""
+    results = []
+    for tp_size in (1, 2, 4):
+        with open_engine(config, tp_size) as engine:
+            engine.forward(STEP)
+            steps = [engine._core.submit(make_batch())]
+            for position in range(3, 9):
+                batch = make_batch(
+                    input_ids=np.zeros(1, np.int32),
+                    previous_rows=np.zeros(1, np.int32),
+                    positions=np.array([position], np.int32),
+                    slot_mapping=np.array([position], np.int64),
+                    cu_seqlens_q=np.array([0, 1], np.int32),
+                    context_lens=np.array([position + 1], np.int32),
+                    logits_rows=np.zeros(1, np.int32),
+                )
+                steps.append(engine._core.submit(batch))
+            results.append([step.result().ids.numpy().tolist() for step in steps])  # type: ignore[union-attr]
+    assert results[0] == results[1] == results[2]
+
+
 def test_closing_while_steps_run(config: LlamaConfig) -> None:
     with open_engine(config, 2) as engine:
         engine.forward(STEP)
@@ -237,6 +259,19 @@ def test_logits_that_cannot_be_sampled(config: LlamaConfig) -> None:
                 assert not isinstance(failed.value, EngineDeadError)
         engine.set_hook_registry(None)
         assert np.array_equal(run_steps(engine)[1], before)
+
+
+@pytest.mark.parametrize("where", [0, 100, 130])
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN"), (np.inf, "NaN|inf")])
+def test_weights_that_give_no_logits(config: LlamaConfig, where: int, value: float, message: str) -> None:
+    """The same where ranks exchange only the best of their logits."""
+    lm_head = np.ones((131, 48), np.float32)
+    lm_head[where] = value
+    with open_engine(config, 4, lm_head=lm_head) as engine:
+        for sampling in ({"temperature": 0}, {"top_k": 5}, {"top_k": -1}):
+            with pytest.raises(InfinilmError, match=message) as failed:
+                engine.forward(InferEngine.Input([[1, 2, 3]], **sampling))
+            assert not isinstance(failed.value, EngineDeadError)
 
 
 def test_bad_parameters_are_refused_at_load(config: LlamaConfig) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import infinilm
 from infinilm import (
     AutoConfig,
     CacheFullError,
+    ConfigError,
     DistConfig,
     HookRegistry,
     InferEngine,
@@ -90,9 +92,10 @@ def test_half_precision(tmp_path: Path, dtype: str) -> None:
     assert relative_error(results[1], results[0]) <= 4 * epsilon
 
 
-@pytest.mark.parametrize("tp_size", [2, 4])
-def test_what_is_sampled_is_what_the_logits_say(tmp_path: Path, tp_size: int) -> None:
-    """Whether they are gathered (`return_logits`) or only their best candidates are: bit for bit."""
+@pytest.mark.parametrize("num_values", [131, 9, 1], ids=lambda n: f"{n} different logits")
+@pytest.mark.parametrize("tp_size", [2, 4, 8])
+def test_what_is_sampled_is_what_the_logits_say(tmp_path: Path, tp_size: int, num_values: int) -> None:
+    """Whether they are gathered (`return_logits`) or only their best candidates are: bit for bit, equal ones by id."""
     rows = 24
     rng = np.random.default_rng(7)
     tokens = rng.integers(0, 131, (rows, 3)).tolist()
@@ -104,9 +107,10 @@ def test_what_is_sampled_is_what_the_logits_say(tmp_path: Path, tp_size: int) ->
     }
     unlimited = np.where(rng.random(rows) < 0.5, -1, top_k)
     config, backend = make_config(tmp_path), _core.Backend("cpu", num_threads=1)
-    with open_engine(config, tp_size) as engine:
+    lm_head = rng.standard_normal((num_values, 48)).astype(np.float32)[rng.permutation(131) % num_values]
+    with open_engine(config, tp_size, lm_head=lm_head) as engine:
         engine.reset_cache(StaticKVCacheConfig(rows, 8))
-        for k in (top_k, unlimited, np.where(sampling["temperature"] == 0, -1, 5)):
+        for k in (top_k, np.minimum(top_k, 3), unlimited, np.where(sampling["temperature"] == 0, -1, 5)):
             step = InferEngine.Input(tokens, top_k=k, **sampling)
             output = engine.forward(step, return_logits=True)
             assert output.logits is not None
@@ -124,10 +128,7 @@ def test_what_is_sampled_is_what_the_logits_say(tmp_path: Path, tp_size: int) ->
 
 
 def test_ties_go_to_the_smallest_id_of_all_ranks(tmp_path: Path) -> None:
-    registry = HookRegistry()
-    registry.register_hook("final_norm", lambda _n, t, _l: np.zeros(t.shape, np.float32))  # all logits are 0
-    with open_engine(make_config(tmp_path), 4) as engine:
-        engine.set_hook_registry(registry)
+    with open_engine(make_config(tmp_path), 4, lm_head=np.zeros((131, 48), np.float32)) as engine:
         for sampling, expected in (
             ({"temperature": 0}, 0),
             ({"top_k": 5, "random_val": 0.99}, 4),
@@ -241,6 +242,12 @@ def test_a_replacement_is_what_all_ranks_go_on_with(tmp_path: Path, site: Any) -
         assert relative_error(run_with(engine, pattern, negate, "all"), expected) <= tolerance(config)
         if not local:
             assert relative_error(run_with(engine, pattern, negate, 0), expected) <= tolerance(config)
+
+
+def test_comparing_needs_one_rank(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with open_engine(config, 1) as one, open_engine(config, 2) as two, pytest.raises(ConfigError, match="2 ranks"):
+        infinilm.compare(one, two)
 
 
 # ---- ranks ----

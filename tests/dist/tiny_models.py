@@ -66,10 +66,12 @@ def make_weights(shapes: dict[str, tuple[int, ...]], seed: int = 1) -> dict[str,
     return weights
 
 
-def open_engine(config: LlamaConfig, tp_size: int, *, load: bool = True) -> InferEngine:
+def open_engine(config: LlamaConfig, tp_size: int, *, load: bool = True, **other_weights: Array) -> InferEngine:
+    """`lm_head=` and the like: weights by the last part of their name."""
     engine = InferEngine(config, DistConfig(tp_size), "cpu", StaticKVCacheConfig(2, config.max_position_embeddings))
     if load:
-        engine.load_params(make_weights(engine.param_shapes()))
+        weights = make_weights(engine.param_shapes())
+        engine.load_params({name: other_weights.get(name.split(".")[-2], weight) for name, weight in weights.items()})
     return engine
 
 

@@ -42,6 +42,24 @@ def test_embedding(isa: str, dtype: str, threads: int, case: Rows, vocab_size: i
     assert_bitwise(out.check(), oracle.embedding(ids, load(table, dtype)).astype(np.float32))
 
 
+@every_backend
+@given(case=rows(), vocab_size=support.sizes, data=st.data())
+def test_embedding_of_a_part(
+    isa: str, dtype: str, threads: int, case: Rows, vocab_size: int, data: st.DataObject
+) -> None:
+    """Over the parts of a vocabulary, some of them empty, exactly one gives the row of an id; the others give zeros."""
+    rng = case.rng()
+    table = support.stored(rng, dtype, vocab_size, case.size)
+    ids = rng.integers(0, vocab_size, case.num_tokens).astype(np.int32)
+    cut = data.draw(st.integers(0, vocab_size))
+    for begin, end in ((0, cut), (cut, vocab_size)):
+        out = Output((case.num_tokens, case.size), pad=case.pad_out)
+        call(backend(isa, threads), "embedding", framed(ids), (framed(table[begin:end]), dtype), out, begin)
+        here = ((ids >= begin) & (ids < end))[:, None]
+        expected = np.where(here, oracle.embedding(ids, load(table, dtype)), 0)
+        assert_bitwise(out.check(), expected.astype(np.float32))
+
+
 @each_isa
 @each_threads
 @given(case=rows(), num_rows=support.sizes)
