@@ -7,7 +7,7 @@
 // with -O3:
 <<<<<<< HEAD
 //   g++ -std=c++20 -O3 -Isrc -pthread src/core/check.cpp src/core/tensor.cpp src/ops/ops.cpp src/ops/values.cpp
-//       src/dist/*.cpp src/engine/rank_worker.cpp tests/bench/all_reduce_bench.cpp -ldl
+//       src/dist/*.cpp src/engine/*_{places,worker}.cpp tests/bench/all_reduce_bench.cpp -ldl
 =======
 //   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp src/engine/*_{places,worker}.cpp
 //       tests/bench/all_reduce_bench.cpp -ldl

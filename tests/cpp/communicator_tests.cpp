@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "dist/in_process.h"
+#include "fake_backend.h"
 #include "fill.h"
 
 namespace infinilm::test {
@@ -178,6 +179,9 @@ TEST(arguments) {
     CHECK(contains(reduce({nullptr, DType::float32, {4}}), "x: tensor is missing"));
     CHECK(contains(reduce({data, DType::float32, {4}, Device{DeviceKind::cuda, 1}}),
                    "a tensor is on cuda:1, but rank 0 joined its group without a backend"));
+    FakeBackend backend(0);
+    CHECK(contains(error_of([&] { communicator->all_reduce_add_rms_norm(backend, {x.slice(1, 0, 3), x, x, x, 0}); }),
+                   "all_reduce_add_rms_norm: x: expected a contiguous tensor"));
     const auto gather = [&](TensorView in, TensorView out) {
         return error_of([&] { communicator->all_gather(in, out); });
     };
