@@ -130,6 +130,7 @@ public:
     void paged_attention(const AttentionParams&) override;
     void silu_mul(const SiluMulParams&) override;
     void gather_rows(const GatherRowsParams&) override;
+    void sum_parts(const SumPartsParams&) override;
     void sample(const SampleParams&) override;
 
 private:
@@ -548,6 +549,17 @@ void CudaBackend::gather_rows(const GatherRowsParams& p) {
                            .type = type_},
                           stream_),
         "gather_rows", p.out.shape());
+}
+
+void CudaBackend::sum_parts(const SumPartsParams& p) {
+    activate();
+    run(cuda::sum_parts({.parts = p.parts.data(),
+                         .out = p.out.data(),
+                         .num_parts = count(p.parts.shape(0)),
+                         .size = p.out.numel(),
+                         .type = type_of(p.out.dtype())},
+                        stream_),
+        "sum_parts", p.parts.shape());
 }
 
 void CudaBackend::sample(const SampleParams& p) {

@@ -127,6 +127,13 @@ struct GatherRowsParams {
     TensorView out;   // [num_rows, hidden_size] activation
 };
 
+// out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
+// has everybody's part.
+struct SumPartsParams {
+    TensorView parts;  // [num_parts, size] of any floating dtype; size is a multiple of 8 and rows are 16-byte aligned
+    TensorView out;    // [size] of the same dtype
+};
+
 // temperature, then top_k, then top_p, then min_p, then the draw. Candidates are ordered by (logit descending, id
 // ascending); top_k keeps the first k (<= 0: all); top_p the shortest prefix whose probability (softmax over what
 // top_k kept) reaches top_p, never empty; min_p those with probability >= min_p * the largest; the draw takes the first
@@ -184,6 +191,7 @@ public:
     virtual void paged_attention(const AttentionParams&) = 0;
     virtual void silu_mul(const SiluMulParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
 };
 

@@ -188,6 +188,17 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
+void sum_parts(Backend& backend, const SumPartsParams& p) {
+    OpCheck check("sum_parts", backend);
+    check.tensor("parts", p.parts, {"num_parts", "size"});
+    check.contiguous("parts", p.parts);
+    check.require(check["num_parts"] > 0, "parts: expected at least one part, got none");
+    check.require(check["size"] % 8 == 0, "parts: size must be a multiple of 8, got ", check["size"],
+                  "; pad the parts");
+    check.tensor("out", p.out, {"size"}, p.parts.dtype());
+    backend.sum_parts(p);
+}
+
 void sample(Backend& backend, const SampleParams& p) {
     OpCheck check("sample", backend);
     check.tensor("logits", p.logits, {"num_rows", "vocab_size"}, DType::float32);

@@ -15,6 +15,7 @@ void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);
 void paged_attention(Backend&, const AttentionParams&);
 void silu_mul(Backend&, const SiluMulParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
+void sum_parts(Backend&, const SumPartsParams&);
 void sample(Backend&, const SampleParams&);
 std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0);
 

@@ -4,6 +4,7 @@
 // lacks a function.
 #include "fake_nccl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -28,9 +29,17 @@ using infinilm::nccl::UniqueId;
 
 namespace {
 
+struct Transfer {  // half of one: a send or a receive
+    int peer;
+    const void* in;  // of a send; or null
+    void* out;
+    size_t bytes;
+};
+
 struct Operation {
     std::vector<const void*> in;
     std::vector<void*> out;
+    std::vector<std::vector<Transfer>> transfers;  // of a group, for each rank
     int posted = 0;
 };
 
@@ -94,7 +103,8 @@ Result state(const Comm* comm) {
 
 // run(operation, size) once all ranks have posted theirs.
 template <class F>
-Result post(Comm* comm, const char* function, const std::string& arguments, const void* in, void* out, F run) {
+Result post(Comm* comm, const char* function, const std::string& arguments, const void* in, void* out, F run,
+            std::vector<Transfer> transfers = {}) {
     const Use use(comm);
     const std::lock_guard lock(mutex);
     write(comm->rank, function + (" " + arguments));
@@ -104,8 +114,8 @@ Result post(Comm* comm, const char* function, const std::string& arguments, cons
     if (clique.operations.size() <= index) clique.operations.emplace_back();
     Operation& operation = clique.operations[index];
     const auto size = static_cast<size_t>(clique.size), rank = static_cast<size_t>(comm->rank);
-    operation.in.resize(size), operation.out.resize(size);
-    operation.in[rank] = in, operation.out[rank] = out;
+    operation.in.resize(size), operation.out.resize(size), operation.transfers.resize(size);
+    operation.in[rank] = in, operation.out[rank] = out, operation.transfers[rank] = std::move(transfers);
     if (clique.aborted) return in_progress;
     if (++operation.posted == clique.size) run(operation, clique.size);
     return state(comm);
@@ -125,6 +135,43 @@ void add(const Operation& operation, size_t count) {
     for (const void* in : operation.in)
         for (size_t i = 0; i < count; ++i) sum[i] += static_cast<const T*>(in)[i];
     for (void* out : operation.out) std::memcpy(out, sum.data(), count * sizeof(T));
+}
+
+// The sends of each rank to each other one, and what that receives from it, in order.
+void exchange(const Operation& operation) {
+    const auto halves = [&](size_t rank, size_t peer, bool sends) {
+        std::vector<Transfer> out;
+        for (const Transfer& t : operation.transfers[rank])
+            if (static_cast<size_t>(t.peer) == peer && (t.in != nullptr) == sends) out.push_back(t);
+        return out;
+    };
+    const size_t size = operation.transfers.size();
+    for (size_t from = 0; from < size; ++from)
+        for (size_t to = 0; to < size; ++to) {
+            const std::vector<Transfer> sent = halves(from, to, true), received = halves(to, from, false);
+            if (sent.size() != received.size()) violations.fetch_add(1);
+            for (size_t i = 0; i < std::min(sent.size(), received.size()); ++i) {
+                if (sent[i].bytes != received[i].bytes) violations.fetch_add(1);
+                std::memcpy(received[i].out, sent[i].in, std::min(sent[i].bytes, received[i].bytes));
+            }
+        }
+}
+
+// What this thread has begun with ncclGroupStart.
+struct Group {
+    bool open = false;
+    Comm* comm = nullptr;
+    void* stream = nullptr;
+    std::vector<Transfer> transfers;
+};
+thread_local Group group;
+
+Result add_to_group(const char* function, Comm* comm, void* stream, const Transfer& transfer) {
+    const std::lock_guard lock(mutex);
+    if (!group.open || (group.comm && group.comm != comm)) violations.fetch_add(1);
+    group.comm = comm, group.stream = stream;
+    group.transfers.push_back(transfer);
+    return failure(function, comm->rank);
 }
 
 std::string text(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
@@ -183,13 +230,36 @@ Result ncclCommGetAsyncError(Comm* comm, Result* result) {
     *result = state(comm);
     return failure("ncclCommGetAsyncError", comm->rank);
 }
+Result ncclGroupStart() {
+    if (std::exchange(group.open, true)) violations.fetch_add(1);
+    return success;
+}
+Result ncclGroupEnd() {
+    const Group ended = std::exchange(group, Group());
+    if (!ended.open) violations.fetch_add(1);
+    if (!ended.comm) return success;
+    const auto arguments = text("transfers", static_cast<int64_t>(ended.transfers.size())) + " " +
+                           text("bytes", static_cast<int64_t>(ended.transfers[0].bytes)) + " " +
+                           text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(ended.stream)));
+    return post(
+        ended.comm, "ncclGroupEnd", arguments, nullptr, nullptr,
+        [](const Operation& operation, int) { exchange(operation); }, ended.transfers);
+}
+Result ncclSend(const void* in, size_t count, int type, int peer, Comm* comm, void* stream) {
+    return add_to_group("ncclSend", comm, stream, {peer, in, nullptr, count * type_bytes(type)});
+}
+Result ncclRecv(void* out, size_t count, int type, int peer, Comm* comm, void* stream) {
+    return add_to_group("ncclRecv", comm, stream, {peer, nullptr, out, count * type_bytes(type)});
+}
 Result ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm* comm, void* stream) {
     const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " +
                            text("op", op) + " " +
                            text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)));
     return post(comm, "ncclAllReduce", arguments, in, out, [=](const Operation& operation, int) {
-        if (type == infinilm::nccl::type_float32) add<float>(operation, count);
-        if (type == infinilm::nccl::type_int32) add<int32_t>(operation, count);
+        if (type == infinilm::nccl::type_int32)
+            add<uint32_t>(operation, count);  // wraps around
+        else
+            violations.fetch_add(1);  // its order is not ours
     });
 }
 Result ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm, void*) {
