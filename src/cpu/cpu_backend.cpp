@@ -90,6 +90,8 @@ public:
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
+    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return nullptr; }
+
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;

@@ -45,16 +45,15 @@ void Communicator::all_reduce(const TensorView& x) {
 
 void Communicator::all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
     require_contiguous("all_reduce_add_rms_norm", "x", p.x);
-    if (size_ == 1) {
-        check();
-        return ops::add_rms_norm(backend, p);
-    }
-    do_all_reduce_add_rms_norm(backend, p);
+    ops::check_add_rms_norm(backend, p);
+    if (size_ > 1) return do_all_reduce_add_rms_norm(backend, p);
+    check();
+    backend.add_rms_norm(p);
 }
 
 void Communicator::do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
     do_all_reduce(p.x);
-    ops::add_rms_norm(backend, p);
+    backend.add_rms_norm(p);
 }
 
 void Communicator::all_gather(const TensorView& in, const TensorView& out) {

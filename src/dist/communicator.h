@@ -33,8 +33,8 @@ public:
 
     // x = x of rank 0 + x of rank 1 + ..: float32, bfloat16, float16 or int32. All ranks get the same bits.
     void all_reduce(const TensorView& x);
-    // all_reduce(p.x), then ops::add_rms_norm(backend, p), in the bits of these two however it is done. What x holds
-    // afterwards is not defined, unless it is p.out. The backend is that of the rank.
+    // all_reduce(p.x), then add_rms_norm of the rank's backend, in the bits of these two however it is done. What x
+    // holds afterwards is not defined, unless it is p.out.
     void all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p);
     // out[r] = in of rank r; in may be that part of out. Any dtype.
     void all_gather(const TensorView& in,           // [...]
@@ -47,10 +47,10 @@ public:
 
 protected:
     Communicator(int rank, int size) : rank_(rank), size_(size) {}
+    virtual void do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p);  // by the two
 
 private:
     virtual void do_all_reduce(const TensorView& x) = 0;
-    virtual void do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p);
     virtual void do_all_gather(const TensorView& in, const TensorView& out) = 0;  // also for one rank
     virtual void do_broadcast(const TensorView& x, int root) = 0;
     virtual void do_barrier() = 0;

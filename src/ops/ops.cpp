@@ -67,12 +67,16 @@ void rms_norm(Backend& backend, const RmsNormParams& p) {
     backend.rms_norm(p);
 }
 
-void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     OpCheck check("add_rms_norm", backend);
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("weight", p.weight, {"hidden_size"});
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+}
+
+void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+    check_add_rms_norm(backend, p);
     backend.add_rms_norm(p);
 }
 

@@ -8,6 +8,7 @@ namespace infinilm::ops {
 void embedding(Backend&, const EmbeddingParams&);
 void rms_norm(Backend&, const RmsNormParams&);
 void add_rms_norm(Backend&, const AddRmsNormParams&);
+void check_add_rms_norm(const Backend&, const AddRmsNormParams&);  // for communicators, which have it in their sums
 void linear(Backend&, const LinearParams&);
 void linear_rope_store_kv(Backend&, const LinearParams&, const RopeStoreParams&);
 void rope_table(Backend&, const RopeTableParams&);

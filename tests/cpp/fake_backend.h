@@ -26,6 +26,7 @@ public:
         if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
     void synchronize() override {}
+    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return nullptr; }
     void sum_parts(const SumPartsParams& p) override {
         std::vector<void*> parts;
         for (int64_t i = 0; i < p.parts.shape(0); ++i) parts.push_back(p.parts.select(0, i).data());
