@@ -1,8 +1,8 @@
 // A GPU made of host memory, with the ops that communicators use.
 #pragma once
 
-#include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "check.h"
 #include "core/sum_parts.h"
@@ -26,7 +26,8 @@ public:
         if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
     void synchronize() override {}
-    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return nullptr; }
+    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return one_shot ? one_shot() : nullptr; }
+    std::function<std::unique_ptr<OneShot>()> one_shot;
     void sum_parts(const SumPartsParams& p) override {
         std::vector<void*> parts;
         for (int64_t i = 0; i < p.parts.shape(0); ++i) parts.push_back(p.parts.select(0, i).data());

@@ -2,6 +2,7 @@
 // Whether the real one is served rightly only GPUs can tell.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -20,8 +21,12 @@ namespace {
 
 // What joins a group, and what it joins with.
 struct Joined {
-    Joined(CommunicatorGroup& group, int rank, void* stream = nullptr)
-        : backend(rank), communicator(group.join(rank, &backend, stream)) {}
+    Joined(CommunicatorGroup& group, int rank, void* stream = nullptr,
+           std::function<std::unique_ptr<OneShot>()> one_shot = {})
+        : backend(rank) {
+        backend.one_shot = std::move(one_shot);
+        communicator = group.join(rank, &backend, stream);
+    }
     Communicator* operator->() { return communicator.get(); }
     TensorView view(void* data, DType dtype, std::initializer_list<int64_t> shape) const {
         return {data, dtype, shape, backend.device()};
@@ -150,6 +155,61 @@ TEST(nccl_aborts_in_a_sum) {
         fake.fail(last, 2, 0);
         CHECK(is<DeviceError>(errors[2]) && contains(message(errors[2]), last));
         for (int rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: " + message(errors[2]));
+        CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+    }
+}
+
+// A kernel that waits for the other ranks, as the stream does whom its rank waits for.
+class WaitingOneShot final : public OneShot {
+public:
+    explicit WaitingOneShot(std::atomic<int>& calls) : calls_(calls) {}
+    void* mailbox() const override { return const_cast<std::atomic<bool>*>(&aborted_); }
+    void connect(std::span<void* const> mailboxes) override {
+        CHECK(std::ranges::find(mailboxes, mailbox()) != mailboxes.end());
+    }
+    bool takes(const AddRmsNormParams& p) const override { return p.x.shape(0) < 3; }
+    void all_reduce_add_rms_norm(const AddRmsNormParams&) override {
+        calls_.fetch_add(1);
+        while (!aborted_) std::this_thread::yield();
+    }
+    void abort() noexcept override { aborted_ = true; }
+    void wait() noexcept override {
+        while (!aborted_) std::this_thread::yield();
+    }
+
+private:
+    std::atomic<int>& calls_;
+    std::atomic<bool> aborted_{false};
+};
+
+// Ranks in a one-shot sum leave it when another one fails; where one rank cannot have them, none uses them.
+TEST(nccl_one_shot) {
+    const Fake fake;
+    for (const bool all_can : {true, false}) {
+        std::atomic<int> calls{0};
+        const auto group = make_nccl_group(3);
+        const auto errors = run_ranks(3, [&](int rank) {
+            const bool can = all_can || rank != 1;
+            Joined communicator(*group, rank, nullptr, [&]() -> std::unique_ptr<OneShot> {
+                return can ? std::make_unique<WaitingOneShot>(calls) : nullptr;
+            });
+            float data[64] = {};
+            const TensorView x = communicator.view(data, DType::float32, {2, 8}), weight = x.select(0, 0);
+            try {
+                if (rank == 2) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    throw DeviceError("a fault");
+                }
+                communicator->all_reduce_add_rms_norm(communicator.backend,
+                                                      {.x = x, .residual = x, .weight = weight, .out = x, .eps = 0});
+                communicator->check();
+            } catch (...) {
+                group->abort(std::current_exception());
+                throw;
+            }
+        });
+        CHECK(calls == (all_can ? 2 : 0) && is<DeviceError>(errors[2]));
+        for (size_t rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: a fault");
         CHECK(fake.live_comms() == 0 && fake.violations() == 0);
     }
 }

@@ -40,13 +40,13 @@ def fake_nccl(emulator_cache: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "tp_size"),
-    [("llama", "bfloat16", 2), ("llama-biases", "float32", 4), ("qwen3", "float16", 4), ("llama", "bfloat16", 4)],
+    ("name", "dtype", "tp_size", "layers"),
+    [("llama", "bfloat16", 2, 2), ("llama-biases", "float32", 2, 1), ("qwen3", "float16", 4, 1)],
 )
 def test_ranks_with_a_device_each(
-    simulate: Run, models: str, fake_nccl: str, name: str, dtype: str, tp_size: int
+    simulate: Run, models: str, fake_nccl: str, name: str, dtype: str, tp_size: int, layers: int
 ) -> None:
     devices = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}
-    parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "nccl": fake_nccl}
-    outcome = simulate("rank_cases:same_bits", settings=devices, timeout=240, **parameters)
+    parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "layers": layers}
+    outcome = simulate("rank_cases:same_bits", settings=devices, timeout=240, nccl=fake_nccl, **parameters)
     assert outcome.ok, outcome.text

@@ -32,6 +32,7 @@ NAMES = {
     "nccl_aborts_in_a_sum": 1,
     "nccl_calls": 1,
     "nccl_errors": 1,
+    "nccl_one_shot": 1,
     "nccl_sums": 1,
     "nothing_is_left": 50,
     "random_schedules": 25,

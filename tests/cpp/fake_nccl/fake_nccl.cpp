@@ -194,6 +194,7 @@ struct Group {
     Comm* comm = nullptr;
     void* stream = nullptr;
     std::vector<Transfer> transfers;
+    Result result = success;  // once it is another one, the group does nothing
 };
 thread_local Group group;
 
@@ -202,7 +203,9 @@ Result add_to_group(const char* function, Comm* comm, void* stream, const Transf
     if (!group.open || (group.comm && group.comm != comm)) violations.fetch_add(1);
     group.comm = comm, group.stream = stream;
     group.transfers.push_back(transfer);
-    return failure(function, comm->rank);
+    const Result result = failure(function, comm->rank);
+    if (group.result == success) group.result = result;
+    return result;
 }
 
 std::string text(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
@@ -268,7 +271,7 @@ Result ncclGroupStart() {
 Result ncclGroupEnd() {
     const Group ended = std::exchange(group, Group());
     if (!ended.open) violations.fetch_add(1);
-    if (!ended.comm) return success;
+    if (!ended.comm || ended.result != success) return ended.result;
     const auto arguments = text("transfers", static_cast<int64_t>(ended.transfers.size())) + " " +
                            text("bytes", static_cast<int64_t>(ended.transfers[0].bytes)) + " " +
                            text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(ended.stream)));
