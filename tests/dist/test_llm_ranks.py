@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llm import tiny
 
 import infinilm
 from infinilm import LLM, ConfigError, DeviceError, EngineDeadError, HookRegistry
 from infinilm.cli import main
-from llm import tiny
 
 PROMPTS = ["the", "Once upon a time there was an answer", [1, 2, 3], "a " * 25]
 SAMPLING: list[dict[str, Any]] = [

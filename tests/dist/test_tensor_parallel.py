@@ -32,7 +32,18 @@ if str(HERE) not in sys.path:
 from tiny_models import MODELS, make_config, make_weights, open_engine, run_steps, tolerance  # noqa: E402
 
 GOLDEN = sorted(p.parent for p in (HERE.parent / "golden").glob("*/expected.npz"))
-LOCAL_SITES = {"q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "q_rope", "k_rope", "attention", "gate_proj", "up_proj"}
+LOCAL_SITES = {
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q_norm",
+    "k_norm",
+    "q_rope",
+    "k_rope",
+    "attention",
+    "gate_proj",
+    "up_proj",
+}
 LOCAL_SITES |= {"activation"}
 
 
