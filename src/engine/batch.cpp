@@ -106,6 +106,8 @@ Batch stage(Backend& backend, const Batch& batch) {
 
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
+    // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.
+    if (!output.ids && !output.logits) backend.synchronize();
     if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
         host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);

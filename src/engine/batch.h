@@ -47,7 +47,7 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids);
 void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
 // The batch on the backend's device, in one transfer, valid until the next call.
 Batch stage(Backend& backend, const Batch& batch);
-// The output in host memory.
+// The output in host memory; the step is done then.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 
 }  // namespace infinilm
