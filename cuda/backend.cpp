@@ -9,60 +9,13 @@
 #include <cstring>
 
 #include "graph.h"
+#include "host.h"
 #include "kernels.h"
+#include "peers.h"
 
 namespace infinilm::cuda {
 
 namespace {
-
-Type type_of(DType dtype) {
-    switch (dtype) {
-        case DType::bfloat16: return Type::bf16;
-        case DType::float16: return Type::f16;
-        default: return Type::f32;
-    }
-}
-
-// INFINILM_CUDA_SYNC=1: wait after every launch, so that a fault is told with the op it is of.
-bool sync_launches() {
-    const char* text = std::getenv("INFINILM_CUDA_SYNC");
-    return text && std::string_view(text) == "1";
-}
-
-}  // namespace
-
-void check(cudaError_t error, std::string_view what) {
-    if (error == cudaSuccess) return;
-    cudaGetLastError();  // not sticky unless the device is lost
-    if (error == cudaErrorNoKernelImageForDevice)
-        throw DeviceError(concat(what,
-                                 ": this build has no kernels for this GPU; reinstall with "
-                                 "-Csetup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
-    const bool by_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure;
-    throw DeviceError(concat(
-        what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),
-        by_kernel && !sync_launches() ? ": an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)" : ""));
-}
-
-namespace {
-
-struct DeviceMemory {
-    void* data = nullptr;
-    // `what` it is for; it is uninitialised. Made by CudaBackend::device_memory alone.
-    DeviceMemory(size_t bytes, std::string_view what) {
-        if (cudaMalloc(&data, std::max<size_t>(bytes, 1)) == cudaSuccess) return;
-        cudaGetLastError();
-        size_t free_bytes = 0, total_bytes = 0;
-        cudaMemGetInfo(&free_bytes, &total_bytes);
-        throw DeviceError(concat("out of device memory: ", bytes, " bytes for ", what, ", ", free_bytes, " of ",
-                                 total_bytes,
-                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens, or use a smaller "
-                                 "model or dtype"));
-    }
-    ~DeviceMemory() { cudaFree(data); }
-    DeviceMemory(const DeviceMemory&) = delete;
-    DeviceMemory& operator=(const DeviceMemory&) = delete;
-};
 
 struct CudaLinear : PreparedLinear {
     PackedWeight packed;
@@ -117,6 +70,10 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
     std::vector<TensorView> upload(std::span<const TensorView> arrays) override;
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
+    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
+        activate();
+        return cuda::make_one_shot(options, type_, stream_);
+    }
     // To wait after every launch and to record launches exclude each other.
     GraphRecorder* recorder() override { return sync_ ? nullptr : &recorder_; }
 
@@ -137,6 +94,7 @@ public:
     void paged_attention(const AttentionParams&) override;
     void silu_mul(const SiluMulParams&) override;
     void gather_rows(const GatherRowsParams&) override;
+    void sum_parts(const SumPartsParams&) override;
     void sample(const SampleParams&) override;
 
 private:
@@ -560,6 +518,17 @@ void CudaBackend::gather_rows(const GatherRowsParams& p) {
                            .type = type_},
                           stream_),
         "gather_rows", p.out.shape());
+}
+
+void CudaBackend::sum_parts(const SumPartsParams& p) {
+    activate();
+    run(cuda::sum_parts({.parts = p.parts.data(),
+                         .out = p.out.data(),
+                         .num_parts = count(p.parts.shape(0)),
+                         .size = p.out.numel(),
+                         .type = type_of(p.out.dtype())},
+                        stream_),
+        "sum_parts", p.parts.shape());
 }
 
 void CudaBackend::sample(const SampleParams& p) {

@@ -2,7 +2,7 @@
 // The upload makes what the first launch would make, so that a launch allocates nothing.
 #include "graph.h"
 
-#include "backend.h"
+#include "host.h"
 
 namespace infinilm::cuda {
 

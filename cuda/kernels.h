@@ -121,6 +121,16 @@ struct GatherRowsArgs {
 };
 cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
 
+// out[i] = parts[0][i] + parts[1][i] + .., in that order in float32, rounded to T.
+struct SumPartsArgs {
+    const void* parts;  // [num_parts, size] T, contiguous
+    void* out;          // [size] T
+    int num_parts;
+    int64_t size;  // a multiple of 8
+    Type type;
+};
+cudaError_t sum_parts(const SumPartsArgs&, cudaStream_t);
+
 // ---- positions and the cache -------------------------------------------------------------------------------------
 
 struct RopeTableArgs {

@@ -32,6 +32,7 @@
 #include "launch.cuh"
 #include "norm.cuh"
 #include "one_shot.h"
+#include "sum_parts.cuh"
 #include "visit.cuh"
 
 namespace infinilm::cuda {
@@ -109,24 +110,9 @@ __device__ __forceinline__ bool one_shot_exchange(const OneShotPeers& peers, uns
 template <class T, bool kWhole>
 __device__ __forceinline__ void add_parts(const uint8_t* mail, int capacity_bytes, int size, int hidden, T* residual,
                                           T* sum) {
-    constexpr int kHeld = 16 / sizeof(T);  // parts in flight: 32 registers
     for (int i = static_cast<int>(threadIdx.x) * 8; i < hidden; i += static_cast<int>(blockDim.x) * 8) {
-        float total[8] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};  // -0 + x is x, also for -0
-        for (int begin = 0; begin < size; begin += kHeld) {
-            Vector<T> held[kHeld];
-            const uint8_t* part = mail + int64_t{begin} * capacity_bytes;
-#pragma unroll
-            for (int h = 0; h < kHeld; ++h, part += capacity_bytes)
-                if (begin + h < size) held[h].load(reinterpret_cast<const T*>(part) + i);
-#pragma unroll
-            for (int h = 0; h < kHeld; ++h) {
-                if (begin + h >= size) continue;
-                float x[8];
-                held[h].unpack(x);
-#pragma unroll
-                for (int j = 0; j < 8; ++j) total[j] = __fadd_rn(total[j], x[j]);
-            }
-        }
+        float total[8];
+        sum_parts8<T>(mail + i * sizeof(T), capacity_bytes, size, total);
         float old[8];
         load_part<kWhole>(residual, i, hidden, old);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Ops that write each element once: embedding, silu_mul, gather_rows; and at load time convert and pack_weight.
+// Ops that write each element once: embedding, silu_mul, gather_rows and sum_parts; at load time convert, pack_weight.
 // Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one thread per
 // element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is that over the
 // memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but for sources of
@@ -6,6 +6,7 @@
 #include "launch.cuh"
 #include "linear.cuh"
 #include "norm.cuh"
+#include "sum_parts.cuh"
 #include "visit.cuh"
 
 namespace infinilm::cuda {
@@ -89,6 +90,26 @@ cudaError_t gather_rows(const GatherRowsArgs& args, cudaStream_t stream) {
     return launch(gather_rows_kernel, row_grid(args.num_rows, vectors, stream), static_cast<const uint4*>(args.x),
                   args.rows, static_cast<uint4*>(args.out), args.x_stride / per_vector, args.out_stride / per_vector,
                   vectors);
+}
+
+// ---- sum_parts ---------------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) sum_parts_kernel(SumPartsArgs args) {
+    const int64_t i = (static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) * 8;
+    if (i >= args.size) return;
+    float total[8];
+    sum_parts8<T>(static_cast<const uint8_t*>(args.parts) + i * sizeof(T), args.size * sizeof(T), args.num_parts,
+                  total);
+    store8(static_cast<T*>(args.out) + i, total);
+}
+
+cudaError_t sum_parts(const SumPartsArgs& args, cudaStream_t stream) {
+    if (args.size == 0) return cudaSuccess;
+    const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.size / 8, kRowThreads)));
+    return visit(args.type, [&](auto t) {
+        return launch(sum_parts_kernel<decltype(t)>, {grid, dim3(kRowThreads), 0, stream}, args);
+    });
 }
 
 // ---- convert -----------------------------------------------------------------------------------------------------

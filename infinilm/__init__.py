@@ -129,6 +129,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":
+        try:
+            return importlib.import_module("infinilm._core")
+        except ModuleNotFoundError as error:
+            if error.name != "infinilm._core":
+                raise
+            raise ImportError(
+                f"infinilm in {__path__[0]} has no compiled core: it is a source tree. Install it with "
+                "'pip install .', and run from another folder"
+            ) from None
     if name in _MODULES:
         return importlib.import_module(f"infinilm.{name}")
     if name not in _LAZY:

@@ -346,7 +346,7 @@ def _info(args: argparse.Namespace) -> int:
     if args.model is not None:
         info["model"] = describe.describe_model(args.model, model_settings(args))
     elif given := [name for name, value in model_settings(args).items() if value not in (None, "auto", 1)]:
-        raise ConfigError(f"{', '.join(flag(name) for name in given)} describe a model: pass --model too")
+        raise ConfigError(f"no model for {', '.join(flag(name) for name in given)}: pass --model too")
     if args.json:
         put(json.dumps(info, indent=1) + "\n")
     else:

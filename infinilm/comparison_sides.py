@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from infinilm import _core, scheduler
 from infinilm.engine import InferEngine
+from infinilm.errors import ConfigError
 from infinilm.hooks import HookRegistry, ModelSites
 from infinilm.models.engine_model import EngineModel, EngineRows
 from infinilm.models.reference import ReferenceModel
@@ -61,6 +62,14 @@ def open_side(model: Any, name: str) -> Side:
     )
 
 
+def _require_one_rank(num_ranks: int) -> None:
+    if num_ranks > 1:
+        raise ConfigError(
+            f"compare: expected a model on one rank, got {num_ranks} ranks, which have parts of q, k, v and the MLP; "
+            "open it with tp_size=1"
+        )
+
+
 class _ReferenceSide(Side):
     gives_every_position = True
 
@@ -76,6 +85,7 @@ class _EngineSide(Side):
     gives_every_position = False
 
     def __init__(self, engine: InferEngine) -> None:
+        _require_one_rank(len(engine.ranks))
         self._engine = engine
         self.config, self.dtype = engine.config, engine.dtype
         self.max_model_len = EngineModel(engine).max_model_len
@@ -99,6 +109,7 @@ class _LLMSide(Side):
     gives_every_position = True
 
     def __init__(self, llm: LLM) -> None:
+        _require_one_rank(llm._engine.num_ranks)
         self._llm = llm
         self.config, self.dtype, self.max_model_len = llm.config, llm.dtype, llm.max_model_len
         self._sites = ModelSites(llm.config.num_hidden_layers, llm._engine.spec.attention.qk_norm)

@@ -244,7 +244,7 @@ _MAX_PARTIALS, _KEYS_PER_PARTIAL = 32768, 256
 def workspace_bytes(
     spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs: int, num_threads: int | None, num_ranks: int = 1
 ) -> int:
-    """Bytes that the steps of one rank of a model take at most, besides weights and cache.
+    """Bytes that the steps of a model take at most, besides weights and cache: on one GPU, or of all ranks of the CPU.
 
     Parameters
     ----------
@@ -255,9 +255,9 @@ def workspace_bytes(
     max_num_seqs
         Sequences of a step; each may have a token drawn.
     num_threads
-        Workers of the CPU backend; None: a GPU, whose attention takes a few megabytes more.
+        Workers of the CPU backends; None: a GPU, whose attention takes a few megabytes more.
     num_ranks
-        Their logits are gathered.
+        Ranks, whose logits are gathered.
     """
     attention, inner = spec.attention, spec.mlp.intermediate_size
     q_dim, kv_dim = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
@@ -283,7 +283,7 @@ def workspace_bytes(
     )
     # Log-probabilities are read, and changed logits drawn from, by way of two copies of these rows.
     copies = 2 * row_bytes * max(max_num_seqs, min(max_num_tokens, LOGPROB_ROWS))
-    return total + shared + copies + num_threads * _SCRATCH_BYTES_PER_THREAD
+    return num_ranks * (total + shared) + copies + max(num_threads, num_ranks) * _SCRATCH_BYTES_PER_THREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +352,11 @@ def plan_model(
     weight_bytes = _weight_bytes(
         spec if on_cpu else local, stored if on_cpu and computed == "float32" else computed, 1 if on_cpu else num_ranks
     )
-    threads_per_rank = -(-(num_threads or _core.default_num_threads()) // num_ranks)
-    workspace = num_sharing * workspace_bytes(
+    workspace = workspace_bytes(
         local,
         max_num_tokens=max(max_num_batched_tokens, max_num_seqs),  # every sequence that decodes gets its token
         max_num_seqs=max_num_seqs,
-        num_threads=threads_per_rank if on_cpu else None,
+        num_threads=(num_threads or _core.default_num_threads()) if on_cpu else None,
         num_ranks=num_ranks,
     )
     plan = divide_memory(

@@ -228,6 +228,12 @@ void bind_ops(nb::module_& m) {
             },
             "x"_a, "rows"_a, "out"_a, Release())
         .def(
+            "sum_parts",
+            [](Backend& b, const Tensor& parts, const Tensor& out) {
+                ops::sum_parts(b, {.parts = parts, .out = output("sum_parts", "out", out)});
+            },
+            "parts"_a, "out"_a, Release())
+        .def(
             "sample",
             [](Backend& b, const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
                const Tensor& min_p, const Tensor& random_val, const Tensor& ids) {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "core/sum_parts.h"
 #include "cpu/isa.h"
 #include "cpu/sampling.h"
 #include "cpu/thread_pool.h"
@@ -90,6 +91,8 @@ public:
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
+    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return nullptr; }
+
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;
@@ -103,6 +106,7 @@ public:
     void paged_attention(const AttentionParams&) override;
     void silu_mul(const SiluMulParams&) override;
     void gather_rows(const GatherRowsParams&) override;
+    void sum_parts(const SumPartsParams&) override;
     void sample(const SampleParams& p) override { sampler_.sample(p); }
 
 private:
@@ -351,6 +355,14 @@ void CpuBackend::gather_rows(const GatherRowsParams& p) {
                         p.x.as<const float>() + p.rows.as<const int32_t>()[i] * p.x.stride(0),
                         static_cast<size_t>(hidden_size) * sizeof(float));
     });
+}
+
+void CpuBackend::sum_parts(const SumPartsParams& p) {
+    std::vector<void*> parts;
+    for (int64_t i = 0; i < p.parts.shape(0); ++i) parts.push_back(p.parts.select(0, i).data());
+    void* out = p.out.data();
+    split(p.out.numel(), p.parts.numel(),
+          [&](int64_t begin, int64_t end) { infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, begin, end); });
 }
 
 // ---- How many threads ----

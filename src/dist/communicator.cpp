@@ -5,6 +5,7 @@
 
 #include "dist/in_process.h"
 #include "dist/nccl.h"
+#include "ops/ops.h"
 
 namespace infinilm {
 
@@ -40,6 +41,19 @@ void Communicator::all_reduce(const TensorView& x) {
             name(x.dtype()));
     if (size_ == 1) return check();
     do_all_reduce(x);
+}
+
+void Communicator::all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+    require_contiguous("all_reduce_add_rms_norm", "x", p.x);
+    ops::check_add_rms_norm(backend, p);
+    if (size_ > 1) return do_all_reduce_add_rms_norm(backend, p);
+    check();
+    backend.add_rms_norm(p);
+}
+
+void Communicator::do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+    do_all_reduce(p.x);
+    backend.add_rms_norm(p);
 }
 
 void Communicator::all_gather(const TensorView& in, const TensorView& out) {

@@ -2,8 +2,8 @@
 // CommunicatorGroup; each has a Communicator, made on its thread, and calls the same collectives in the same order with
 // the same shapes. Called by the decoder; nothing in the engine knows which kind it has:
 //
-//   in_process.h  through memory of the host; also for tensors on a device, copied there and back (ranks that share
-//   one) nccl.h        between GPUs
+//   in_process.h  through memory of the host; also for ranks that share a device, whose tensors are copied
+//   nccl.h        between GPUs
 //
 // Failure: whoever notices one (a rank that throws, a thread outside) aborts the group. Every call that waits, and
 // every later one, throws EngineDeadError with the message of the first cause, which is nested in it.
@@ -33,6 +33,9 @@ public:
 
     // x = x of rank 0 + x of rank 1 + ..: float32, bfloat16, float16 or int32. All ranks get the same bits.
     void all_reduce(const TensorView& x);
+    // all_reduce(p.x), then add_rms_norm of the rank's backend, in the bits of these two however it is done. What x
+    // holds afterwards is not defined, unless it is p.out.
+    void all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p);
     // out[r] = in of rank r; in may be that part of out. Any dtype.
     void all_gather(const TensorView& in,           // [...]
                     const TensorView& out);         // [size, ...], or [size * n, ...] for in [n, ...]
@@ -46,6 +49,7 @@ public:
 
 protected:
     Communicator(int rank, int size) : rank_(rank), size_(size) {}
+    virtual void do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p);  // by the two
 
 private:
     virtual void do_all_reduce(const TensorView& x) = 0;

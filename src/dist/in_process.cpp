@@ -12,6 +12,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/sum_parts.h"
 #include "core/wait.h"
 
 namespace infinilm {
@@ -51,46 +52,6 @@ struct Call {
         return op == Op::broadcast ? concat(tensor, " from rank ", root) : tensor;
     }
 };
-
-// ---- sums in rank order ----
-
-inline uint32_t widen(int32_t v) { return static_cast<uint32_t>(v); }  // unsigned: overflow is defined
-template <class T>
-float widen(T v) {
-    return to_float(v);
-}
-template <class T, class Sum>
-T narrow(Sum v) {
-    if constexpr (std::is_same_v<T, int32_t>)
-        return static_cast<int32_t>(v);
-    else
-        return from_float<T>(v);
-}
-
-// out[i] = sources[0][i] + sources[1][i] + .. for i in [begin, end) and each of outs, which may be the sources.
-template <class T>
-void add_in_order(std::span<void* const> sources, std::span<void* const> outs, int64_t begin, int64_t end) {
-    constexpr int64_t block = 1024;  // partial sums stay in the first-level cache
-    decltype(widen(T{})) sum[block];
-    T rounded[block];
-    for (; begin < end; begin += block) {
-        const int64_t n = std::min(block, end - begin);
-        const T* first = static_cast<const T*>(sources[0]) + begin;
-        for (int64_t i = 0; i < n; ++i) sum[i] = widen(first[i]);
-        for (const void* source : sources.subspan(1)) {
-            const T* x = static_cast<const T*>(source) + begin;
-            for (int64_t i = 0; i < n; ++i) sum[i] += widen(x[i]);
-        }
-        for (int64_t i = 0; i < n; ++i) rounded[i] = narrow<T>(sum[i]);
-        for (void* out : outs) std::memcpy(static_cast<T*>(out) + begin, rounded, static_cast<size_t>(n) * sizeof(T));
-    }
-}
-
-void add_in_order(DType dtype, std::span<void* const> sources, std::span<void* const> outs, int64_t begin,
-                  int64_t end) {
-    if (dtype == DType::int32) return add_in_order<int32_t>(sources, outs, begin, end);
-    visit_floating(dtype, [&]<class T>(T) { add_in_order<T>(sources, outs, begin, end); });
-}
 
 void copy_bytes(void* to, const void* from, int64_t bytes) {
     if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -256,7 +217,7 @@ void InProcess::do_all_reduce(const TensorView& x) {
     meet({Op::all_reduce, host});
     if (is_short(host)) {
         void* out = host.data();
-        add_in_order(host.dtype(), of_all([&](int r) { return mail(r); }), {&out, 1}, 0, host.numel());
+        sum_parts(host.dtype(), of_all([&](int r) { return mail(r); }), {&out, 1}, 0, host.numel());
     } else {
         // Each sums its slice over all tensors and writes it into all of them: every byte is read once and written
         // once.
@@ -265,7 +226,7 @@ void InProcess::do_all_reduce(const TensorView& x) {
         const std::vector<void*>& all = of_all([&](int r) { return posted(r); });
         {
             const Group::Inside inside(*group_, rank());
-            add_in_order(host.dtype(), all, all, bound(rank()), bound(rank() + 1));
+            sum_parts(host.dtype(), all, all, bound(rank()), bound(rank() + 1));
         }
         group_->wait_for_all();
     }

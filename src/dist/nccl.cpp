@@ -13,6 +13,7 @@
 
 #include "dist/in_process.h"
 #include "dist/nccl_library.h"
+#include "ops/ops.h"
 
 namespace infinilm {
 
@@ -31,10 +32,17 @@ int nccl_type(DType dtype) {
     return nccl::type_uint8;
 }
 
-// A rank's ncclComm, and who may use it.
+// Longest message of a one-shot sum, whose bytes grow with the number of ranks, where those of an exchange do not.
+// Where the one overtakes the other has not been measured.
+constexpr int64_t one_shot_bytes = 256 << 10;
+
+// A rank's ncclComm, and who may use it; and its end of one-shot sums, if it can have one.
 struct Seat {
-    std::mutex mutex;
+    std::mutex mutex;  // of comm
     nccl::Comm* comm = nullptr;
+    Device device;
+    std::unique_ptr<OneShot> one_shot;       // as long as the group: kernels of all ranks write to it
+    std::atomic<bool> has_one_shot = false;  // for abort, which comes from any thread
 };
 
 class NcclGroup final : public CommunicatorGroup, public std::enable_shared_from_this<NcclGroup> {
@@ -44,7 +52,11 @@ public:
         const nccl::Result result = nccl_.GetUniqueId(&id_);
         if (result != nccl::success) fail("ncclGetUniqueId", -1, result, nullptr);
     }
-    ~NcclGroup() override { abort(std::make_exception_ptr(Error("the group has ended"))); }
+    ~NcclGroup() override {
+        abort(std::make_exception_ptr(Error("the group has ended")));
+        for (const Seat& seat : seats_)
+            if (seat.one_shot) seat.one_shot->wait();
+    }
 
     int size() const override { return static_cast<int>(seats_.size()); }
     std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream) override;
@@ -55,6 +67,8 @@ public:
     void call(int rank, const char* name, F function);
     void check(int rank);
     void init(int rank);
+    // Of the rank, connected; null unless all ranks can have one.
+    OneShot* connect(int rank, Backend& backend, Communicator& host);
 
 private:
     // The lock of the rank's comm. Once the group is aborted: ends the comm and throws.
@@ -126,13 +140,34 @@ void NcclGroup::init(int rank) {
     });
 }
 
+// Behind a barrier each rank sees what the others have put on their seats.
+OneShot* NcclGroup::connect(int rank, Backend& backend, Communicator& host) {
+    Seat& own = seats_[static_cast<size_t>(rank)];
+    own.device = backend.device();
+    host.barrier();
+    std::vector<Device> devices;
+    for (const Seat& seat : seats_) devices.push_back(seat.device);
+    own.one_shot = backend.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
+    own.has_one_shot = own.one_shot != nullptr;
+    host.barrier();
+    std::vector<void*> mailboxes;
+    for (const Seat& seat : seats_) {
+        if (!seat.one_shot) return nullptr;
+        mailboxes.push_back(seat.one_shot->mailbox());
+    }
+    own.one_shot->connect(mailboxes);
+    return own.one_shot.get();
+}
+
 void NcclGroup::end(Seat& seat) noexcept {
     if (nccl::Comm* comm = std::exchange(seat.comm, nullptr)) nccl_.CommAbort(comm);
 }
 
 void NcclGroup::abort(std::exception_ptr cause) noexcept {
     const bool first = cause_.set(cause);
-    aborted_ = true;  // also by whoever comes second, before returning
+    aborted_ = true;                 // also by whoever comes second, before returning
+    for (const Seat& seat : seats_)  // first: a comm may end only after the kernels before it in its stream
+        if (seat.has_one_shot) seat.one_shot->abort();
     host_->abort(std::move(cause));
     if (!first) return;
     // Also for ranks that are busy elsewhere, perhaps waiting for their stream. Together: aborting one communicator may
@@ -153,21 +188,24 @@ void NcclGroup::abort(std::exception_ptr cause) noexcept {
 class NcclCommunicator final : public Communicator {
 public:
     NcclCommunicator(std::shared_ptr<NcclGroup> group, const nccl::Library& library, int rank,
-                     std::unique_ptr<Communicator> host, void* stream)
+                     std::unique_ptr<Communicator> host, Backend& backend, void* stream, OneShot* one_shot)
         : Communicator(rank, group->size()),
           group_(std::move(group)),
           nccl_(library),
           host_(std::move(host)),
-          stream_(stream) {}
+          backend_(backend),
+          stream_(stream),
+          one_shot_(one_shot) {}
 
     void check() override { group_->check(rank()); }
     void abort(std::exception_ptr cause) noexcept override { group_->abort(std::move(cause)); }
 
 private:
-    void do_all_reduce(const TensorView& x) override {
-        group_->call(rank(), "ncclAllReduce", [&](nccl::Comm** comm) {
-            return nccl_.AllReduce(x.data(), x.data(), count(x), nccl_type(x.dtype()), nccl::op_sum, *comm, stream_);
-        });
+    void do_all_reduce(const TensorView& x) override;
+    void do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p) override {
+        if (!one_shot_ || !one_shot_->takes(p)) return Communicator::do_all_reduce_add_rms_norm(backend, p);
+        check();  // whoever is aborted after this is told by a word that the kernel reads
+        one_shot_->all_reduce_add_rms_norm(p);
     }
     void do_all_gather(const TensorView& in, const TensorView& out) override {
         group_->call(rank(), "ncclAllGather", [&](nccl::Comm** comm) {
@@ -183,17 +221,78 @@ private:
     bool do_capturable() const override { return true; }
 
     static size_t count(const TensorView& x) { return static_cast<size_t>(x.numel()); }
+    // parts[r] = slices[rank()] of rank r. Both [size, slice].
+    void exchange(const TensorView& slices, const TensorView& parts);
+    TensorView workspace(Tensor& memory, DType dtype, int64_t slice);  // [size, slice]
 
     std::shared_ptr<NcclGroup> group_;
     const nccl::Library& nccl_;
     std::unique_ptr<Communicator> host_;
+    Backend& backend_;
     void* stream_;
+    OneShot* one_shot_;      // of the group; or null
+    Tensor parts_, padded_;  // uint8, of workspace
 };
 
-std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend*, void* stream) {
+// In rank order, where ncclAllReduce adds in an order that depends on the size of the message and on the place in it:
+// so a row has the same bits in every batch. Each rank is sent its slice of everybody's x, adds up what it got, and all
+// gather the sums: (size - 1) / size of x out and in, twice, as in a ring. Of two numbers any order is the same, but
+// then also where NCCL rounds would have to be; there is one way for all sizes.
+void NcclCommunicator::do_all_reduce(const TensorView& x) {
+    if (x.numel() == 0) return check();
+    if (x.dtype() == DType::int32)  // no order shows
+        return group_->call(rank(), "ncclAllReduce", [&](nccl::Comm** comm) {
+            return nccl_.AllReduce(x.data(), x.data(), count(x), nccl::type_int32, nccl::op_sum, *comm, stream_);
+        });
+    constexpr int64_t vector = 8;  // of sum_parts
+    const int64_t slice = (x.numel() + vector * size() - 1) / (vector * size()) * vector;
+    const bool whole = x.numel() == slice * size() && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0;
+    const TensorView slices = whole ? x.reshape({size(), slice}) : workspace(padded_, x.dtype(), slice);
+    const TensorView same(slices.data(), x.dtype(), x.shape(), x.device());  // what of them is x
+    const TensorView parts = workspace(parts_, x.dtype(), slice), own = slices.select(0, rank());
+    if (!whole) backend_.copy(x, same);
+    exchange(slices, parts);
+    ops::sum_parts(backend_, {.parts = parts, .out = own});
+    do_all_gather(own, slices);
+    if (!whole) backend_.copy(same, x);
+}
+
+void NcclCommunicator::exchange(const TensorView& slices, const TensorView& parts) {
+    const size_t slice = static_cast<size_t>(slices.shape(1));
+    const int type = nccl_type(slices.dtype());
+    group_->call(rank(), "ncclSend and ncclRecv", [&](nccl::Comm** comm) {
+        nccl::Result first = nccl_.GroupStart();
+        const auto keep = [&](nccl::Result result) {
+            if (first == nccl::success && result != nccl::in_progress) first = result;
+        };
+        for (int peer = 0; peer < size(); ++peer) {  // itself, too
+            keep(nccl_.Send(slices.select(0, peer).data(), slice, type, peer, *comm, stream_));
+            keep(nccl_.Recv(parts.select(0, peer).data(), slice, type, peer, *comm, stream_));
+        }
+        const nccl::Result ended = nccl_.GroupEnd();  // also after an error
+        return first != nccl::success ? first : ended;
+    });
+}
+
+// Kept, and grown for a message longer than any before. That allocates, which is not allowed while a graph is captured,
+// and takes the old memory from graphs that were captured with it: who captures must have run the longest message.
+TensorView NcclCommunicator::workspace(Tensor& memory, DType dtype, int64_t slice) {
+    const int64_t bytes = size() * slice * size_bytes(dtype);
+    if (!memory || memory.bytes() < bytes) {
+        backend_.synchronize();  // the last sum may still use the old one
+        memory = {};
+        memory = backend_.allocate(DType::uint8, std::array{bytes});
+    }
+    return {memory.data(), dtype, {size(), slice}, memory.device()};
+}
+
+std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend, void* stream) {
     auto host = host_->join(rank, nullptr);  // checks the rank
+    if (!backend) throw Error(concat("rank ", rank, " cannot join a group of GPUs without a backend"));
     init(rank);
-    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), stream);
+    OneShot* one_shot = connect(rank, *backend, *host);
+    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), *backend, stream,
+                                              one_shot);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Ranks on different GPUs, by NVIDIA's NCCL, which is opened at run time: nothing of it is needed to build, and only an
 // engine of several GPUs needs it to run. The functions used are declared in nccl_library.h.
 //
-// Sums are NCCL's: the same bits on all ranks, in an order that NCCL chooses. NCCL does not notice when ranks call
-// different collectives; they wait until the group is aborted.
+// A sum has the bits it has in process (in_process.h): NCCL carries the parts, and the backend adds them in rank order.
+// NCCL does not notice when ranks call different collectives; they wait until the group is aborted.
 #pragma once
 
 #include "dist/communicator.h"

@@ -47,6 +47,10 @@ Library load(const Place& place) {
     resolve(handle, place, "ncclCommInitRankConfig", nccl.CommInitRankConfig);
     resolve(handle, place, "ncclCommGetAsyncError", nccl.CommGetAsyncError);
     resolve(handle, place, "ncclCommAbort", nccl.CommAbort);
+    resolve(handle, place, "ncclGroupStart", nccl.GroupStart);
+    resolve(handle, place, "ncclGroupEnd", nccl.GroupEnd);
+    resolve(handle, place, "ncclSend", nccl.Send);
+    resolve(handle, place, "ncclRecv", nccl.Recv);
     resolve(handle, place, "ncclAllReduce", nccl.AllReduce);
     resolve(handle, place, "ncclAllGather", nccl.AllGather);
     resolve(handle, place, "ncclBroadcast", nccl.Broadcast);

@@ -40,6 +40,10 @@ struct Library {
     Result (*CommInitRankConfig)(Comm**, int size, UniqueId, int rank, Config*);
     Result (*CommGetAsyncError)(Comm*, Result*);
     Result (*CommAbort)(Comm*);
+    Result (*GroupStart)();
+    Result (*GroupEnd)();
+    Result (*Send)(const void* in, size_t count, int type, int peer, Comm*, void* stream);
+    Result (*Recv)(void* out, size_t count, int type, int peer, Comm*, void* stream);
     Result (*AllReduce)(const void* in, void* out, size_t count, int type, int op, Comm*, void* stream);
     Result (*AllGather)(const void* in, void* out, size_t count_per_rank, int type, Comm*, void* stream);
     Result (*Broadcast)(const void* in, void* out, size_t count, int type, int root, Comm*, void* stream);

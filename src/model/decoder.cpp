@@ -98,27 +98,34 @@ void Decoder::attend(int layer, const Activations& a, const Batch& batch, const 
 
 void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache) {
     const LayerWeights& w = weights_.layers[layer];
-    auto norm = [&](const VectorWeights& weight) {
-        return NormPrologue{.weight = weight.prepared, .scratch = a.normed, .eps = spec_.rms_norm_eps};
+    const bool last = layer + 1 == spec_.num_layers, several = num_ranks() > 1;
+    // The linear at the beginning of a sublayer. Several ranks have the norm of its input from the sum before.
+    auto first_linear = [&](const VectorWeights& norm, const LinearWeights& weight, const TensorView& out) {
+        const NormPrologue prologue{.weight = norm.prepared, .scratch = a.normed, .eps = spec_.rms_norm_eps};
+        return LinearParams{.x = several ? a.normed : a.x,
+                            .weight = *weight.prepared,
+                            .norm = several ? NormPrologue() : prologue,
+                            .residual = {},
+                            .out = out};
     };
-    ops::linear_rope_store_kv(
-        backend_,
-        {.x = a.x, .weight = *w.qkv_proj.prepared, .norm = norm(w.input_layernorm), .residual = {}, .out = a.qkv},
-        rope_store(layer, a, batch, cache));
-    // The sum over the ranks has the residual once: rank 0 adds it.
-    auto add_output = [&](const TensorView& x, const LinearWeights& weight) {
-        const TensorView residual = communicator_.rank() == 0 ? a.x : TensorView();
-        ops::linear(backend_, {.x = x, .weight = *weight.prepared, .norm = {}, .residual = residual, .out = a.x});
-        if (num_ranks() > 1) communicator_.all_reduce(a.x);
+    // The linear at its end, whose result joins the residual stream; next_norm is what the next sublayer begins with.
+    auto last_linear = [&](const TensorView& x, const LinearWeights& weight, const VectorWeights& next_norm) {
+        ops::linear(backend_, {.x = x,
+                               .weight = *weight.prepared,
+                               .norm = {},
+                               .residual = several ? TensorView() : a.x,
+                               .out = several ? a.normed : a.x});
+        if (!several) return;
+        communicator_.all_reduce_add_rms_norm(
+            backend_,
+            {.x = a.normed, .residual = a.x, .weight = next_norm.prepared, .out = a.normed, .eps = spec_.rms_norm_eps});
     };
+    ops::linear_rope_store_kv(backend_, first_linear(w.input_layernorm, w.qkv_proj, a.qkv),
+                              rope_store(layer, a, batch, cache));
     attend(layer, a, batch, cache);
-    add_output(a.attn, w.o_proj);
-    ops::linear(backend_, {.x = a.x,
-                           .weight = *w.gate_up_proj.prepared,
-                           .norm = norm(w.post_attention_layernorm),
-                           .residual = {},
-                           .out = a.inner});
-    add_output(a.inner, w.down_proj);
+    last_linear(a.attn, w.o_proj, w.post_attention_layernorm);
+    ops::linear(backend_, first_linear(w.post_attention_layernorm, w.gate_up_proj, a.inner));
+    last_linear(a.inner, w.down_proj, last ? weights_.norm : weights_.layers[layer + 1].input_layernorm);
 }
 
 void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap) {
@@ -285,6 +292,11 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     if constexpr (Tap::active) {
         reserve_taps(num_tokens);
         tap_common(tap, Site::embedding, -1, a.x, Tensor(a.x, work_.x.owner));
+    } else if (num_ranks() > 1) {  // what the first layer finds there, as each later one does
+        ops::rms_norm(backend_, {.x = a.x,
+                                 .weight = weights_.layers[0].input_layernorm.prepared,
+                                 .out = a.normed,
+                                 .eps = spec_.rms_norm_eps});
     }
     for (int layer = 0; layer < spec_.num_layers; ++layer) {
         if constexpr (Tap::active)

@@ -2,7 +2,8 @@
 //
 // Tensor parallelism after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): a rank has some heads and some columns
 // of the MLP, of whose results o_proj and down_proj give partial sums; these are added up over the ranks, and so are
-// the parts of the embedding. The residual stream is the same on every rank. With one rank nothing is exchanged.
+// the parts of the embedding. The residual stream and its norms are the same on every rank. With one rank nothing is
+// exchanged, and the residual and the norms belong to the linears.
 #pragma once
 
 #include "cache/kv_cache.h"
@@ -69,8 +70,7 @@ private:
     Activations activations(int64_t num_tokens) const;
     void attend(int layer, const Activations& a, const Batch& batch, const KvCache& cache);
     void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache);
-    // The same op by op, with taps between: the same bits, but that several ranks add the residual to the sum of their
-    // parts, and not to rank 0's part.
+    // The same op by op, with taps between: the same bits.
     void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap);
     RopeStoreParams rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const;
     void embed(const Batch& batch, const TensorView& x);

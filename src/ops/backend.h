@@ -128,6 +128,13 @@ struct GatherRowsParams {
     TensorView out;   // [num_rows, hidden_size] activation
 };
 
+// out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
+// has everybody's part.
+struct SumPartsParams {
+    TensorView parts;  // [num_parts, size] of any floating dtype; size is a multiple of 8 and rows are 16-byte aligned
+    TensorView out;    // [size] of the same dtype
+};
+
 // temperature, then top_k, then top_p, then min_p, then the draw. Candidates are ordered by (logit descending, id
 // ascending); top_k keeps the first k (<= 0: all); top_p the shortest prefix whose probability (softmax over what
 // top_k kept) reaches top_p, never empty; min_p those with probability >= min_p * the largest; the draw takes the first
@@ -147,6 +154,27 @@ struct SampleParams {
 enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
 const char* describe(SampleFault fault);
 void check_sampled(const TensorView& ids);  // in host memory; Error that names the first row that has no id
+
+// A rank's end of sums between ranks of one process whose devices write each other's memory: for short messages, in one
+// kernel. Every rank makes one, connects it, and keeps it until all have waited: kernels write into all mailboxes.
+struct OneShotOptions {
+    std::span<const Device> devices;  // of the ranks
+    int rank;
+    int64_t capacity_bytes;  // of the longest message; a multiple of 256
+};
+class OneShot {
+public:
+    virtual ~OneShot() = default;
+
+    virtual void* mailbox() const = 0;                           // in memory of this rank, which all ranks write
+    virtual void connect(std::span<void* const> mailboxes) = 0;  // those of all ranks, in their order
+    virtual bool takes(const AddRmsNormParams&) const = 0;       // short enough; all ranks find the same
+    // p.x becomes the sum over the ranks in rank order in float32, rounded once; then as add_rms_norm, in its bits.
+    virtual void all_reduce_add_rms_norm(const AddRmsNormParams& p) = 0;
+    // From any thread: kernels that wait for other ranks give up, now and later, and leave their outputs as they are.
+    virtual void abort() noexcept = 0;
+    virtual void wait() noexcept = 0;  // from any thread, until the device of this rank has nothing to do
+};
 
 // Work that was recorded: launched as one, it does again what it did, with what its arrays hold by then.
 class Graph {
@@ -187,6 +215,9 @@ public:
     virtual void synchronize() = 0;         // waits until all work submitted is done
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
 
+    // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
+    virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;
+
     // Load time. The sources are in host memory or on the device, of any floating dtype.
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim) = 0;  // head_dim: of qkv, else 0
@@ -205,6 +236,7 @@ public:
     virtual void paged_attention(const AttentionParams&) = 0;
     virtual void silu_mul(const SiluMulParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
 };
 

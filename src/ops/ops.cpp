@@ -67,12 +67,16 @@ void rms_norm(Backend& backend, const RmsNormParams& p) {
     backend.rms_norm(p);
 }
 
-void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     OpCheck check("add_rms_norm", backend);
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("weight", p.weight, {"hidden_size"});
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+}
+
+void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
+    check_add_rms_norm(backend, p);
     backend.add_rms_norm(p);
 }
 
@@ -186,6 +190,17 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     check.tensor("out", p.out, {"num_rows", "hidden_size"}, check.activation);
     if (readable(p.rows)) check_rows(check, "rows", p.rows, check["num_tokens"]);
     backend.gather_rows(p);
+}
+
+void sum_parts(Backend& backend, const SumPartsParams& p) {
+    OpCheck check("sum_parts", backend);
+    check.tensor("parts", p.parts, {"num_parts", "size"});
+    check.contiguous("parts", p.parts);
+    check.require(check["num_parts"] > 0, "parts: expected at least one part, got none");
+    check.require(check["size"] % 8 == 0, "parts: size must be a multiple of 8, got ", check["size"],
+                  "; pad the parts");
+    check.tensor("out", p.out, {"size"}, p.parts.dtype());
+    backend.sum_parts(p);
 }
 
 void sample(Backend& backend, const SampleParams& p) {

@@ -8,6 +8,7 @@ namespace infinilm::ops {
 void embedding(Backend&, const EmbeddingParams&);
 void rms_norm(Backend&, const RmsNormParams&);
 void add_rms_norm(Backend&, const AddRmsNormParams&);
+void check_add_rms_norm(const Backend&, const AddRmsNormParams&);  // for communicators, which have it in their sums
 void linear(Backend&, const LinearParams&);
 void linear_rope_store_kv(Backend&, const LinearParams&, const RopeStoreParams&);
 void rope_table(Backend&, const RopeTableParams&);
@@ -15,6 +16,7 @@ void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);
 void paged_attention(Backend&, const AttentionParams&);
 void silu_mul(Backend&, const SiluMulParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
+void sum_parts(Backend&, const SumPartsParams&);
 void sample(Backend&, const SampleParams&);
 std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0);
 

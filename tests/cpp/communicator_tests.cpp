@@ -1,12 +1,13 @@
 // The in-process communicator: results against a serial sum in rank order, bit for bit; arguments; mismatches.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <random>
 
 #include "check.h"
 #include "dist/in_process.h"
+#include "fake_backend.h"
+#include "fill.h"
 
 namespace infinilm::test {
 namespace {
@@ -38,26 +39,6 @@ Step random_step(std::mt19937& random, int size) {
     step.offset = static_cast<int64_t>(random() % 5);
     step.seed = static_cast<uint32_t>(random());
     return step;
-}
-
-// Numbers of very different sizes, so that the order of a sum shows in its bits; some infinities.
-void fill(DType dtype, void* data, int64_t numel, uint32_t seed) {
-    uint64_t state = seed * 0x9E3779B97F4A7C15ull + 1;
-    for (int64_t i = 0; i < numel; ++i) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        const auto bits = static_cast<uint32_t>(state >> 32);
-        const int exponent = static_cast<int>(bits >> 24 & 15u) - 8;
-        float value = std::ldexp(static_cast<float>(static_cast<int32_t>(bits << 8)) * 0x1p-31f, exponent);
-        if (bits % 1009 == 0) value = bits & 1024 ? HUGE_VALF : -HUGE_VALF;
-        switch (dtype) {
-            case DType::float32: static_cast<float*>(data)[i] = value; break;
-            case DType::bfloat16: static_cast<bf16*>(data)[i] = from_float<bf16>(value); break;
-            case DType::float16: static_cast<f16*>(data)[i] = from_float<f16>(value); break;
-            case DType::int32: static_cast<uint32_t*>(data)[i] = bits; break;
-            case DType::int64: static_cast<uint64_t*>(data)[i] = state; break;
-            default: static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(bits); break;
-        }
-    }
 }
 
 using Bytes = std::vector<std::byte>;
@@ -198,6 +179,9 @@ TEST(arguments) {
     CHECK(contains(reduce({nullptr, DType::float32, {4}}), "x: tensor is missing"));
     CHECK(contains(reduce({data, DType::float32, {4}, Device{DeviceKind::cuda, 1}}),
                    "a tensor is on cuda:1, but rank 0 joined its group without a backend"));
+    FakeBackend backend(0);
+    CHECK(contains(error_of([&] { communicator->all_reduce_add_rms_norm(backend, {x.slice(1, 0, 3), x, x, x, 0}); }),
+                   "all_reduce_add_rms_norm: x: expected a contiguous tensor"));
     const auto gather = [&](TensorView in, TensorView out) {
         return error_of([&] { communicator->all_gather(in, out); });
     };

@@ -4,58 +4,32 @@
 
 #include "check.h"
 #include "dist/in_process.h"
+#include "fake_backend.h"
 
 namespace infinilm::test {
 namespace {
 
 constexpr uintptr_t device_bit = uintptr_t{1} << 62;  // not an address that could be used
 
-class FakeDevice final : public Backend {
+class FakeDevice final : public FakeBackend {
 public:
-    explicit FakeDevice(int index) : device_{DeviceKind::cuda, index} {}
+    using FakeBackend::FakeBackend;
 
-    Device device() const override { return device_; }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override {
         const Tensor memory = allocate_host(dtype, shape);
-        return {TensorView(flip(memory.data()), dtype, shape, device_), memory.owner};
+        return {TensorView(flip(memory.data()), dtype, shape, device()), memory.owner};
     }
     void copy(const TensorView& src, const TensorView& dst) override {
-        CHECK(src.dtype() == dst.dtype() && src.numel() == dst.numel());
         if (fail_copy) throw DeviceError("the copy failed");
-        std::memcpy(host(dst), host(src), static_cast<size_t>(src.bytes()));
+        FakeBackend::copy({host(src), src.dtype(), src.shape()}, {host(dst), dst.dtype(), dst.shape()});
     }
     static void* host(const TensorView& view) {
         return view.device().kind == DeviceKind::cuda ? flip(view.data()) : view.data();
     }
     bool fail_copy = false;
 
-    void* stream() const override { return nullptr; }
-    DType activation_dtype() const override { return DType::float32; }
-    std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
-    void synchronize() override {}
-    GraphRecorder* recorder() override { return nullptr; }
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int) override {
-        return unused(), nullptr;
-    }
-    Tensor prepare_vector(const Tensor&) override { return unused(), Tensor(); }
-    void fill_random(const TensorView&, uint64_t) override { unused(); }
-    void embedding(const EmbeddingParams&) override { unused(); }
-    void rms_norm(const RmsNormParams&) override { unused(); }
-    void add_rms_norm(const AddRmsNormParams&) override { unused(); }
-    void linear(const LinearParams&) override { unused(); }
-    void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override { unused(); }
-    void rope_table(const RopeTableParams&) override { unused(); }
-    void qk_norm_rope_store_kv(const RopeStoreParams&) override { unused(); }
-    void paged_attention(const AttentionParams&) override { unused(); }
-    void silu_mul(const SiluMulParams&) override { unused(); }
-    void gather_rows(const GatherRowsParams&) override { unused(); }
-    void sample(const SampleParams&) override { unused(); }
-
 private:
     static void* flip(void* data) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) ^ device_bit); }
-    void unused() const { throw Failure("a communicator only copies"); }
-
-    Device device_;
 };
 
 TEST(ranks_that_share_a_device) {

@@ -30,9 +30,7 @@ Array = NDArray[Any]
 # What the CUDA library is made of; with the emulator it is the backend of the simulated device.
 BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
-    ROOT / "cuda/backend.cpp",
-    ROOT / "cuda/graph.cpp",
-    ROOT / "cuda/library.cpp",
+    *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
     ROOT / "src/core/tensor.cpp",
 )
 H2D, D2H = 1, 2

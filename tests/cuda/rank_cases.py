@@ -1,7 +1,11 @@
-"""Several ranks on one simulated device: collectives go through the host, all else is as between GPUs."""
+"""Several ranks on simulated devices: on one, where collectives go through the host, and on one each, over a fake NCCL
+and in one kernel.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,9 @@ from infinilm.families import build_spec
 MAX_LEN = 64
 
 
-def open_engine(folder: Path, dtype: str, tp_size: int) -> _core.InferEngine:
+def open_engine(folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None) -> _core.InferEngine:
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
-    engine = _core.InferEngine(spec, ["cuda:0"] * tp_size)
+    engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, progress=False)
     engine.reset_cache(2, MAX_LEN)
@@ -105,3 +109,25 @@ def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
     assert time.monotonic() - begin < 10, "the simulated device is slow; nobody waited for ever"
     (after,) = _core.cuda_devices()
     assert after["free_bytes"] == before["free_bytes"]
+
+
+def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: int, nccl: str) -> None:
+    """Sums over the host, over NCCL and in one kernel, with hooks and without: the same logits, bit for bit."""
+    os.environ["INFINILM_NCCL_LIBRARY"] = nccl
+    log = ctypes.CDLL(nccl).fake_nccl_log
+    log.restype = ctypes.c_char_p
+    model = make_model(name, Path(folder), num_hidden_layers=layers)
+    engine = open_engine(model, dtype, tp_size)
+    ids, logits = run_steps(engine)
+    engine.close()
+    for peers in ("1", "0"):
+        os.environ["INFINILM_EMULATOR_PEERS"] = peers
+        engine = open_engine(model, dtype, tp_size, [f"cuda:{rank}" for rank in range(tp_size)])
+        for hooked in (False, True) if peers == "1" else (False,):
+            engine.set_hooks(lambda _name, _layer, _tensor, _rank: None, ["layer0_o_proj"] if hooked else [])
+            log()
+            got_ids, got_logits = run_steps(engine)
+            sums = log().decode().count("0 ncclGroupEnd")  # of rank 0: behind the embedding, and twice a layer
+            assert sums == 2 * (1 if peers == "1" and not hooked else 1 + 2 * layers)
+            assert got_logits.tobytes() == logits.tobytes() and np.array_equal(got_ids, ids), (peers, hooked)
+        engine.close()

@@ -225,6 +225,21 @@ def gather_rows(gpu: Gpu, shapes: list[Shape]) -> None:
             assert_bitwise(out.get(), x[index])
 
 
+def sum_parts(gpu: Gpu, shapes: list[Shape]) -> None:
+    """float32 additions in the order of the parts, rounded once: exact to the bit; minus zeros stay."""
+    for shape in shapes:
+        num_parts, width = shape["rows"], shape["width"]
+        for kind in KINDS:
+            parts = _stored(shape["seed"], kind, num_parts, width, scale=shape["scale"])[0]
+            parts[:, 0] = encode(np.float32(-0.0), kind)
+            flat, out = of(gpu, parts.reshape(1, -1), kind), Frame(gpu, kind, (1, width), 8)
+            gpu.call("add_parts", flat.pointer, out.pointer, num_parts, _long(width), KINDS.index(kind))
+            total = decode(parts[0], kind)
+            for part in parts[1:]:
+                total = total + decode(part, kind)
+            assert_bitwise(out.get()[0], encode(total, kind))
+
+
 def convert(gpu: Gpu, counts: list[int]) -> None:
     """Every pair of types, any count; overflow and subnormals of f16 among the values."""
     for count in counts:

@@ -1,9 +1,17 @@
-"""Tensor parallelism on the simulated device, whose ranks share it."""
+"""Tensor parallelism on simulated devices: ranks that share one, and ranks with one each."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
-from emulation import Run
+from emulation import ROOT, Run
+
+if str(ROOT / "tests/dist") not in sys.path:
+    sys.path.insert(0, str(ROOT / "tests/dist"))
+
+from cpp_build import FAKE_NCCL, Builder
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +30,23 @@ def test_ranks_that_share_a_device(simulate: Run, models: str, name: str, dtype:
 
 def test_a_rank_that_fails(simulate: Run, models: str) -> None:
     outcome = simulate("rank_cases:a_rank_that_fails", folder=models)
+    assert outcome.ok, outcome.text
+
+
+@pytest.fixture(scope="session")
+def fake_nccl(emulator_cache: Path) -> str:
+    """NCCL's functions over the simulated device, as the C++ tests of communicators have them."""
+    return str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tp_size", "layers"),
+    [("llama", "bfloat16", 2, 2), ("llama-biases", "float32", 2, 1), ("qwen3", "float16", 4, 1)],
+)
+def test_ranks_with_a_device_each(
+    simulate: Run, models: str, fake_nccl: str, name: str, dtype: str, tp_size: int, layers: int
+) -> None:
+    devices = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}
+    parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "layers": layers}
+    outcome = simulate("rank_cases:same_bits", settings=devices, timeout=240, nccl=fake_nccl, **parameters)
     assert outcome.ok, outcome.text

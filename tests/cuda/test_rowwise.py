@@ -80,6 +80,7 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "silu_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
+    "sum_parts": {"shapes": shapes(rows=rows, width=widths, scale=scales)},
     "convert": {"counts": st.lists(st.sampled_from((1, 7, 97, 1000)), min_size=2, max_size=2)},
     "pack_weight": {"shapes": weight_shapes()},
     "linear_f32": {

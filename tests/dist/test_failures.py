@@ -84,7 +84,10 @@ def test_a_hook_that_raises(config: LlamaConfig, pattern: str, tp_size: int, ran
     with open_engine(config, tp_size) as engine:
         run_steps(engine)
         hooked(engine, pattern, fail_on(rank, after=0.02))
-        with within(1), pytest.raises(EngineDeadError, match=rf"^the ranks have stopped: \S*OnPurpose: {pattern} on") as dead:
+        with (
+            within(1),
+            pytest.raises(EngineDeadError, match=rf"^the ranks have stopped: \S*OnPurpose: {pattern} on") as dead,
+        ):
             engine.forward(STEP)
         assert isinstance(dead.value.__cause__, OnPurpose)
         assert str(dead.value.__cause__) == f"{pattern} on rank {rank}"
@@ -116,6 +119,7 @@ def test_the_first_cause_counts(config: LlamaConfig) -> None:
 
 def test_errors_without_an_exception_of_python(config: LlamaConfig) -> None:
     """What the core itself refuses, on one rank: a replacement that does not fit."""
+
     def wrong(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> Any:
         return tensor.numpy()[:, :1] if rank == 1 else None
 
@@ -131,7 +135,9 @@ def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
     with open_engine(config, 2) as engine:
         engine.forward(STEP)
         core = engine._core
-        core.set_hooks(lambda name, layer, tensor, rank: fail_on(1, after=0.1)(name, tensor, layer, rank), [], ["logits"])
+        core.set_hooks(
+            lambda name, layer, tensor, rank: fail_on(1, after=0.1)(name, tensor, layer, rank), [], ["logits"]
+        )
         batch = make_batch()
         steps = [core.submit(batch) for _ in range(5)]
         told: list[BaseException] = []
@@ -157,6 +163,28 @@ def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
             core.submit(batch)
 
 
+def test_steps_that_build_on_each_other(config: LlamaConfig) -> None:
+    """A step names the token that the one before samples; the ranks put in the same one."""
+    results = []
+    for tp_size in (1, 2, 4):
+        with open_engine(config, tp_size) as engine:
+            engine.forward(STEP)
+            steps = [engine._core.submit(make_batch())]
+            for position in range(3, 9):
+                batch = make_batch(
+                    input_ids=np.zeros(1, np.int32),
+                    previous_rows=np.zeros(1, np.int32),
+                    positions=np.array([position], np.int32),
+                    slot_mapping=np.array([position], np.int64),
+                    cu_seqlens_q=np.array([0, 1], np.int32),
+                    context_lens=np.array([position + 1], np.int32),
+                    logits_rows=np.zeros(1, np.int32),
+                )
+                steps.append(engine._core.submit(batch))
+            results.append([step.result().ids.numpy().tolist() for step in steps])  # type: ignore[union-attr]
+    assert results[0] == results[1] == results[2]
+
+
 def test_closing_while_steps_run(config: LlamaConfig) -> None:
     with open_engine(config, 2) as engine:
         engine.forward(STEP)
@@ -170,7 +198,7 @@ def test_closing_while_steps_run(config: LlamaConfig) -> None:
 def test_a_device_that_only_one_rank_lacks(config: LlamaConfig) -> None:
     spec = build_spec(config, dtype="float32", max_model_len=32)
     before = tasks()
-    with within(1), pytest.raises(DeviceError, match="(?i)cuda"):
+    with within(1), pytest.raises(DeviceError, match=r"(?i)cuda"):
         _core.InferEngine(spec, ["cpu", "cuda:63"])
     assert tasks() == before
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llm import tiny
 
 from infinilm import LLM, EngineDeadError, HookRegistry, Request
-from llm import tiny
 
 NUM_SCHEDULES, NUM_GROUPS = 1000, 20
 SITES = ("embedding", "layer0_q_proj", "layer1_attention", "layer1_down_proj", "final_norm", "logits")

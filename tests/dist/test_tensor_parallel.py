@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import infinilm
 from infinilm import (
     AutoConfig,
     CacheFullError,
+    ConfigError,
     DistConfig,
     HookRegistry,
     InferEngine,
@@ -30,7 +32,18 @@ if str(HERE) not in sys.path:
 from tiny_models import MODELS, make_config, make_weights, open_engine, run_steps, tolerance  # noqa: E402
 
 GOLDEN = sorted(p.parent for p in (HERE.parent / "golden").glob("*/expected.npz"))
-LOCAL_SITES = {"q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "q_rope", "k_rope", "attention", "gate_proj", "up_proj"}
+LOCAL_SITES = {
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q_norm",
+    "k_norm",
+    "q_rope",
+    "k_rope",
+    "attention",
+    "gate_proj",
+    "up_proj",
+}
 LOCAL_SITES |= {"activation"}
 
 
@@ -203,9 +216,8 @@ def test_hooks_see_the_values_of_the_model(tmp_path: Path) -> None:
         without = engine.forward(InferEngine.Input([[5, 9, 2]], temperature=0), return_logits=True).logits
         assert without is not None
         got = run_with(engine, "*", local, "all")
-    # Op by op the residual is added after the sum over the ranks, fused it is a term of it.
-    for value in (got, without.numpy()):
-        assert relative_error(value, logits) <= tolerance(config)
+    assert np.array_equal(got, without.numpy())
+    assert relative_error(got, logits) <= tolerance(config)
     assert {name for name, _ in local.seen} == {name for name, _ in whole.seen}
     for site in SITES:
         for layer in range(config.num_hidden_layers) if site.in_layer else (-1,):
@@ -215,6 +227,20 @@ def test_hooks_see_the_values_of_the_model(tmp_path: Path) -> None:
                 assert all(np.array_equal(part, parts[0]) for part in parts), name
                 parts = parts[:1]
             assert relative_error(np.concatenate(parts, axis=1), whole.seen[name, 0]) <= tolerance(config), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_hooks_change_nothing(tmp_path: Path, tp_size: int, dtype: str) -> None:
+    """Layers run op by op with hooks, and fused without: the same bits, of every step and with any number of ranks."""
+    config = make_config(tmp_path, **MODELS["qk norm"][0], torch_dtype=dtype)
+    registry = HookRegistry()
+    registry.register_hook("*", lambda _n, _t, _l: None)
+    with open_engine(config, tp_size) as engine:
+        ids, logits = run_steps(engine, temperature=0)
+        engine.set_hook_registry(registry)
+        hooked_ids, hooked_logits = run_steps(engine, temperature=0)
+    assert np.array_equal(hooked_logits, logits) and np.array_equal(hooked_ids, ids)
 
 
 def test_hooks_of_rank_0(tmp_path: Path) -> None:
@@ -240,6 +266,12 @@ def test_a_replacement_is_what_all_ranks_go_on_with(tmp_path: Path, site: Any) -
         assert relative_error(run_with(engine, pattern, negate, "all"), expected) <= tolerance(config)
         if not local:
             assert relative_error(run_with(engine, pattern, negate, 0), expected) <= tolerance(config)
+
+
+def test_comparing_needs_one_rank(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with open_engine(config, 1) as one, open_engine(config, 2) as two, pytest.raises(ConfigError, match="2 ranks"):
+        infinilm.compare(one, two)
 
 
 # ---- ranks ----

@@ -214,6 +214,15 @@ def test_a_group_refuses_bad_arguments() -> None:
         group.all_gather(Foreign())
 
 
+def test_a_group_of_several() -> None:
+    group = CommunicationGroup(DistConfig(3))
+    assert group.ranks == tuple(RankInfo(rank, 3, "cpu") for rank in range(3))
+    x = np.zeros(2, np.float32)
+    for call in (lambda: group.all_reduce(x), lambda: group.all_gather(x), lambda: group.broadcast(x), group.barrier):
+        with pytest.raises(ConfigError, match="3 ranks, whose operations run inside an engine"):
+            call()
+
+
 # ---- names ----
 
 

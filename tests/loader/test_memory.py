@@ -31,7 +31,7 @@ CONFIG = {
 PEAK = """
 import sys
 from infinilm import LLM
-llm = LLM(sys.argv[1], dtype=sys.argv[2], max_num_seqs=1, use_tqdm=False)
+llm = LLM(sys.argv[1], dtype=sys.argv[2], max_num_seqs=1, tensor_parallel_size=int(sys.argv[3]), use_tqdm=False)
 next(llm.stream([[1, 2, 3]], temperature=0, max_tokens=1))
 # VmHWM, not ru_maxrss: that one starts at what the parent process had when it forked.
 status = open("/proc/self/status").read()
@@ -64,12 +64,22 @@ def write_checkpoint(folder: Path, config: dict[str, Any], misalignment: int = 0
             file.write(block[: offset - begin])
 
 
-@pytest.mark.parametrize(("dtype", "misalignment"), [("float32", 0), ("float32", 2), ("bfloat16", 0)])
-def test_peak_is_about_the_checkpoint(tmp_path: Path, dtype: str, misalignment: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "misalignment", "num_ranks"),
+    [
+        ("float32", 0, 1),
+        ("float32", 2, 1),
+        ("bfloat16", 0, 1),
+        ("float32", 0, 4),
+        ("float32", 2, 2),
+        ("bfloat16", 0, 4),
+    ],
+)
+def test_peak_is_about_the_checkpoint(tmp_path: Path, dtype: str, misalignment: int, num_ranks: int) -> None:
     make_checkpoint(tmp_path, misalignment)
     size = (tmp_path / "model.safetensors").stat().st_size
     # In "/": in the root of the source tree, that would be imported instead of the installed package.
-    command = [sys.executable, "-c", PEAK, str(tmp_path), dtype]
+    command = [sys.executable, "-c", PEAK, str(tmp_path), dtype, str(num_ranks)]
     run = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     assert int(run.stdout) <= 1.15 * size + 150e6
 
@@ -149,8 +159,14 @@ print(json.dumps([resident("VmHWM") - before, llm.memory.total_bytes]))
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"load_format": "dummy", "max_num_batched_tokens": 128}, {"dtype": "float16"}],
-    ids=["in place", "dummy", "converted"],
+    [
+        {},
+        {"load_format": "dummy", "max_num_batched_tokens": 128},
+        {"dtype": "float16"},
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 4, "dtype": "float16"},
+    ],
+    ids=["in place", "dummy", "converted", "two ranks", "four ranks, converted"],
 )
 def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
     """What a process has resident after importing grows by what was planned, to 5%."""

@@ -158,6 +158,11 @@ def _row_calls(make: _Make) -> list[Call]:
             x("gate_up", T, "=2 * intermediate_size", shape=(tokens, 2 * DIM)),
             out("out", T, "=intermediate_size", shape=rows),
         ),
+        simple(
+            "sum_parts",
+            w("parts", "num_parts", "size", shape=(tokens, 56)),
+            Operand("out", np.zeros_like(support.stored(make.rng, make.dtype, 56)), ("size",), make.dtype, output=True),
+        ),
         Call(
             "rope_table",
             "rope_table",

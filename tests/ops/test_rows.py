@@ -1,4 +1,4 @@
-"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, silu_mul."""
+"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, silu_mul; and sum_parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import ops as oracle
-from reference.ops import Array, load
+from reference.ops import Array, load, store
 
 from ops import support
 from ops.support import (
@@ -40,6 +40,24 @@ def test_embedding(isa: str, dtype: str, threads: int, case: Rows, vocab_size: i
     out = Output((case.num_tokens, case.size), pad=case.pad_out)
     call(backend(isa, threads), "embedding", framed(ids), (framed(table), dtype), out)
     assert_bitwise(out.check(), oracle.embedding(ids, load(table, dtype)).astype(np.float32))
+
+
+@every_backend
+@given(case=rows(), vocab_size=support.sizes, data=st.data())
+def test_embedding_of_a_part(
+    isa: str, dtype: str, threads: int, case: Rows, vocab_size: int, data: st.DataObject
+) -> None:
+    """Over the parts of a vocabulary, some of them empty, exactly one gives the row of an id; the others give zeros."""
+    rng = case.rng()
+    table = support.stored(rng, dtype, vocab_size, case.size)
+    ids = rng.integers(0, vocab_size, case.num_tokens).astype(np.int32)
+    cut = data.draw(st.integers(0, vocab_size))
+    for begin, end in ((0, cut), (cut, vocab_size)):
+        out = Output((case.num_tokens, case.size), pad=case.pad_out)
+        call(backend(isa, threads), "embedding", framed(ids), (framed(table[begin:end]), dtype), out, begin)
+        here = ((ids >= begin) & (ids < end))[:, None]
+        expected = np.where(here, oracle.embedding(ids, load(table, dtype)), 0)
+        assert_bitwise(out.check(), expected.astype(np.float32))
 
 
 @each_isa
@@ -183,6 +201,23 @@ def test_silu_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: in
         outs.append(np.concatenate(parts))
     for got in outs[1:]:
         assert_bitwise(got, outs[0])
+
+
+@every_backend
+@given(num_parts=st.integers(1, 9), vectors=support.sizes, seed=support.seeds)
+def test_sum_parts(isa: str, dtype: str, threads: int, num_parts: int, vectors: int, seed: int) -> None:
+    """float32 additions in the order of the parts, rounded once: exact to the bit."""
+    parts = support.stored(np.random.default_rng(seed), dtype, num_parts, 8 * vectors)
+    out = Output((8 * vectors,), dtype=parts.dtype)
+    call(backend(isa, threads), "sum_parts", (framed(parts), dtype), support.tensor(out.view, dtype))
+    exact = load(parts, dtype)
+    total = exact[0].astype(np.float32)
+    for part in exact[1:]:
+        total = total + part.astype(np.float32)
+    got = out.check()
+    assert_bitwise(got, store(total, dtype))
+    size = np.abs(exact).sum(0)
+    assert_close(load(got, dtype), oracle.sum_parts(exact), dtype=dtype, length=num_parts, scale=size)
 
 
 @each_isa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_import_is_cheap(tmp_path: Path) -> None:
     loaded = run("import sys, infinilm; print(*sys.modules)", tmp_path).split()
     heavy = {"numpy", "tokenizers", "jinja2", "safetensors", "tqdm", "infinilm._core", "infinilm.llm"}
     assert "infinilm" in loaded and not heavy & set(loaded)
+
+
+def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:
+    """Without its compiled core, as when Python is started in a checkout."""
+    shutil.copytree(SOURCE, tmp_path / "infinilm", ignore=shutil.ignore_patterns("*.so", "assets"))
+    code = "try: from infinilm import _core\nexcept ImportError as error: print(error)"
+    # -S: an editable install would import the core from where it was built.
+    said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "has no compiled core: it is a source tree. Install it with 'pip install .'" in said.stdout
 
 
 def test_cuda_library_says_why_it_is_not_usable(tmp_path: Path) -> None:

@@ -82,6 +82,12 @@ def silu_mul(gate_up: F64) -> F64:
     return silu(gate) * up
 
 
+def sum_parts(parts: F64) -> F64:
+    """out [size]: parts [num_parts, size] added up."""
+    total: F64 = parts.sum(0)
+    return total
+
+
 def linear(
     x: F64,
     parts: Sequence[tuple[F64, F64 | None]],

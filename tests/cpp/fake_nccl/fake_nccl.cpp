@@ -1,11 +1,15 @@
-// An NCCL for tests: the functions that infinilm uses, over memory of the host, as the non-blocking mode of the real
-// one behaves. A collective is done by the rank that comes last; until then it is in progress, for ever if a rank is
-// missing. Built by tests/dist; FAKE_NCCL_VERSION and FAKE_NCCL_WITHOUT_ABORT make one that is too old and one that
-// lacks a function.
+// An NCCL for tests: the functions that infinilm uses, over memory of the host, or of the simulated device whose
+// library INFINILM_CUDA_LIBRARY names, as the non-blocking mode of the real one behaves. A collective is done by the
+// rank that comes last; until then it is in progress, for ever if a rank is missing. Built by tests/dist;
+// FAKE_NCCL_VERSION and FAKE_NCCL_WITHOUT_ABORT make one that is too old and one that lacks a function.
 #include "fake_nccl.h"
 
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -28,9 +32,42 @@ using infinilm::nccl::UniqueId;
 
 namespace {
 
+// The runtime of the simulated device; without one nothing waits and copies are those of the host.
+struct Runtime {
+    int (*synchronize)(void* stream) = nullptr;
+    int (*copy)(void* out, const void* in, size_t bytes, int kind) = nullptr;
+};
+const Runtime& runtime() {
+    static const Runtime found = [] {
+        Runtime r;
+        const char* path = std::getenv("INFINILM_CUDA_LIBRARY");
+        void* library = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+        if (!library) return r;
+        r.synchronize = reinterpret_cast<decltype(r.synchronize)>(dlsym(library, "cudaStreamSynchronize"));
+        r.copy = reinterpret_cast<decltype(r.copy)>(dlsym(library, "cudaMemcpy"));
+        return r;
+    }();
+    return found;
+}
+void copy(void* out, const void* in, size_t bytes) {
+    constexpr int any_direction = 4;  // cudaMemcpyDefault
+    if (runtime().copy)
+        runtime().copy(out, in, bytes, any_direction);
+    else if (bytes > 0)
+        std::memmove(out, in, bytes);
+}
+
+struct Transfer {  // half of one: a send or a receive
+    int peer;
+    const void* in;  // of a send; or null
+    void* out;
+    size_t bytes;
+};
+
 struct Operation {
     std::vector<const void*> in;
     std::vector<void*> out;
+    std::vector<std::vector<Transfer>> transfers;  // of a group, for each rank
     int posted = 0;
 };
 
@@ -92,10 +129,12 @@ Result state(const Comm* comm) {
     return comm->clique->operations[comm->num_posted - 1].posted < comm->clique->size ? in_progress : success;
 }
 
-// run(operation, size) once all ranks have posted theirs.
+// run(operation, size) once all ranks have posted theirs, and what they had in their streams before is done.
 template <class F>
-Result post(Comm* comm, const char* function, const std::string& arguments, const void* in, void* out, F run) {
+Result post(Comm* comm, void* stream, const char* function, const std::string& arguments, const void* in, void* out,
+            F run, std::vector<Transfer> transfers = {}) {
     const Use use(comm);
+    if (runtime().synchronize) runtime().synchronize(stream);
     const std::lock_guard lock(mutex);
     write(comm->rank, function + (" " + arguments));
     if (const int result = failure(function, comm->rank)) return result;
@@ -104,8 +143,8 @@ Result post(Comm* comm, const char* function, const std::string& arguments, cons
     if (clique.operations.size() <= index) clique.operations.emplace_back();
     Operation& operation = clique.operations[index];
     const auto size = static_cast<size_t>(clique.size), rank = static_cast<size_t>(comm->rank);
-    operation.in.resize(size), operation.out.resize(size);
-    operation.in[rank] = in, operation.out[rank] = out;
+    operation.in.resize(size), operation.out.resize(size), operation.transfers.resize(size);
+    operation.in[rank] = in, operation.out[rank] = out, operation.transfers[rank] = std::move(transfers);
     if (clique.aborted) return in_progress;
     if (++operation.posted == clique.size) run(operation, clique.size);
     return state(comm);
@@ -121,10 +160,52 @@ size_t type_bytes(int type) {
 
 template <class T>
 void add(const Operation& operation, size_t count) {
-    std::vector<T> sum(count);
-    for (const void* in : operation.in)
-        for (size_t i = 0; i < count; ++i) sum[i] += static_cast<const T*>(in)[i];
-    for (void* out : operation.out) std::memcpy(out, sum.data(), count * sizeof(T));
+    std::vector<T> sum(count), part(count);
+    for (const void* in : operation.in) {
+        copy(part.data(), in, count * sizeof(T));
+        for (size_t i = 0; i < count; ++i) sum[i] += part[i];
+    }
+    for (void* out : operation.out) copy(out, sum.data(), count * sizeof(T));
+}
+
+// The sends of each rank to each other one, and what that receives from it, in order.
+void exchange(const Operation& operation) {
+    const auto halves = [&](size_t rank, size_t peer, bool sends) {
+        std::vector<Transfer> out;
+        for (const Transfer& t : operation.transfers[rank])
+            if (static_cast<size_t>(t.peer) == peer && (t.in != nullptr) == sends) out.push_back(t);
+        return out;
+    };
+    const size_t size = operation.transfers.size();
+    for (size_t from = 0; from < size; ++from)
+        for (size_t to = 0; to < size; ++to) {
+            const std::vector<Transfer> sent = halves(from, to, true), received = halves(to, from, false);
+            if (sent.size() != received.size()) violations.fetch_add(1);
+            for (size_t i = 0; i < std::min(sent.size(), received.size()); ++i) {
+                if (sent[i].bytes != received[i].bytes) violations.fetch_add(1);
+                copy(received[i].out, sent[i].in, std::min(sent[i].bytes, received[i].bytes));
+            }
+        }
+}
+
+// What this thread has begun with ncclGroupStart.
+struct Group {
+    bool open = false;
+    Comm* comm = nullptr;
+    void* stream = nullptr;
+    std::vector<Transfer> transfers;
+    Result result = success;  // once it is another one, the group does nothing
+};
+thread_local Group group;
+
+Result add_to_group(const char* function, Comm* comm, void* stream, const Transfer& transfer) {
+    const std::lock_guard lock(mutex);
+    if (!group.open || (group.comm && group.comm != comm)) violations.fetch_add(1);
+    group.comm = comm, group.stream = stream;
+    group.transfers.push_back(transfer);
+    const Result result = failure(function, comm->rank);
+    if (group.result == success) group.result = result;
+    return result;
 }
 
 std::string text(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
@@ -183,30 +264,53 @@ Result ncclCommGetAsyncError(Comm* comm, Result* result) {
     *result = state(comm);
     return failure("ncclCommGetAsyncError", comm->rank);
 }
+Result ncclGroupStart() {
+    if (std::exchange(group.open, true)) violations.fetch_add(1);
+    return success;
+}
+Result ncclGroupEnd() {
+    const Group ended = std::exchange(group, Group());
+    if (!ended.open) violations.fetch_add(1);
+    if (!ended.comm || ended.result != success) return ended.result;
+    const auto arguments = text("transfers", static_cast<int64_t>(ended.transfers.size())) + " " +
+                           text("bytes", static_cast<int64_t>(ended.transfers[0].bytes)) + " " +
+                           text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(ended.stream)));
+    return post(
+        ended.comm, ended.stream, "ncclGroupEnd", arguments, nullptr, nullptr,
+        [](const Operation& operation, int) { exchange(operation); }, ended.transfers);
+}
+Result ncclSend(const void* in, size_t count, int type, int peer, Comm* comm, void* stream) {
+    return add_to_group("ncclSend", comm, stream, {peer, in, nullptr, count * type_bytes(type)});
+}
+Result ncclRecv(void* out, size_t count, int type, int peer, Comm* comm, void* stream) {
+    return add_to_group("ncclRecv", comm, stream, {peer, nullptr, out, count * type_bytes(type)});
+}
 Result ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm* comm, void* stream) {
     const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " +
                            text("op", op) + " " +
                            text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)));
-    return post(comm, "ncclAllReduce", arguments, in, out, [=](const Operation& operation, int) {
-        if (type == infinilm::nccl::type_float32) add<float>(operation, count);
-        if (type == infinilm::nccl::type_int32) add<int32_t>(operation, count);
+    return post(comm, stream, "ncclAllReduce", arguments, in, out, [=](const Operation& operation, int) {
+        if (type == infinilm::nccl::type_int32)
+            add<uint32_t>(operation, count);  // wraps around
+        else
+            violations.fetch_add(1);  // its order is not ours
     });
 }
-Result ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm, void*) {
+Result ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm, void* stream) {
     const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type);
-    return post(comm, "ncclAllGather", arguments, in, out, [=](const Operation& operation, int size) {
+    return post(comm, stream, "ncclAllGather", arguments, in, out, [=](const Operation& operation, int size) {
         const size_t bytes = count * type_bytes(type);
         for (void* to : operation.out)
             for (size_t r = 0; r < static_cast<size_t>(size); ++r)
-                std::memmove(static_cast<char*>(to) + r * bytes, operation.in[r], bytes);
+                copy(static_cast<char*>(to) + r * bytes, operation.in[r], bytes);
     });
 }
-Result ncclBroadcast(const void* in, void* out, size_t count, int type, int root, Comm* comm, void*) {
+Result ncclBroadcast(const void* in, void* out, size_t count, int type, int root, Comm* comm, void* stream) {
     const auto arguments =
         text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " + text("root", root);
-    return post(comm, "ncclBroadcast", arguments, in, out, [=](const Operation& operation, int) {
+    return post(comm, stream, "ncclBroadcast", arguments, in, out, [=](const Operation& operation, int) {
         const void* from = operation.in[static_cast<size_t>(root)];
-        for (void* to : operation.out) std::memmove(to, from, count * type_bytes(type));
+        for (void* to : operation.out) copy(to, from, count * type_bytes(type));
     });
 }
 #ifndef FAKE_NCCL_WITHOUT_ABORT

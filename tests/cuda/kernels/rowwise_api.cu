@@ -48,6 +48,10 @@ int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t 
     return gather_rows({x, rows, out, x_stride, out_stride, num_rows, hidden_size, static_cast<Type>(type)}, nullptr);
 }
 
+int add_parts(const void* parts, void* out, int num_parts, int64_t size, int type) {
+    return sum_parts({parts, out, num_parts, size, static_cast<Type>(type)}, nullptr);
+}
+
 int convert_elements(const void* src, int src_type, void* dst, int dst_type, int64_t count) {
     return convert({src, static_cast<Type>(src_type), dst, static_cast<Type>(dst_type), count}, nullptr);
 }

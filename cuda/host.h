@@ -1,0 +1,62 @@
+// What host code of the CUDA library shares: errors of the runtime as exceptions, and memory with an owner.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "kernels.h"
+
+namespace infinilm::cuda {
+
+inline Type type_of(DType dtype) {
+    switch (dtype) {
+        case DType::bfloat16: return Type::bf16;
+        case DType::float16: return Type::f16;
+        default: return Type::f32;
+    }
+}
+
+// INFINILM_CUDA_SYNC=1: wait after every launch, so that a fault is told with the op it is of.
+inline bool sync_launches() {
+    const char* text = std::getenv("INFINILM_CUDA_SYNC");
+    return text && std::string_view(text) == "1";
+}
+
+inline void check(cudaError_t error, std::string_view what) {
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // not sticky unless the device is lost
+    if (error == cudaErrorNoKernelImageForDevice)
+        throw DeviceError(concat(what,
+                                 ": this build has no kernels for this GPU; reinstall with "
+                                 "-Csetup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
+    const bool by_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure;
+    throw DeviceError(concat(
+        what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),
+        by_kernel && !sync_launches() ? ": an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)" : ""));
+}
+
+struct DeviceMemory {
+    void* data = nullptr;
+    // `what` it is for; it is uninitialised. Where a step may ask for some it is CudaBackend::device_memory that makes
+    // it.
+    DeviceMemory(size_t bytes, std::string_view what) {
+        if (cudaMalloc(&data, std::max<size_t>(bytes, 1)) == cudaSuccess) return;
+        cudaGetLastError();
+        size_t free_bytes = 0, total_bytes = 0;
+        cudaMemGetInfo(&free_bytes, &total_bytes);
+        throw DeviceError(concat("out of device memory: ", bytes, " bytes for ", what, ", ", free_bytes, " of ",
+                                 total_bytes,
+                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens, or use a smaller "
+                                 "model or dtype"));
+    }
+    ~DeviceMemory() { cudaFree(data); }
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+};
+
+}  // namespace infinilm::cuda

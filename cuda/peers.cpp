@@ -1,0 +1,88 @@
+#include "peers.h"
+
+#include <atomic>
+#include <vector>
+
+#include "host.h"
+#include "one_shot.h"
+
+namespace infinilm::cuda {
+
+namespace {
+
+class CudaOneShot final : public OneShot {
+public:
+    CudaOneShot(const OneShotOptions& options, Type type, cudaStream_t stream)
+        : type_(type),
+          device_(options.devices[static_cast<size_t>(options.rank)].index),
+          stream_(stream),
+          bytes_(one_shot_workspace_bytes(static_cast<int>(options.devices.size()),
+                                          static_cast<int>(options.capacity_bytes))),
+          workspace_(bytes_, "sums over ranks") {
+        peers_.rank = options.rank;
+        peers_.size = static_cast<int>(options.devices.size());
+        peers_.capacity_bytes = static_cast<int>(options.capacity_bytes);
+        check(cudaMemsetAsync(workspace_.data, 0, bytes_, stream), "make_one_shot");
+        check(cudaStreamSynchronize(stream), "make_one_shot");  // peers write as soon as they have the pointer
+        check(cudaHostAlloc(reinterpret_cast<void**>(&aborted_), sizeof *aborted_, cudaHostAllocPortable),
+              "make_one_shot");
+        *aborted_ = 0;
+        peers_.aborted = aborted_;
+    }
+    ~CudaOneShot() override { cudaFreeHost(aborted_); }
+
+    void* mailbox() const override { return workspace_.data; }
+    void connect(std::span<void* const> mailboxes) override {
+        std::copy(mailboxes.begin(), mailboxes.end(), peers_.workspaces);
+    }
+    bool takes(const AddRmsNormParams& p) const override {
+        return p.x.shape(0) * one_shot_row_bytes(static_cast<int>(p.x.shape(1)), type_) <= peers_.capacity_bytes;
+    }
+    void all_reduce_add_rms_norm(const AddRmsNormParams& p) override {
+        check(cudaSetDevice(device_), "cudaSetDevice");
+        cudaError_t error = one_shot_all_reduce_add_rms_norm({.peers = peers_,
+                                                              .x = p.x.data(),
+                                                              .residual = p.residual.data(),
+                                                              .weight = p.weight.as<const float>(),
+                                                              .out = p.out.data(),
+                                                              .x_stride = p.x.stride(0),
+                                                              .residual_stride = p.residual.stride(0),
+                                                              .out_stride = p.out.stride(0),
+                                                              .num_tokens = static_cast<int>(p.x.shape(0)),
+                                                              .hidden_size = static_cast<int>(p.x.shape(1)),
+                                                              .eps = p.eps,
+                                                              .type = type_},
+                                                             stream_);
+        if (error == cudaSuccess && sync_) error = cudaStreamSynchronize(stream_);
+        if (error != cudaSuccess) check(error, concat("all_reduce_add_rms_norm of ", shape_string(p.x.shape())));
+    }
+    void abort() noexcept override { std::atomic_ref(*aborted_).store(1); }
+    void wait() noexcept override {
+        cudaSetDevice(device_);
+        cudaDeviceSynchronize();  // of a device that is lost: an error, and nothing runs
+    }
+
+private:
+    const Type type_;
+    const int device_;
+    const cudaStream_t stream_;
+    const size_t bytes_;
+    const bool sync_ = sync_launches();
+    DeviceMemory workspace_;
+    unsigned* aborted_ = nullptr;  // in pinned memory
+    OneShotPeers peers_;
+};
+
+}  // namespace
+
+std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options, Type type, cudaStream_t stream) {
+    std::vector<int> devices;
+    for (const Device& device : options.devices) devices.push_back(device.index);
+    const int size = static_cast<int>(devices.size());
+    if (size > max_one_shot_ranks) return nullptr;
+    bool connected = false;
+    check(connect_peers(devices.data(), options.rank, size, &connected), "connect_peers");
+    return connected ? std::make_unique<CudaOneShot>(options, type, stream) : nullptr;
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,63 @@
+// A GPU made of host memory, with the ops that communicators use.
+#pragma once
+
+#include <cstring>
+#include <functional>
+
+#include "check.h"
+#include "core/sum_parts.h"
+#include "ops/backend.h"
+
+namespace infinilm::test {
+
+class FakeBackend : public Backend {
+public:
+    explicit FakeBackend(int index) : device_{DeviceKind::cuda, index} {}
+
+    Device device() const override { return device_; }
+    DType activation_dtype() const override { return DType::float32; }
+    void* stream() const override { return nullptr; }
+    Tensor allocate(DType dtype, std::span<const int64_t> shape) override {
+        const Tensor memory = allocate_host(dtype, shape);
+        return {TensorView(memory.data(), dtype, shape, device_), memory.owner};
+    }
+    void copy(const TensorView& src, const TensorView& dst) override {
+        CHECK(src.dtype() == dst.dtype() && src.numel() == dst.numel());
+        if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
+    }
+    void synchronize() override {}
+    GraphRecorder* recorder() override { return nullptr; }
+    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return one_shot ? one_shot() : nullptr; }
+    std::function<std::unique_ptr<OneShot>()> one_shot;
+    void sum_parts(const SumPartsParams& p) override {
+        std::vector<void*> parts;
+        for (int64_t i = 0; i < p.parts.shape(0); ++i) parts.push_back(p.parts.select(0, i).data());
+        void* out = p.out.data();
+        infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, 0, p.out.numel());
+    }
+
+    std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int) override {
+        return unused(), nullptr;
+    }
+    Tensor prepare_vector(const Tensor&) override { return unused(), Tensor(); }
+    void fill_random(const TensorView&, uint64_t) override { unused(); }
+    void embedding(const EmbeddingParams&) override { unused(); }
+    void rms_norm(const RmsNormParams&) override { unused(); }
+    void add_rms_norm(const AddRmsNormParams&) override { unused(); }
+    void linear(const LinearParams&) override { unused(); }
+    void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override { unused(); }
+    void rope_table(const RopeTableParams&) override { unused(); }
+    void qk_norm_rope_store_kv(const RopeStoreParams&) override { unused(); }
+    void paged_attention(const AttentionParams&) override { unused(); }
+    void silu_mul(const SiluMulParams&) override { unused(); }
+    void gather_rows(const GatherRowsParams&) override { unused(); }
+    void sample(const SampleParams&) override { unused(); }
+
+private:
+    void unused() const { throw Failure("no communicator calls this"); }
+
+    Device device_;
+};
+
+}  // namespace infinilm::test
