@@ -5,13 +5,8 @@
 // Ranks, each on its share of the cores, repeat a call, and rank 0 takes the time of each; medians, and the quartiles
 // around them, over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it
 // with -O3:
-<<<<<<< HEAD
 //   g++ -std=c++20 -O3 -Isrc -pthread src/core/check.cpp src/core/tensor.cpp src/ops/ops.cpp src/ops/values.cpp
 //       src/dist/*.cpp src/engine/*_{places,worker}.cpp tests/bench/all_reduce_bench.cpp -ldl
-=======
-//   g++ -std=c++20 -O3 -Isrc -pthread src/core/tensor.cpp src/dist/*.cpp src/engine/*_{places,worker}.cpp
-//       tests/bench/all_reduce_bench.cpp -ldl
->>>>>>> shard
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
