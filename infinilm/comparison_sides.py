@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm import _core, scheduler
+from infinilm import _core, steps
 from infinilm.engine import InferEngine
 from infinilm.errors import ConfigError
 from infinilm.hooks import HookRegistry, ModelSites
@@ -121,9 +121,7 @@ class _LLMSide(Side):
             return None if replacement is None else _core.from_numpy(replacement)
 
         llm = self._llm
-        sequence = scheduler.Sequence(
-            np.array(ids, np.int32), SamplingParams(temperature=0.0), seed=0, collect_logits=True
-        )
+        sequence = steps.Sequence(np.array(ids, np.int32), SamplingParams(temperature=0.0), seed=0, collect_logits=True)
         with llm._thread.exclusive() as run:  # a request of another thread must not run under these hooks
             llm._engine.set_hooks(callback, self._sites.select("*"))
             try:

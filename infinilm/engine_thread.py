@@ -30,7 +30,8 @@ from infinilm.hooks import EngineHooks
 from infinilm.logits import HostSampler
 from infinilm.outputs import EngineMetrics
 from infinilm.request import Completion, LogitsWork, News, Work
-from infinilm.scheduler import Scheduler, Sequence, Step
+from infinilm.scheduler import Scheduler
+from infinilm.steps import Sequence, Step
 
 logger = logging.getLogger("infinilm")
 
@@ -315,17 +316,13 @@ class EngineThread:
                     what = _core.sample_fault(int(ids[row]))
                     failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
         now = time.perf_counter()
-        news: list[News] = []
-        sampled = self.scheduler.update(step, output, ids)
+        sampled = self.scheduler.update(step, output, now, ids)
+        news: list[News] = [sequence.owner.next_token for sequence in sampled.heard]
         changed: list[Work] = []  # have ended, or others wait for them
-        for sequence, row, token_id in sampled:
+        for sequence, row, token_id in sampled.taken:
             work: Completion = sequence.owner
-            item: News | None
-            if work.is_plain:
-                item = work.take_plain_token(token_id, now)
-            else:
-                own = logits[row] if logits is not None and sequence.needs_logits else None
-                item = self._guarded(work, work.take_token, token_id, now, own)
+            own = logits[row] if logits is not None and sequence.needs_logits else None
+            item = self._guarded(work, work.take_token, token_id, own)
             if item is not None:
                 news.append(item)
             if work.followers or work.finish_reason is not None:
@@ -342,7 +339,7 @@ class EngineThread:
                     changed.append(collector)
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
-        self._counters.add_step(step.num_prompt_tokens, len(sampled), self._step_seconds)
+        self._counters.add_step(step.num_prompt_tokens, sampled.num_tokens, self._step_seconds)
         return news + self._settle(changed)
 
     def _draw(
@@ -438,7 +435,7 @@ class EngineThread:
                 step = self.scheduler.schedule(time.perf_counter())
                 if step is None:
                     raise InfinilmError("the scheduler cannot run this sequence")
-                self.scheduler.update(step, self._engine.forward(step.batch))
+                self.scheduler.update(step, self._engine.forward(step.batch), time.perf_counter())
         except BaseException:
             self.scheduler.recompute_all()
             raise

@@ -1,7 +1,7 @@
 """`LLM`: load a model, generate text. What most people use.
 
 One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
-`_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_plain_token` -> the caller's queue ->
+`_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_token` -> the caller's queue ->
 `Completion.event`. One thread drives the engine for everybody; whoever wants tokens waits for them.
 """
 
@@ -19,8 +19,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from infinilm import _core
-from infinilm import scheduler as sched
+from infinilm import _core, steps
 from infinilm.block_manager import common_window
 from infinilm.cache import CacheConfig
 from infinilm.chat import ChatTemplate
@@ -35,6 +34,7 @@ from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
 from infinilm.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, Request
 from infinilm.sampling_params import SamplingParams
+from infinilm.scheduler import Scheduler
 from infinilm.system import nccl_library
 from infinilm.tokenizer import Tokenizer
 
@@ -359,7 +359,7 @@ class LLM:
         def take(first: int, logits: npt.NDArray[np.float32]) -> None:
             out[first : first + len(logits)] = logits
 
-        self._run_prompts([LogitsWork(sched.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
+        self._run_prompts([LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
         return out
 
     def score(self, prompts: Prompts, *, top: int = 0) -> list[Score]:
@@ -389,7 +389,7 @@ class LLM:
         for i, prompt in enumerate(listed):
             ids = self._requests.encode(prompt, f"prompt {i}", room=0)
             scores.append(PromptLogprobs(ids, top))
-            works.append(LogitsWork(sched.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
+            works.append(LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
         self._run_prompts(works)
         return [
             Score(
@@ -464,8 +464,8 @@ class LLM:
                 f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"
             ) from error
 
-    def _make_scheduler(self, memory: MemoryPlan) -> sched.Scheduler:
-        return sched.Scheduler(
+    def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
+        return Scheduler(
             memory.num_blocks, memory.block_size, max_num_seqs=memory.max_num_seqs, **self._scheduler_settings
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm import scheduler as sched
+from infinilm import steps
 from infinilm.config import LlamaConfig
 from infinilm.errors import RequestError
 from infinilm.logits import LogitsPipeline
@@ -105,7 +105,7 @@ class RequestMaker:
                 request_id,
                 prompt_index,
                 index,
-                sched.Sequence(ids, params, seed=(seed + index) % 2**64),
+                steps.Sequence(ids, params, seed=(seed + index) % 2**64),
                 OutputText(self._tokenizer, params) if self._tokenizer.available else None,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from infinilm import logits as lg
 from infinilm.errors import InfinilmError, RequestError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
-from infinilm.scheduler import Sequence
+from infinilm.steps import Sequence
 from infinilm.tokenizer import OutputText
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ __all__ = ["Completion", "GenerationRequest", "LogitsWork", "PromptLogprobs", "R
 Float32Array = npt.NDArray[np.float32]
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for every token, and freezing takes as long again
+@dataclass(slots=True, eq=False)
 class News:
     """What the engine thread tells of a work: a new token, the end, or both. Whoever listens makes an event of it."""
 
     work: Work
-    token_id: int | None  # None: an end without a token
-    num_tokens: int  # generated so far
+    token_id: int | None = None  # None: an end without a token, or `is_next`
+    is_next: bool = False  # a token after the one of the news before, and nothing else; see `Completion.next_token`
+    num_tokens: int = 0  # generated so far, unless `is_next`
     finish_reason: str | None = None
     text: str | None = None  # None: to be made by the listener, outside the engine thread
     logprob: float | None = None
@@ -67,7 +68,7 @@ class Work:
     def end(self, reason: str, error: BaseException | None = None) -> News:
         """End before time, with "abort" or "error"; returns the last news."""
         self.finish_reason, self.error = reason, error
-        return News(self, None, len(self.sequence.output_token_ids), reason, error=error)
+        return News(self, num_tokens=len(self.sequence.output_token_ids), finish_reason=reason, error=error)
 
 
 class LogitsWork(Work):
@@ -97,7 +98,7 @@ class LogitsWork(Work):
         if self._num_reduced < len(sequence.prompt_token_ids):
             return None
         self.finish_reason = "stop"
-        return News(self, None, 0, "stop")
+        return News(self, finish_reason="stop")
 
 
 class PromptLogprobs:
@@ -175,18 +176,15 @@ class Completion(Work):
         self.index = index
         self.pipeline = pipeline
         self.stop_reason: int | str | None = None
-        self.token_times: list[float] = []
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
-        self.ends_only = False  # only the last news is wanted
+        self.next_token = News(self, is_next=True)  # of every plain token that does not end it
         params = sequence.params
-        # Nothing but the end has to be looked for, and nothing kept, when a token comes.
-        self.is_plain = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
+        sequence.is_plain = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
         self._text = text
-        self._num_read = 0  # tokens that the text was made of
+        self._num_heard = 0  # tokens that the listener knows of
         self._text_error: BaseException | None = None
-        self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self._end_ids = self._eos_token_ids | frozenset(params.stop_token_ids)
+        sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
         self._max_new_tokens = max_new_tokens
         self._note_needs()
 
@@ -198,29 +196,16 @@ class Completion(Work):
         sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
         sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None
 
-    def take_plain_token(self, token_id: int, now: float) -> News | None:
-        """`take_token` for `is_plain`. `now`: seconds, perf_counter."""
-        times = self.token_times
-        times.append(now)
-        if token_id in self._end_ids:
-            self._stop_at(token_id)
-        elif len(times) >= self._max_new_tokens:
-            self.finish_reason = "length"
-        elif self.ends_only:
-            return None
-        return News(self, token_id, len(times), self.finish_reason)
-
-    def take_token(self, token_id: int, now: float, logits: Float32Array | None) -> News | None:
+    def take_token(self, token_id: int, logits: Float32Array | None) -> News | None:
         """Take in a new token: stop conditions, log-probabilities; returns the news, if anybody wants to hear it.
 
         `logits`: of the model, [vocab_size], where `needs_logits` asked for them.
         """
-        self.token_times.append(now)
         self.pipeline.accept(token_id)
         logprob = self._add_logprob(token_id, logits)
         params, text = self.sequence.params, self._text
         num_tokens = len(self.sequence.output_token_ids)
-        if token_id in self._end_ids:
+        if token_id in self.sequence.stop_token_ids:
             self._stop_at(token_id)
         delta: str | None = None
         if text is not None and params.stop:
@@ -234,9 +219,11 @@ class Completion(Work):
         if self.finish_reason is None and num_tokens >= self._max_new_tokens:
             self.finish_reason = "length"
         self._note_needs()
-        if self.ends_only and self.finish_reason is None:
+        if self.finish_reason is None and not self.sequence.is_watched:
             return None
-        return News(self, token_id, num_tokens, self.finish_reason, delta, logprob)
+        return News(
+            self, token_id, num_tokens=num_tokens, finish_reason=self.finish_reason, text=delta, logprob=logprob
+        )
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
         """End before time; the text held back comes with the news of an abort."""
@@ -273,16 +260,21 @@ class Completion(Work):
         """What a caller sees of news; None: nothing, as the text has failed before."""
         if self._text_error is not None:
             return None
+        token_id, num_tokens = news.token_id, news.num_tokens
+        if news.is_next:
+            token_id, num_tokens = self.sequence.output_token_ids[self._num_heard], self._num_heard + 1
         text, reason, error = news.text, news.finish_reason, news.error
         if text is None and error is None:
+            has_text = not (reason == "stop" and token_id in self.sequence.stop_token_ids)
             try:
-                text = self._read_text(news)
+                text = self._read_text(num_tokens - (not has_text), is_last=reason is not None)
             except Exception as failure:  # of the tokenizer
                 self._text_error, reason, error = failure, "error", failure
+        self._num_heard = num_tokens
         return TokenEvent(
             self.request_id,
             self.prompt_index,
-            news.token_id,
+            token_id,
             text or "",
             news.logprob,
             reason,
@@ -290,16 +282,13 @@ class Completion(Work):
             error=error,
         )
 
-    def _read_text(self, news: News) -> str:
-        """The text of the tokens since the last news, this one's included; a token that ended it all has none."""
+    def _read_text(self, num_tokens: int, is_last: bool) -> str:
+        """The text that becomes certain with the tokens up to this number."""
         text = self._text
         if text is None:
             return ""
-        end = news.num_tokens - (news.finish_reason == "stop" and news.token_id in self._end_ids)
-        token_ids = self.sequence.output_token_ids[self._num_read : end]
-        self._num_read = end
-        deltas = [text.push(token_id) for token_id in token_ids]
-        if news.finish_reason is not None:
+        deltas = [text.push(token_id) for token_id in self.sequence.output_token_ids[self._num_heard : num_tokens]]
+        if is_last:
             deltas.append(text.finish())
         return "".join(deltas)
 
@@ -337,6 +326,7 @@ class GenerationRequest:
         self.works: list[Work] = []  # what the scheduler gets, in order
         first = completions[0]
         first.followers = list(completions[1:])
+        first.sequence.is_plain &= not first.followers  # its first token is waited for
         self.works.append(first)
         sequence = first.sequence
         self._params: SamplingParams = sequence.params
@@ -369,7 +359,7 @@ class GenerationRequest:
         """Give the news of the completions, or only the last of each, to `deliver`, which the engine thread calls."""
         for completion in self.completions:
             completion.deliver = deliver
-            completion.ends_only = ends_only
+            completion.sequence.is_watched = not ends_only
 
     def output(self) -> RequestOutput:
         """Everything so far, as the caller gets it; timings are those of the first completion."""
@@ -378,7 +368,7 @@ class GenerationRequest:
         metrics = RequestMetrics.from_times(
             self.arrival,
             leader.first_scheduled or None,
-            first.token_times,
+            first.sequence.token_times,
             len(self._prompt_token_ids),
             leader.cached_tokens,
         )

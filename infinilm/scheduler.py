@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,57 +24,11 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.block_manager import BlockManager
 from infinilm.errors import CacheFullError
-
-if TYPE_CHECKING:
-    from infinilm.sampling_params import SamplingParams
-
-Int32Array = npt.NDArray[np.int32]
+from infinilm.steps import IndexArray, Int32Array, Sampled, Sequence, Step
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
 _NO_LIMIT = np.iinfo(np.int32).max
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One prompt on its way through the engine; `owner` is whoever wants its tokens."""
-
-    prompt_token_ids: Int32Array  # [num_prompt_tokens]
-    params: SamplingParams
-    seed: int
-    owner: Any = None
-    collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
-    # Of its next token: the owner changes or wants to see the logits; it draws the token, and no step can be ahead of
-    # that. Who does not need them when it comes never will; else this may change between steps.
-    needs_logits: bool = False
-    draws_on_host: bool = False
-    output_token_ids: list[int] = field(default_factory=list)
-    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
-    slot: int = -1  # -1 while waiting and when done
-    num_collected: int = 0  # tokens whose logits were collected; those of a preempted sequence are not collected twice
-    cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
-    num_preemptions: int = 0
-    first_scheduled: float = 0.0  # seconds, perf_counter; 0: never
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens so far."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-
-@dataclass(slots=True)
-class Step:
-    """One forward pass: the batch, and which sequence each of its chunks belongs to."""
-
-    batch: _core.Batch
-    sequences: list[Sequence]  # whose chunks it computes, in batch order
-    samples: list[Sequence]  # those that get a token: row i of the output belongs to samples[i]
-    slots: Int32Array  # [len(samples)]
-    positions: Int32Array  # [len(samples)]: where in the sequence that token goes
-    logits_rows: list[tuple[Sequence, int, int, int]]  # (who collects logits, position of its first row, rows [a, b))
-    num_prompt_tokens: int
-    draws_on_host: bool  # for any sample the engine's id is not the last word
-    num_left: int  # the scheduler's count of sequences that left their slots, when this was made
 
 
 @dataclass(slots=True)
@@ -82,7 +36,7 @@ class _Chunks:
     """What a step will compute: one token of each decode, then chunks of prompts."""
 
     sequences: list[Sequence]
-    decode_slots: Int32Array  # of the first of them
+    decode_slots: IndexArray  # of the first of them
     prefill_counts: list[int]  # tokens of each of the others
 
 
@@ -158,7 +112,10 @@ class Scheduler:
         ample = num_blocks >= max_num_seqs * self.blocks.blocks_for(max_model_len)
         self._watermark = 0 if ample else num_blocks // 100
         self._free_slots = list(range(max_num_seqs))[::-1]
-        self._slots_of_running: Int32Array | None = None  # None: to be made anew
+        # Kept from step to step while the same sequences run. None: to be made anew.
+        self._slots_of_running: IndexArray | None = None
+        self._stop_token_ids: frozenset[int] | None = None
+        self._params_of_running: dict[str, npt.NDArray[Any]] | None = None
         self._in_flight: Step | None = None  # the last step, until its results are in
         self._collected_rows = 0  # of the step that is being made
         self._num_left = 0  # times a sequence left its slot
@@ -172,7 +129,9 @@ class Scheduler:
         self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
         self._prompt_lens = np.zeros(max_num_seqs, np.int32)
         self._collects = np.zeros(max_num_seqs, np.bool_)
-        self._is_watched = np.zeros(max_num_seqs, np.bool_)  # it needed logits when it came
+        self._is_plain = np.zeros(max_num_seqs, np.bool_)
+        self._is_watched = np.zeros(max_num_seqs, np.bool_)
+        self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when it came
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -244,7 +203,7 @@ class Scheduler:
         now
             Seconds, perf_counter.
         """
-        chunks = _Chunks([], np.zeros(0, np.int32), [])
+        chunks = _Chunks([], np.zeros(0, np.intp), [])
         admitted: list[Sequence] = []
         self._collected_rows = 0
         try:
@@ -262,10 +221,8 @@ class Scheduler:
                 self.blocks.forget_uncomputed(sequence.slot, int(self._num_computed[sequence.slot]))
             raise
 
-    def update(
-        self, step: Step, output: _core.StepOutput, ids: Int32Array | None = None
-    ) -> list[tuple[Sequence, int, int]]:
-        """Take in the result of a step; returns (sequence, its row, new token id) for each that got one.
+    def update(self, step: Step, output: _core.StepOutput, now: float, ids: Int32Array | None = None) -> Sampled:
+        """Take in the result of a step, which came at `now` (seconds, perf_counter).
 
         `ids`: instead of those in `output`, [num_rows]; who has a negative one got none, and is to be removed.
         """
@@ -278,21 +235,32 @@ class Scheduler:
                 sequence.logits.append(output.logits.numpy()[begin:end])
                 sequence.num_collected += end - begin
         if not step.samples:
-            return []
+            return Sampled(0, [], [])
         if ids is None:
             assert output.ids is not None  # there are samples
             ids = output.ids.numpy()
-        slots, positions, new_ids = step.slots, step.positions, ids[: len(step.slots)]  # those only collected come last
-        sampled = list(zip(step.samples, range(len(slots)), new_ids.tolist(), strict=True))
+        samples, slots, positions = step.samples, step.slots, step.positions
+        new_ids = ids[: len(slots)]  # those only collected come last
+        rows: SequenceOf[int] = range(len(slots))
         # Some may have been cancelled while the step ran, or cannot go on.
         if step.num_left != self._num_left or new_ids.min() < 0:
-            sampled = [item for item in sampled if item[0].slot >= 0 and item[2] >= 0]
-            alive = [row for _, row, _ in sampled]
-            slots, positions, new_ids = slots[alive], positions[alive], new_ids[alive]
+            rows = [row for row in rows if samples[row].slot >= 0 and new_ids[row] >= 0]
+            samples = [samples[row] for row in rows]
+            slots, positions, new_ids = slots[list(rows)], positions[list(rows)], new_ids[list(rows)]
         self._tokens[slots, positions] = new_ids
-        for sequence, _, token_id in sampled:
+        token_ids: list[int] = new_ids.tolist()
+        for sequence, token_id in zip(samples, token_ids, strict=True):
             sequence.output_token_ids.append(token_id)
-        return sampled
+            sequence.token_times.append(now)
+        # A token that ends its sequence is for the owner.
+        goes_on = self._is_plain[slots] & (positions + 1 < self._max_num_tokens[slots])
+        if not self._running_stop_token_ids().isdisjoint(token_ids):
+            for i, (sequence, token_id) in enumerate(zip(samples, token_ids, strict=True)):
+                goes_on[i] &= token_id not in sequence.stop_token_ids
+        taken = [(samples[i], rows[i], token_ids[i]) for i in np.flatnonzero(~goes_on).tolist()]
+        heard = np.flatnonzero(goes_on & self._is_watched[slots])
+        everybody = len(heard) == len(samples)
+        return Sampled(len(samples), taken, samples if everybody else [samples[i] for i in heard.tolist()])
 
     def recompute_all(self) -> None:
         """After a step that failed, once none is in flight: what the cache holds is not trusted any more."""
@@ -304,10 +272,18 @@ class Scheduler:
 
     # ---- choosing ----
 
-    def _running_slots(self) -> Int32Array:
+    def _running_slots(self) -> IndexArray:
         if self._slots_of_running is None:
-            self._slots_of_running = np.fromiter((s.slot for s in self.running), np.int32, len(self.running))
+            self._slots_of_running = np.fromiter((s.slot for s in self.running), np.intp, len(self.running))
+            self._stop_token_ids = self._params_of_running = None
         return self._slots_of_running
+
+    def _running_stop_token_ids(self) -> frozenset[int]:
+        """Of any of them."""
+        self._running_slots()
+        if self._stop_token_ids is None:
+            self._stop_token_ids = frozenset().union(*{s.stop_token_ids for s in self.running})
+        return self._stop_token_ids
 
     def _final_length(self, sequence: Sequence) -> int:
         """Tokens, prompt and output, at which a sequence ends at the latest."""
@@ -321,34 +297,30 @@ class Scheduler:
         """
         blocks, preempted = self.blocks, False
         slots = self._running_slots()
-        is_decode = self._is_decode(slots)
-        self._remember_decoded(slots[is_decode])
-        blocks.release_behind_window(slots, self._num_computed[slots])
-        while True:
-            growing = slots[is_decode & (self._num_computed[slots] == blocks.lengths[slots] * blocks.block_size)]
-            if len(growing) <= blocks.num_free:
-                break
+        num_tokens, num_computed = self._num_tokens[slots], self._num_computed[slots]
+        # One token to compute, and one to come after it.
+        is_decode = (num_tokens - num_computed == 1) & (num_tokens < self._max_num_tokens[slots])
+        decode_slots = slots if is_decode.all() else slots[is_decode]
+        self._remember_decoded(decode_slots)
+        blocks.release_behind_window(slots, num_computed)
+        is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
+        while (num_growing := np.count_nonzero(is_growing)) > blocks.num_free:
             if self._in_flight is not None:
                 return None
             self._preempt(self.running[-1])
-            slots, is_decode, preempted = slots[:-1], is_decode[:-1], True
-        if len(growing):
-            blocks.grow_by_one(growing)
-        if is_decode.all():
-            chunks.sequences, chunks.decode_slots = self.running.copy(), slots
+            slots, is_decode, is_growing, preempted = slots[:-1], is_decode[:-1], is_growing[:-1], True
+        if num_growing:
+            blocks.grow_by_one(slots[is_growing])
+        if preempted:
+            decode_slots = slots[is_decode]
+        if len(decode_slots) == len(slots):
+            chunks.sequences, chunks.decode_slots = self.running.copy(), decode_slots
         else:
             chunks.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
-            chunks.decode_slots = slots[is_decode]
+            chunks.decode_slots = decode_slots
         return preempted
 
-    def _is_decode(self, slots: Int32Array) -> npt.NDArray[np.bool_]:
-        """Which slots have one token to compute, and one to come after it."""
-        num_tokens = self._num_tokens[slots]
-        is_decode: npt.NDArray[np.bool_] = num_tokens - self._num_computed[slots] == 1
-        is_decode &= num_tokens < self._max_num_tokens[slots]
-        return is_decode
-
-    def _remember_decoded(self, slots: Int32Array) -> None:
+    def _remember_decoded(self, slots: IndexArray) -> None:
         """Let others find the blocks that decodes have filled, or will have with this step."""
         blocks = self.blocks
         if blocks.enable_prefix_caching:
@@ -446,7 +418,9 @@ class Scheduler:
         params = sequence.params
         self._prompt_lens[slot] = len(sequence.prompt_token_ids)
         self._collects[slot] = sequence.collect_logits
-        self._is_watched[slot] = sequence.needs_logits
+        self._is_plain[slot] = sequence.is_plain
+        self._is_watched[slot] = sequence.is_watched
+        self._needed_logits[slot] = sequence.needs_logits
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
@@ -481,7 +455,7 @@ class Scheduler:
             ends = starts + 1  # [num_seqs]
             cu_seqlens_q = np.arange(num_seqs + 1, dtype=np.int32)
         else:
-            prefill_slots = np.array([s.slot for s in sequences[num_decodes:]], np.int32)
+            prefill_slots = np.array([s.slot for s in sequences[num_decodes:]], np.intp)
             slots = np.concatenate((chunks.decode_slots, prefill_slots))
             counts = np.ones(num_seqs, np.int32)
             counts[num_decodes:] = chunks.prefill_counts
@@ -494,9 +468,10 @@ class Scheduler:
         token_blocks = self.blocks.block_table[token_slots, positions // block_size]
         collects = self._collects[slots]
         sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
-        samples = sequences if len(sampled) == num_seqs else [sequences[i] for i in sampled.tolist()]
-        sample_slots, sample_positions = slots[sampled], ends[sampled]
-        watched = bool(self._is_watched[sample_slots].any())
+        samples, sample_slots, sample_positions = sequences, slots, ends
+        if len(sampled) < num_seqs:
+            samples, sample_slots, sample_positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
+        needs_logits = bool(self._needed_logits[sample_slots].any())
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight is not None:
@@ -519,10 +494,10 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
-            return_logits=bool(logits_rows) or (watched and any(s.needs_logits for s in samples)),
+            return_logits=bool(logits_rows) or (needs_logits and any(s.needs_logits for s in samples)),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
         )
-        num_prompt = np.minimum(ends, self._prompt_lens[slots]) - starts
+        num_prompt = np.maximum(np.minimum(ends, self._prompt_lens[slots]) - starts, 0)
         step = Step(
             batch,
             sequences,
@@ -530,8 +505,8 @@ class Scheduler:
             sample_slots,
             sample_positions,
             logits_rows,
-            num_prompt_tokens=int(num_prompt[num_prompt > 0].sum()),
-            draws_on_host=watched and any(s.draws_on_host for s in samples),
+            num_prompt_tokens=int(num_prompt.sum()),
+            draws_on_host=needs_logits and any(s.draws_on_host for s in samples),
             num_left=self._num_left,
         )
         self._num_computed[slots] = ends
@@ -541,25 +516,29 @@ class Scheduler:
         self._in_flight = step
         return step
 
-    def _sampling(self, slots: Int32Array, positions: Int32Array, num_rows: int) -> dict[str, Any]:
+    def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
         """Sampling parameters, one entry per row; rows that are only collected are sampled greedily and dropped.
 
         `positions`: those of the tokens to be sampled, which with the seed make the random draw.
         """
         random_val = np.zeros(num_rows, np.float32)
         _core.fill_uniform(self._seed[slots], positions.astype(np.uint64), random_val[: len(slots)])
+        rest = num_rows - len(slots)
+        if slots is not self._slots_of_running or rest:
+            return {"random_val": random_val, **self._sampling_params(slots, rest)}
+        if self._params_of_running is None:
+            self._params_of_running = self._sampling_params(slots, 0)
+        return {"random_val": random_val, **self._params_of_running}
 
-        def entries(per_slot: npt.NDArray[Any], rest: int) -> npt.NDArray[Any]:
-            if len(slots) == num_rows:
-                return per_slot[slots]
-            out = np.full(num_rows, rest, per_slot.dtype)
-            out[: len(slots)] = per_slot[slots]
-            return out
+    def _sampling_params(self, slots: IndexArray, rest: int) -> dict[str, npt.NDArray[Any]]:
+        """Those of slots, and of `rest` rows after them."""
+
+        def entries(per_slot: npt.NDArray[Any], greedy: int) -> npt.NDArray[Any]:
+            return np.concatenate((per_slot[slots], np.full(rest, greedy, per_slot.dtype)))
 
         return {
             "temperature": entries(self._temperature, 0),
             "top_k": entries(self._top_k, 0),
             "top_p": entries(self._top_p, 1),
             "min_p": entries(self._min_p, 0),
-            "random_val": random_val,
         }

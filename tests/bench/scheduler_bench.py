@@ -6,7 +6,8 @@
 
 A step is: orders taken from callers, schedule, batch, results taken in, and, for each sequence, the news of its token
 given to a listener ("stream") or kept until its end ("generate"); text is made by the callers' threads. The scheduler
-alone is the part of it up to the batch, and the tokens taken in.
+alone is the part of it up to the batch, and the tokens taken in. After every step a fixed loop is timed: what a step
+takes as a share of it hardly depends on how fast or busy the machine is.
 
 `--layouts` runs one engine with dummy weights (shapes of llama-1b, fewer layers) under two schedulers: blocks of 16
 tokens, and one block per sequence, the static layout. Rounds alternate; on a busy machine only the fastest
@@ -30,7 +31,8 @@ import numpy as np
 from infinilm import LLM, SamplingParams, _core
 from infinilm.config import LlamaConfig
 from infinilm.families import build_spec
-from infinilm.scheduler import Scheduler, Sequence
+from infinilm.scheduler import Scheduler
+from infinilm.steps import Sequence
 
 
 def add_sequences(scheduler: Scheduler, count: int, prompt_len: int, seed: int) -> list[Sequence]:
@@ -40,6 +42,15 @@ def add_sequences(scheduler: Scheduler, count: int, prompt_len: int, seed: int) 
     for sequence in out:
         scheduler.add(sequence)
     return out
+
+
+def time_yardstick() -> float:
+    """Seconds of 10,000 additions in a Python loop."""
+    started = time.perf_counter()
+    total = 0
+    for i in range(10_000):
+        total += i
+    return time.perf_counter() - started
 
 
 def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[float]:
@@ -59,7 +70,7 @@ def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[flo
         started = time.perf_counter()
         step = scheduler.schedule(started)
         assert step is not None
-        scheduler.update(step, output)
+        scheduler.update(step, output, started)
         elapsed = time.perf_counter() - started
         if len(step.samples) == num_seqs and len(step.sequences) == num_seqs and i >= 10:
             yield elapsed
@@ -106,9 +117,11 @@ def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterat
 
 
 def print_times(label: str, seconds: Iterator[float]) -> None:
-    micros = sorted(1e6 * s for s in seconds)
+    steps, yardsticks = zip(*((step, time_yardstick()) for step in seconds), strict=True)
+    micros = sorted(1e6 * step for step in steps)
     tenth, median, p99 = (micros[len(micros) * p // 100] for p in (10, 50, 99))
-    print(f"{label:36} median {median:6.0f} us  p10 {tenth:6.0f} us  p99 {p99:6.0f} us")
+    share = statistics.median(step / yardstick for step, yardstick in zip(steps, yardsticks, strict=True))
+    print(f"{label:36} median {median:5.0f} us  p10 {tenth:5.0f} us  p99 {p99:5.0f} us  {share:.2f} of the yardstick")
 
 
 def bench_steps(sizes: list[int], num_steps: int) -> None:
@@ -150,7 +163,7 @@ def run_layout(engine: _core.InferEngine, block_size: int, max_len: int, batch: 
         started = time.perf_counter()
         step = scheduler.schedule(started)
         assert step is not None
-        scheduler.update(step, engine.forward(step.batch))
+        scheduler.update(step, engine.forward(step.batch), time.perf_counter())
         seconds.append(time.perf_counter() - started)
     return seconds[0], statistics.median(seconds[1:])
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from infinilm import LLM, SamplingParams, TokenEvent
 from infinilm.request import Completion, GenerationRequest, LogitsWork, PromptLogprobs, Request
-from infinilm.scheduler import Sequence
+from infinilm.steps import Sequence
 
 # Measured: requests that stay, here with all their objects, cost 9,700 bytes each; 35 bytes are what the allocator's
 # arenas go on filling for some 10,000 requests.

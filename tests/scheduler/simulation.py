@@ -16,6 +16,7 @@ import pytest
 
 import infinilm.scheduler as sched
 from infinilm import SamplingParams
+from infinilm.steps import Sequence, Step
 
 MODULUS = 2**61 - 1
 VOCAB_SIZE = 97
@@ -46,9 +47,15 @@ def tokens_alone(prompt: list[int], count: int) -> list[int]:
     return out
 
 
-def make_sequence(prompt: list[int], max_tokens: int, **more: Any) -> sched.Sequence:
+def make_sequence(prompt: list[int], max_tokens: int, **more: Any) -> Sequence:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return sched.Sequence(np.array(prompt, np.int32), params, seed=len(prompt), **more)
+    return Sequence(np.array(prompt, np.int32), params, seed=len(prompt), **more)
+
+
+def has_ended(sequence: Sequence) -> bool:
+    """By its length, or its newest token."""
+    ids = sequence.output_token_ids
+    return len(ids) >= sequence.params.max_tokens or bool(ids and ids[-1] in sequence.stop_token_ids)
 
 
 def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +72,10 @@ class Engine:
     ahead: bool = False  # each step is made before the results of the one before are known
     cache: dict[int, int] = field(default_factory=dict)  # slot -> hash of the prefix that ends there
     num_steps: int = 0
-    in_flight: tuple[sched.Step, Any] | None = None
+    in_flight: tuple[Step, Any] | None = None
     ids_before: list[int] = field(default_factory=list)  # of the last step
 
-    def step(self) -> list[tuple[sched.Sequence, int, int]]:
+    def step(self) -> list[tuple[Sequence, int, int]]:
         """Make and run a step; returns what came of it, or, ahead, of the one before."""
         assert self.scheduler.has_work
         last, self.in_flight = self.in_flight, None
@@ -82,13 +89,22 @@ class Engine:
             last, self.in_flight = self.in_flight, None
         return self.update(*last) if last else []
 
-    def update(self, step: sched.Step, output: Any) -> list[tuple[sched.Sequence, int, int]]:
-        sampled = self.scheduler.update(step, output)
-        for sequence, _, token in sampled:
-            assert sequence.output_token_ids[-1] == token
-        return sampled
+    def update(self, step: Step, output: Any) -> list[tuple[Sequence, int, int]]:
+        alive = [sequence for sequence in step.samples if sequence.slot >= 0]
+        sampled = self.scheduler.update(step, output, float(self.num_steps))
+        assert sampled.num_tokens == len(alive)
+        for sequence in alive:
+            assert len(sequence.token_times) == len(sequence.output_token_ids)
+            assert sequence.token_times[-1] == self.num_steps
+        taken = [sequence for sequence in alive if not sequence.is_plain or has_ended(sequence)]
+        assert [(sequence, sequence.output_token_ids[-1]) for sequence in taken] == [
+            (s, t) for s, _, t in sampled.taken
+        ]
+        assert all(step.samples[row] is sequence for sequence, row, _ in sampled.taken)
+        assert sampled.heard == [sequence for sequence in alive if sequence.is_watched and sequence not in taken]
+        return sampled.taken
 
-    def forward(self, step: sched.Step) -> Any:
+    def forward(self, step: Step) -> Any:
         batch, manager = step.batch, self.scheduler.blocks
         size = manager.block_size
         cu_seqlens_q = batch.cu_seqlens_q.tolist()
@@ -131,7 +147,7 @@ class Engine:
         logits = np.array(rows, np.float32)[:, None] if batch.return_logits else None
         return SimpleNamespace(ids=_array(np.array(ids, np.int32)), logits=logits if logits is None else _array(logits))
 
-    def _shared_now(self, step: sched.Step) -> np.ndarray:
+    def _shared_now(self, step: Step) -> np.ndarray:
         """Tokens of full blocks, which another sequence of this very step may share."""
         size = self.scheduler.blocks.block_size
         full = np.repeat(step.batch.context_lens // size, np.diff(step.batch.cu_seqlens_q))

@@ -12,11 +12,13 @@ import pytest
 import infinilm.scheduler as sched
 from infinilm import CacheFullError
 from infinilm.block_manager import BlockManager, common_window
+from infinilm.steps import Sequence
 from scheduler.simulation import (
     VOCAB_SIZE,
     Engine,
     check_blocks,
     check_empty,
+    has_ended,
     make_sequence,
     tokens_alone,
     without_core,
@@ -42,10 +44,10 @@ def random_prompt(rng: np.random.Generator, bases: list[list[int]]) -> list[int]
     return shared + tail if rng.random() < 0.8 or not shared else shared
 
 
-def drain(engine: Engine, alive: list[sched.Sequence]) -> None:
+def drain(engine: Engine, alive: list[Sequence]) -> None:
     while engine.scheduler.has_work:
         for sequence, _, _ in engine.step():
-            if len(sequence.output_token_ids) >= sequence.params.max_tokens:
+            if has_ended(sequence):
                 engine.scheduler.remove(sequence)
                 alive.remove(sequence)
 
@@ -74,14 +76,20 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
     )
     engine = Engine(scheduler, ahead)
     bases = [rng.integers(0, VOCAB_SIZE, 45).tolist() for _ in range(3)]
-    arrived: list[sched.Sequence] = []
-    alive: list[sched.Sequence] = []
+    arrived: list[Sequence] = []
+    alive: list[Sequence] = []
     cancelled = 0
     work = 0
     while len(arrived) < 60 or scheduler.has_work:
         for _ in range(int(rng.integers(0, 4)) if len(arrived) < 60 else 0):
             prompt = random_prompt(rng, bases)
-            sequence = make_sequence(prompt, int(rng.integers(1, MAX_LEN - len(prompt) + 1)))
+            sequence = make_sequence(
+                prompt,
+                int(rng.integers(1, MAX_LEN - len(prompt) + 1)),
+                is_plain=rng.random() < 0.7,
+                is_watched=rng.random() < 0.5,
+                stop_token_ids=frozenset(rng.integers(0, VOCAB_SIZE, rng.integers(0, 3)).tolist()),
+            )
             work += len(prompt) + sequence.params.max_tokens
             arrived.append(sequence)
             alive.append(sequence)
@@ -96,7 +104,7 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
         if not scheduler.has_work:
             continue
         for sequence, _, _ in engine.step():
-            if len(sequence.output_token_ids) >= sequence.params.max_tokens:
+            if has_ended(sequence):
                 scheduler.remove(sequence)
                 alive.remove(sequence)
         order = [arrived.index(s) for s in (*scheduler.running, *scheduler.waiting)]
@@ -106,11 +114,12 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
     assert not alive
     first = [s.first_scheduled for s in arrived if s.first_scheduled]
     assert first == sorted(first)
-    done = [s for s in arrived if len(s.output_token_ids) == s.params.max_tokens]
+    done = [s for s in arrived if has_ended(s)]
     assert len(done) >= len(arrived) - cancelled
     for sequence in arrived:
         expected = tokens_alone(sequence.prompt_token_ids.tolist(), len(sequence.output_token_ids))
         assert sequence.output_token_ids == expected
+        assert sequence.stop_token_ids.isdisjoint(expected[:-1]), "it went on after its end"
     assert (scheduler.stats.prefix_hit_rate > 0.1) == caching or pool == "tiny" or window
     assert (scheduler.num_preemptions > 0) or pool != "small" or window
     assert scheduler.num_preemptions == sum(s.num_preemptions for s in arrived)
@@ -246,7 +255,7 @@ def test_logits_are_collected_once_also_after_preemption() -> None:
         scheduler.add(sequence)
     while collecting.num_collected < 16:
         for sequence, _, _ in engine.step():
-            if len(sequence.output_token_ids) >= sequence.params.max_tokens:
+            if has_ended(sequence):
                 scheduler.remove(sequence)
     scheduler.remove(collecting)
     assert collecting.num_preemptions
@@ -276,7 +285,7 @@ def test_cancelled_while_the_step_runs() -> None:
     assert step is not None
     output = engine.forward(step)
     scheduler.remove(sequences[1])
-    assert [s for s, _, _ in scheduler.update(step, output)] == [sequences[0]]
+    assert [s for s, _, _ in scheduler.update(step, output, 1.0).taken] == [sequences[0]]
     sequences.pop(1)
     drain(engine, sequences)
     check_empty(scheduler)
