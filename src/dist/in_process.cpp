@@ -271,7 +271,7 @@ TensorView InProcess::host_view(const TensorView& x, Tensor& staging) {
     if (!backend_)
         throw Error(concat("a tensor is on ", to_string(x.device()), ", but rank ", rank(),
                            " joined its group without a backend that could copy it"));
-    if (staging.bytes() < x.bytes()) {
+    if (!staging || staging.bytes() < x.bytes()) {
         staging = {};  // first, so that both are never there
         staging = allocate_host(DType::uint8, {x.bytes()});
     }
