@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the op and core tests on it.
-# Needs meson, ninja, nanobind, pytest and hypothesis in the active environment. Arguments go to pytest.
+# Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest.
 set -eu
 cd "$(dirname "$0")/.."
 build=build-sanitize
