@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the op and core tests on it.
-# Needs meson, ninja, nanobind, pytest and hypothesis in the active environment. Arguments go to pytest.
+# Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest.
 set -eu
 cd "$(dirname "$0")/.."
 build=build-sanitize
-[ -d "$build" ] || meson setup "$build" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false --prefix=/ -Dpython.install_env=prefix
+[ -d "$build" ] || meson setup "$build" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled --prefix=/ -Dpython.install_env=prefix
 meson install -C "$build" --quiet --destdir "$PWD/$build/root" --tags runtime,python-runtime
 site=$(dirname "$(find "$build/root" -type d -name infinilm | head -n 1)")
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.

@@ -1,17 +1,20 @@
 """Builds kernels for the host compiler: `build(sources, out_dir, sanitize)` gives a shared library to load with ctypes.
 
 Called by the fixtures of tests/cuda and by whoever debugs a kernel; needs only a C++ compiler. Objects are cached in
-out_dir by the content of the source, of every header it includes and of the command, as ccache does. The runtime of
-the emulator is compiled without sanitizers on purpose and linked into every library.
+out_dir by the content of the source, of every header it includes and of the command, as ccache does; processes that
+share out_dir take turns. The runtime of the emulator is compiled without sanitizers on purpose and linked into every
+library.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +23,13 @@ RUNTIME = ("device.cpp", "device_memory.cpp", "fiber.cpp", "report.cpp", "schedu
            "streams.cpp", "sync.cpp")  # fmt: skip
 Sanitizer = Literal["address", "thread"]
 
-# At -O2, or with strict aliasing, reading a uint4 as eight bf16 breaks silently. GNU unique symbols would be shared
-# between the libraries that a test process loads.
+# In kernels reading a uint4 as eight bf16 breaks silently at -O2, or with strict aliasing. GNU unique symbols would be
+# shared between the libraries that a test process loads. -g1 is what reports of sanitizers need; -g takes half as long
+# again to compile.
 COMMON = [
     "-std=c++20",
     "-O1",
-    "-g",
+    "-g1",
     "-fPIC",
     "-fno-gnu-unique",
     "-fno-strict-aliasing",
@@ -83,20 +87,24 @@ def build(
     include = [f"-I{CUDA / 'emulator'}", f"-I{CUDA}", *(f"-I{directory}" for directory in includes)]
     kernel = [*COMMON, *KERNEL, *include, *(f"-D{macro}" for macro in defines), *SANITIZE.get(sanitize or "", [])]
     told = TOLD.get(sanitize or "", []) + (["-DINFINILM_EMULATOR_UCONTEXT"] if ucontext else [])
+    # Threads meet in the runtime all the time: -O2 takes a quarter off a step of a model.
+    runtime = [*COMMON, "-O2", "-g0", *include, *told]
+    link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *SANITIZE.get(sanitize or "", []), "-pthread", "-ldl"]
+    stem = Path(sources[0]).stem if sources else "emulator"
     unity = out / "emulator.cpp"  # one unit: the headers are parsed once, which is most of the time
     text = "".join(f'#include "{CUDA / "emulator" / name}"\n' for name in RUNTIME)
-    if not unity.exists() or unity.read_text() != text:
-        unity.write_text(text)
-    objects = [_compile(unity.resolve(), [*COMMON, "-g0", *include, *told], out)]
-    objects += [_compile(Path(source).resolve(), kernel, out) for source in sources]
-    link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *SANITIZE.get(sanitize or "", []), "-pthread", "-ldl"]
-    key = _digest(json.dumps([[o.name for o in objects], link]).encode())
-    stem = Path(sources[0]).stem if sources else "emulator"
-    library = out / f"{stem}-{sanitize or 'plain'}-{key}.so"
-    if not library.exists():
-        partial = library.with_suffix(f".{os.getpid()}.tmp")
-        _run([*link, *(str(o) for o in objects), "-o", str(partial)])
-        partial.replace(library)
+    with (out / "lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not unity.exists() or unity.read_text() != text:
+            unity.write_text(text)
+        units = [(unity.resolve(), runtime), *((Path(source).resolve(), kernel) for source in sources)]
+        objects = list(pool.map(lambda unit: _compile(*unit, out), units))
+        key = _digest(json.dumps([[o.name for o in objects], link]).encode())
+        library = out / f"{stem}-{sanitize or 'plain'}-{key}.so"
+        if not library.exists():
+            partial = library.with_suffix(".tmp")
+            _run([*link, *(str(o) for o in objects), "-o", str(partial)])
+            partial.replace(library)
     return library
 
 
@@ -142,7 +150,7 @@ def _compile(source: Path, flags: list[str], out: Path) -> Path:
         cached: Path = out / entry["object"]
         if cached.exists() and all(_digest_file(Path(p)) == d for p, d in entry["inputs"].items()):
             return cached
-    depfile, partial = out / f"{key}.{os.getpid()}.d", out / f"{key}.{os.getpid()}.o"
+    depfile, partial = out / f"{key}.d", out / f"{key}.o"
     language = ["-x", "c++"] if source.suffix == ".cu" else []
     _run([*command, "-MD", "-MF", str(depfile), *language, "-c", str(source), "-o", str(partial)])
     text = depfile.read_text().replace("\\\n", " ").split(":", 1)[1]

@@ -92,6 +92,7 @@ void RuntimeLock::take(std::unique_lock<std::mutex>& held) {
     holder_ = std::this_thread::get_id();
 }
 void RuntimeLock::pass_on() {
+    close_device_memory();
     holder_ = {};
     ++serving_;
     changed_.notify_all();

@@ -1,5 +1,5 @@
 // Device and pinned memory. One reserved range of addresses, mapped to an empty file: any access to a part that is not
-// allocated is a bus error even while the range is open, so guards and freed memory cost nothing. An allocation ends
+// allocated faults even while the range is open, so guards and freed memory cost nothing. An allocation ends
 // at the end of a page, bar rounding to 256 bytes; the slack holds a canary, and AddressSanitizer guards it. Addresses
 // are reused as late as possible. Contents start as ones (NaN).
 #include <sys/mman.h>
@@ -10,6 +10,7 @@
 #include <cstring>
 #include <list>
 #include <map>
+#include <utility>
 
 #include "runtime.h"
 #include "state.h"
@@ -30,7 +31,8 @@ struct Memory {
     uint8_t* base = nullptr;
     size_t top = 0;  // beyond it nothing was ever allocated
     size_t used_bytes = 0;
-    int open = 0;  // DeviceAccess objects
+    int accesses = 0;   // DeviceAccess objects
+    bool open = false;  // to the host
     int empty_file = -1;
     std::map<const uint8_t*, Allocation> live;
     std::list<Allocation> freed;  // oldest first
@@ -43,7 +45,10 @@ struct Memory {
         base = static_cast<uint8_t*>(range);
         install_signal_handlers();
     }
-    void protect() const { mprotect(base, top, open ? PROT_READ | PROT_WRITE : PROT_NONE); }
+    int protection() const { return open ? PROT_READ | PROT_WRITE : PROT_NONE; }
+    void set_open(bool now) {  // slow: a mapping or two for each allocation
+        if (std::exchange(open, now) != now) mprotect(base, top, protection());
+    }
 
     // Pages never used, else the oldest freed ones that are large enough.
     uint8_t* take_pages(size_t bytes) {
@@ -71,10 +76,12 @@ auto find_in(Map& map, const uint8_t* pointer) {
     return next == map.begin() ? map.end() : std::prev(next);
 }
 
+// By memcmp with itself one byte on, which is fast: this runs for every allocation after every kernel.
+bool all_canary(const uint8_t* begin, const uint8_t* end) {
+    return begin == end || (*begin == kCanary && !memcmp(begin, begin + 1, static_cast<size_t>(end - begin) - 1));
+}
 bool canaries_hold(const Allocation& a) {
-    const auto is_canary = [](uint8_t byte) { return byte == kCanary; };
-    return std::all_of(a.pages, a.start, is_canary) &&
-           std::all_of(a.start + a.bytes, a.pages + a.page_bytes, is_canary);
+    return all_canary(a.pages, a.start) && all_canary(a.start + a.bytes, a.pages + a.page_bytes);
 }
 
 cudaError_t allocate(void** pointer, size_t bytes) {
@@ -88,6 +95,7 @@ cudaError_t allocate(void** pointer, size_t bytes) {
     if (mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
              0) == MAP_FAILED)
         return cudaErrorMemoryAllocation;
+    madvise(pages, page_bytes, MADV_HUGEPAGE);  // fewer to fill, and to open and close
     const Allocation a{pages + page_bytes - rounded, bytes, pages, page_bytes};
     unpoison(pages, page_bytes);
     memset(pages, kCanary, page_bytes);
@@ -96,7 +104,7 @@ cudaError_t allocate(void** pointer, size_t bytes) {
     unpoison(a.start, bytes);
     m.live[a.start] = a;
     m.used_bytes += rounded;
-    m.protect();
+    mprotect(pages, page_bytes, m.protection());
     *pointer = a.start;
     return cudaSuccess;
 }
@@ -111,17 +119,19 @@ cudaError_t release_allocation(void* pointer) {
     poison(a.pages, a.page_bytes);
     mmap(a.pages, a.page_bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, m.empty_file, a.pages - m.base);
     m.freed.push_back(a);
-    m.protect();
     return cudaSuccess;
 }
 
 }  // namespace
 
 DeviceAccess::DeviceAccess() {
-    if (memory().open++ == 0) memory().protect();
+    ++memory().accesses;
+    memory().set_open(true);
 }
-DeviceAccess::~DeviceAccess() {
-    if (--memory().open == 0) memory().protect();
+DeviceAccess::~DeviceAccess() { --memory().accesses; }
+
+void close_device_memory() {
+    if (memory().accesses == 0) memory().set_open(false);
 }
 
 bool is_device_address(const void* pointer) {

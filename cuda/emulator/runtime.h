@@ -41,13 +41,15 @@ cudaError_t report(cudaError_t error);
 // The sticky error, or success. First thing in every call of the API.
 cudaError_t sticky_error();
 
-// device_memory.cpp. Device memory is inaccessible (PROT_NONE) while no DeviceAccess exists.
+// device_memory.cpp. Device memory is inaccessible (PROT_NONE) to host code. The first DeviceAccess of a call opens it,
+// and it stays open until the call gives the lock back: one call may do much that has waited in a stream.
 class DeviceAccess {
 public:
     DeviceAccess();
     ~DeviceAccess();
     DeviceAccess(const DeviceAccess&) = delete;
 };
+void close_device_memory();  // unless a DeviceAccess exists; before host code runs
 enum class MemoryKind { pageable, pinned, device };
 MemoryKind memory_kind(const void* pointer);
 bool is_device_address(const void* pointer);  // of the reserved range, allocated or not

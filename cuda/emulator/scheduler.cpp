@@ -64,6 +64,7 @@ void thread_main() {
     thread_exits(thread);
     release(&grids_done);
     thread.done = true;
+    thread.block->exited[thread.where.linear / 32] |= 1u << thread.where.linear % 32;
     suspend(thread.fiber, true);
     abort();
 }
@@ -73,6 +74,7 @@ std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) 
     const unsigned count = grid.block.x * grid.block.y * grid.block.z;
     block->threads = std::vector<Thread>(count);
     block->warps.resize((count + 31) / 32);
+    block->exited.resize(block->warps.size());
     block->warpgroups.resize((count + 127) / 128);
     block->dynamic_bytes = grid.smem_bytes;
     block->alive = count;

@@ -85,6 +85,7 @@ struct SharedVariable {
 struct Block {
     std::vector<Thread> threads;
     std::vector<std::deque<Collective>> warps;
+    std::vector<uint32_t> exited;  // the lanes, by warp
     std::array<Barrier, 16> barriers;
     std::vector<Barrier> warpgroups;
     std::map<const void*, MBarrier> mbarriers;

@@ -366,7 +366,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     });
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-    return call([=] { return submit(stream, [=] { function(data); }); });
+    return call([=] {
+        return submit(stream, [=] {
+            close_device_memory();
+            function(data);
+        });
+    });
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }

@@ -1,6 +1,7 @@
 // Rendezvous of threads: warp collectives, barriers, asynchronous queues, mbarriers, and the order they give to memory
 // (for ThreadSanitizer). Called by kernels through emulator.h.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "state.h"
@@ -64,7 +65,7 @@ static Collective& find_collective(uint32_t mask, const char* what) {
         found = &block.warps[warp].emplace_back();
         found->mask = mask;
     }
-    if (found->arrived && strcmp(found->what, what))
+    if (found->arrived && found->what != what && strcmp(found->what, what))
         fail("warp-divergence", "%s with mask %08x, while lanes %08x of the warp are at %s", what, mask, found->arrived,
              found->what);
     return *found;
@@ -78,9 +79,8 @@ const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, 
     const unsigned size = static_cast<unsigned>(block.threads.size());
     if (size - first < 32) mask &= (1u << (size - first)) - 1;  // lanes the block does not have
     if (!(mask >> lane & 1)) fail("warp-mask", "%s: lane %u is not in its own mask %08x", what, lane, mask);
-    for (unsigned i = 0; i < 32; ++i)
-        if (mask >> i & 1 && block.threads[first + i].done)
-            fail("warp-mask", "%s: mask %08x names lane %u, which has exited", what, mask, i);
+    if (const uint32_t exited = mask & block.exited[first / 32])
+        fail("warp-mask", "%s: mask %08x names lane %d, which has exited", what, mask, std::countr_zero(exited));
     Collective& c = find_collective(mask, what);
     c.what = what;
     c.in[lane] = mine;

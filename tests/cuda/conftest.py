@@ -6,10 +6,11 @@ matrix, which is skipped otherwise. With INFINILM_TEST_GPU=1 the same cases run 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,22 @@ def emulator_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="session")
+def build_library(emulator_cache: Path) -> Callable[..., Path]:
+    """`build_library(paths, sanitize, ucontext)`, which looks once a session for what has changed."""
+    builder: Any = nvcc_build if ON_GPU else load_build()
+
+    @functools.cache
+    def build(paths: tuple[Path, ...], sanitize: str | None, ucontext: bool) -> Path:
+        defines, includes = ["INFINILM_SM90=1"], [ROOT / "src"]
+        library: Path = builder.build(
+            paths, emulator_cache, sanitize, defines=defines, includes=includes, ucontext=ucontext
+        )
+        return library
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def emulator_workers() -> Iterator[dict[str | None, Worker]]:
     """The worker processes, by sanitizer."""
     workers: dict[str | None, Worker] = {}
@@ -80,7 +97,7 @@ def emulator_workers() -> Iterator[dict[str | None, Worker]]:
 
 
 @pytest.fixture
-def emulate(emulator_cache: Path, emulator_workers: dict[str | None, Worker]) -> Run:
+def emulate(build_library: Callable[..., Path], emulator_workers: dict[str | None, Worker]) -> Run:
     """`emulate(sources, "module:case", sanitize=, schedule=, settings=, **parameters)`: build, run, say how it went."""
     builder: Any = nvcc_build if ON_GPU else load_build()
 
@@ -97,10 +114,8 @@ def emulate(emulator_cache: Path, emulator_workers: dict[str | None, Worker]) ->
     ) -> Outcome:
         if ON_GPU and not SIMULATED.isdisjoint(settings or {}):
             pytest.skip("about a simulated device")
-        paths = [HERE / "kernels" / s if isinstance(s, str) else s for s in sources]
-        library = builder.build(
-            paths, emulator_cache, sanitize, defines=["INFINILM_SM90=1"], includes=[ROOT / "src"], ucontext=ucontext
-        )
+        paths = tuple(HERE / "kernels" / s if isinstance(s, str) else s for s in sources)
+        library = build_library(paths, sanitize, ucontext)
         if sanitize not in emulator_workers:
             emulator_workers[sanitize] = Worker(sanitize, builder.environment(sanitize))
         environment = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_nvcc import ARCHITECTURES, FLAGS, _nvcc, needs_nvcc
+from test_nvcc import compile_kernels, needs_nvcc
 
 SOURCES = [
     *(ROOT / "cuda" / f"{name}.cu" for name in ("linear_prefill", "linear_sm90", "linear_decode")),
@@ -113,17 +112,7 @@ def test_sanitized(
 @pytest.fixture
 def hopper_code(emulator_cache: Path) -> tuple[Path, str]:
     """linear_sm90 through nvcc, and what ptxas said; from the cache when nothing has changed."""
-    source = ROOT / "cuda/linear_sm90.cu"
-    command = [str(_nvcc()), *FLAGS, f"-gencode={ARCHITECTURES['90a']}", "-c", str(source)]
-    inputs = [source, *sorted((ROOT / "cuda").glob("*.cuh")), ROOT / "cuda/kernels.h"]
-    digest = hashlib.sha256(repr(command).encode() + b"".join(p.read_bytes() for p in inputs)).hexdigest()[:16]
-    target = emulator_cache / f"linear_sm90-{digest}.o"
-    log = target.with_suffix(".log")
-    if not log.exists():
-        done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        log.write_text(done.stdout + done.stderr)
-    return target, log.read_text()
+    return compile_kernels(ROOT / "cuda/linear_sm90.cu", "90a", emulator_cache)
 
 
 @needs_nvcc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -36,26 +37,27 @@ def _nvcc() -> str | None:
 needs_nvcc = pytest.mark.skipif(_nvcc() is None, reason="no nvcc on PATH, in CUDA_HOME or /usr/local/cuda")
 
 
-def _compile(name: str, architecture: str, cache: Path) -> tuple[Path, str]:
+def compile_kernels(source: Path, architecture: str, cache: Path) -> tuple[Path, str]:
     """The object and what the compiler said, from the cache when neither the file nor a header has changed."""
-    source = HERE / "kernels" / f"{name}.cu"
     command = [str(_nvcc()), *FLAGS, f"-gencode={ARCHITECTURES[architecture]}", f"-I{CUDA}", "-c", str(source)]
     digest = hashlib.sha256(repr(command).encode())
-    for path in [source, *sorted(CUDA.glob("*.cuh"))]:
+    for path in [source, *sorted(CUDA.glob("*.cuh")), CUDA / "kernels.h"]:
         digest.update(path.read_bytes())
-    target = cache / f"{name}-sm_{architecture}-{digest.hexdigest()[:16]}.o"
+    target = cache / f"{source.stem}-sm_{architecture}-{digest.hexdigest()[:16]}.o"
     log = target.with_suffix(".log")
-    if not target.exists() or not log.exists():
-        done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        log.write_text(done.stdout + done.stderr)
+    with (cache / "nvcc.lock").open("w") as lock:  # another process of these tests may want the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not log.exists():
+            done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            log.write_text(done.stdout + done.stderr)
     return target, log.read_text()
 
 
 @needs_nvcc
 @pytest.mark.parametrize(("name", "architecture"), FILES)
 def test_compiles(emulator_cache: Path, name: str, architecture: str) -> None:
-    log = _compile(name, architecture, emulator_cache)[1]
+    log = compile_kernels(HERE / "kernels" / f"{name}.cu", architecture, emulator_cache)[1]
     assert "Used " in log and "serialized" not in log, log  # ptxas says so when it has to give up wgmma's asynchrony
 
 
@@ -69,7 +71,7 @@ def test_hopper_instructions(emulator_cache: Path) -> None:
         pytest.skip(
             "no cuobjdump and nvdisasm, neither on PATH nor installed by pip (nvidia-cuda-cuobjdump, -nvdisasm)"
         )
-    library = _compile("hopper", "90a", emulator_cache)[0]
+    library = compile_kernels(HERE / "kernels/hopper.cu", "90a", emulator_cache)[0]
     environment = {**os.environ, "PATH": path}
     sass = subprocess.run([dump, "-sass", library], capture_output=True, text=True, check=True, env=environment).stdout
     for instruction in ("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D", "UBLKCP", "SYNCS", "ACQBULK", "UCGABAR_ARV"):

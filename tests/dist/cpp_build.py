@@ -1,7 +1,11 @@
-"""Builds the program of C++ tests and the fake NCCL with g++ alone, under a sanitizer or without."""
+"""Builds the program of C++ tests and the fake NCCL with g++ alone, under a sanitizer or without.
+
+Processes that share a folder take turns.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -53,11 +57,16 @@ class Builder:
         for path in [*sources, *sorted(HEADERS)]:
             digest.update(path.read_bytes())
         target = self.folder / f"{name}-{self.kind}-{digest.hexdigest()[:16]}"
-        if target.exists():
-            return target
-        for old in self.folder.glob(f"{name}-{self.kind}-*"):
-            old.unlink()
-        objects = [self.folder / f"{name}-{self.kind}-{source.stem}.o" for source in sources]
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                for old in self.folder.glob(f"{name}-{self.kind}-*"):
+                    old.unlink()
+                self._make(target, sources, flags)
+        return target
+
+    def _make(self, target: Path, sources: list[Path], flags: list[str]) -> None:
+        objects = [Path(f"{target}-{source.stem}.o") for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(
                 pool.map(
@@ -69,7 +78,6 @@ class Builder:
         os.replace(f"{target}.part", target)
         for path in objects:
             path.unlink()
-        return target
 
 
 def _run(arguments: list[str], flags: list[str]) -> None:
