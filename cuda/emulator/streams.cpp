@@ -379,8 +379,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     return call([=] { return submit(stream, [=] { function(data); }); });
 }
 cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void*), void* data, void (*discard)(void*)) {
-    return call(
-        [=] { return submit(stream, [run, owned = std::shared_ptr<void>(data, discard)] { run(owned.get()); }); });
+    const std::shared_ptr<void> owned(data, discard);  // also after an error
+    return call([=] { return submit(stream, [=] { run(owned.get()); }); });
 }
 void infinilm_emulator_give_way() {
     if (!runtime_lock().contended()) std::this_thread::yield();
