@@ -264,9 +264,12 @@ void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& 
         require(weight.is_contiguous(), "prepare_linear: a weight on the device must be contiguous");
         return run_pack(weight.data(), 0, rows);
     }
-    if (!load_staging_) load_staging_ = allocate(DType::uint8, std::array{staging_bytes});
-    const int64_t chunk = std::max<int64_t>(1, staging_bytes / row_bytes);
     require(row_bytes <= staging_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
+    const int64_t chunk = std::min(rows, staging_bytes / row_bytes);
+    if (!load_staging_ || load_staging_.bytes() < chunk * row_bytes) {
+        load_staging_ = {};
+        load_staging_ = allocate(DType::uint8, std::array{chunk * row_bytes});
+    }
     for (int64_t begin = 0; begin < rows; begin += chunk) {
         const int64_t end = std::min(begin + chunk, rows);
         copy_rows(weight.slice(0, begin, end), load_staging_.data(), static_cast<size_t>(row_bytes), "prepare_linear");

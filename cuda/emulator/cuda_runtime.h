@@ -177,6 +177,14 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
 // Makes this error sticky, as a fault on the device does: every later call returns it until the process ends
 // (cudaSuccess clears it again, which no real call can). For tests of what the engine does when a device dies.
 void infinilm_emulator_inject_error(cudaError_t error);
+
+// Work of a library that stands in for one with kernels of its own, such as an NCCL of tests: run(data) when its turn
+// in the stream comes, or in every launch of the graph that is captured there; discard(data) once, when neither will
+// run it again. Neither may call the functions of other streams. What run waits for must come from other host threads,
+// which infinilm_emulator_give_way lets go on meanwhile.
+cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void* data), void* data,
+                                      void (*discard)(void* data));
+void infinilm_emulator_give_way();
 }
 
 namespace infinilm::emulator {

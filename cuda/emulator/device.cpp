@@ -14,7 +14,7 @@ namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 cudaError_t sticky = cudaSuccess;
-thread_local int current_device = 0;
+thread_local int chosen_device = 0;
 
 std::map<const void*, int>& dynamic_shared_limits() {
     static std::map<const void*, int> limits;
@@ -65,6 +65,8 @@ int setting(const char* name, int otherwise) {
     if (*end) fail("setting", "%s=%s is not a number", name, text);
     return static_cast<int>(value);
 }
+
+int current_device() { return chosen_device; }
 
 int compute_capability() { return setting("INFINILM_EMULATOR_CC", 90); }
 
@@ -199,12 +201,12 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int device) {
     if (cudaError_t error = sticky_error()) return error;
     if (device < 0 || device >= device_count()) return report(cudaErrorInvalidDevice);
-    current_device = device;
+    chosen_device = device;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
     if (cudaError_t error = sticky_error()) return error;
-    *device = current_device;
+    *device = chosen_device;
     return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
@@ -252,12 +254,12 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     int can = 0;
-    if (cudaError_t error = cudaDeviceCanAccessPeer(&can, current_device, peer)) return error;
+    if (cudaError_t error = cudaDeviceCanAccessPeer(&can, chosen_device, peer)) return error;
     if (flags != 0) return report(cudaErrorInvalidValue);
     if (!can) return report(cudaErrorInvalidDevice);
     static std::set<std::pair<int, int>> enabled;
     std::lock_guard lock(runtime_lock());
-    return enabled.emplace(current_device, peer).second ? cudaSuccess : report(cudaErrorPeerAccessAlreadyEnabled);
+    return enabled.emplace(chosen_device, peer).second ? cudaSuccess : report(cudaErrorPeerAccessAlreadyEnabled);
 }
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
     std::lock_guard lock(runtime_lock());

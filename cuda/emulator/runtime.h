@@ -66,12 +66,14 @@ bool capturing(cudaStream_t stream);
 cudaError_t forbid_while_capturing();  // for calls that are not allowed during a capture: an error if one is active
 cudaError_t forbid_in_capture(cudaStream_t stream);  // for work that cannot be captured: an error if the stream is
 void drain(cudaStream_t stream);
-void drain_all();
+void drain_device(int device);
+void drain_all();  // of all devices
 
 // scheduler.cpp
 void acquire_grids();
 
 // device.cpp
 int setting(const char* name, int otherwise);
+int current_device();  // of the host thread
 
 }  // namespace infinilm::emulator

@@ -1,6 +1,8 @@
 // Streams, events, copies and graphs. Work in a stream is done when something waits for it, not before
 // (INFINILM_EMULATOR_STREAMS=eager: at once): a missing synchronisation or event shows as old data. Work in the null
-// stream first waits for the blocking streams, then is done at once. A graph is the list of what was captured.
+// stream first waits for the blocking streams, then is done at once. A graph is the list of what was captured; making
+// one and letting go of it wait for all devices, since the real driver may, when it takes memory that peers can reach
+// or gives it back.
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +30,7 @@ struct Capture {
 };
 struct CUstream_st {
     unsigned flags = cudaStreamDefault;
+    int device = 0;
     std::deque<Work> queue;
     std::shared_ptr<Capture> capture;
     std::thread::id runner{};  // the host thread in the middle of its work
@@ -250,8 +253,13 @@ void drain(cudaStream_t stream) {
     while (!stream->queue.empty() || runs_elsewhere(*stream)) run_one(*stream);
     acquire_grids();
 }
-void drain_all() {
+void drain_device(int device) {
     for (cudaStream_t stream : std::set(streams()))  // a copy: other host threads may run meanwhile
+        if (find(stream) && stream->device == device) drain(stream);
+    acquire_grids();
+}
+void drain_all() {
+    for (cudaStream_t stream : std::set(streams()))
         if (find(stream)) drain(stream);
     acquire_grids();
 }
@@ -276,7 +284,7 @@ extern "C" {
 cudaError_t cudaDeviceSynchronize() {
     return call([] {
         if (cudaError_t error = forbid_while_capturing()) return error;
-        drain_all();
+        drain_device(current_device());
         return cudaSuccess;
     });
 }
@@ -319,7 +327,7 @@ cudaError_t cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     return call([=] {
-        *stream = new CUstream_st{flags, {}, nullptr};
+        *stream = new CUstream_st{flags, current_device(), {}, nullptr};
         streams().insert(*stream);
         return cudaSuccess;
     });
@@ -372,6 +380,14 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
             function(data);
         });
     });
+}
+cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void*), void* data, void (*discard)(void*)) {
+    const std::shared_ptr<void> owned(data, discard);  // also after an error
+    return call([=] { return submit(stream, [=] { run(owned.get()); }); });
+}
+void infinilm_emulator_give_way() {
+    if (!runtime_lock().contended()) std::this_thread::yield();
+    runtime_lock().give_way();
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
@@ -459,6 +475,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
     return call([=] {
+        drain_all();
         *exec = new CUgraphExec_st{std::make_shared<const std::vector<Work>>(graph->work)};
         return cudaSuccess;
     });
@@ -475,6 +492,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     return call([=] {
+        drain_all();
         delete exec;
         return cudaSuccess;
     });

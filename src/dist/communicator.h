@@ -6,7 +6,8 @@
 //   nccl.h        between GPUs
 //
 // Failure: whoever notices one (a rank that throws, a thread outside) aborts the group. Every call that waits, and
-// every later one, throws EngineDeadError with the message of the first cause, which is nested in it.
+// every later one, throws EngineDeadError with the message of the first cause, which is nested in it. Between GPUs the
+// tensors of a collective that was aborted stay until the group is gone: peers may still read and write them.
 #pragma once
 
 #include <exception>

@@ -2,6 +2,22 @@
 // back and is then polled; a lock per communicator keeps all others out while one thread is in a call; and the
 // communicators of all ranks are aborted together. A group ends in that way too: aborting frees everything and, unlike
 // ncclCommDestroy, never waits for work that does not end.
+//
+// Graphs. What a call enqueues may be captured by the stream (guide, "Using NCCL with CUDA Graphs"), if every rank
+// captures it and every rank launches what it has captured. In non-blocking mode it is a thread of NCCL that enqueues,
+// after the call has come back with in_progress; that thread may allocate and query events, too. So
+//   - the capture is thread-local, which forbids such calls to the rank's thread alone, while the stream takes what any
+//     thread enqueues into the capture;
+//   - `call` returns only when NCCL is done: nothing else is at work in the stream when the rank goes on or ends the
+//     capture. To ask for that (ncclCommGetAsyncError) reads the host's memory and joins the thread, no more. Where
+//     `call` throws since the group was aborted, that thread may add something yet, which ends by the abort;
+//   - connections and buffers that a message needs are made by its first call, which is not captured. What NCCL keeps
+//     for a captured call its thread allocates, and may wait for the same call of the peers: all record at once.
+// The guide recommends a GPU a process for graphs, since cudaGraphLaunch may block until other GPUs are launched on,
+// too. Here every rank launches from a thread of its own; whether that is enough only a machine of several GPUs tells.
+// The last of the communicators to be aborted waits until no graph has a captured call of any of them (NVIDIA/nccl,
+// commDestroySync in src/init.cc). Graphs belong to the ranks, which let go of them only when they know of the abort.
+// So each communicator is aborted by a thread of its own, for which only the destructor of the group waits.
 #include "dist/nccl.h"
 
 #include <atomic>
@@ -40,7 +56,10 @@ constexpr int64_t one_shot_bytes = 256 << 10;
 struct Seat {
     std::mutex mutex;  // of comm
     nccl::Comm* comm = nullptr;
+    std::thread ender;  // sleeps until the group is aborted, and then aborts comm
     Device device;
+    // uint8, for exchanges. They stay as long as the group: an aborted one may still write there when its rank is told.
+    Tensor parts, padded;
     std::unique_ptr<OneShot> one_shot;       // as long as the group: kernels of all ranks write to it
     std::atomic<bool> has_one_shot = false;  // for abort, which comes from any thread
 };
@@ -52,8 +71,11 @@ public:
         const nccl::Result result = nccl_.GetUniqueId(&id_);
         if (result != nccl::success) fail("ncclGetUniqueId", -1, result, nullptr);
     }
+    // No graph is left: those of an engine go before its communicators.
     ~NcclGroup() override {
         abort(std::make_exception_ptr(Error("the group has ended")));
+        for (Seat& seat : seats_)
+            if (seat.ender.joinable()) seat.ender.join();
         for (const Seat& seat : seats_)
             if (seat.one_shot) seat.one_shot->wait();
     }
@@ -69,12 +91,13 @@ public:
     void init(int rank);
     // Of the rank, connected; null unless all ranks can have one.
     OneShot* connect(int rank, Backend& backend, Communicator& host);
+    Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
 
 private:
-    // The lock of the rank's comm. Once the group is aborted: ends the comm and throws.
+    // The lock of the rank's comm. EngineDeadError: the group was aborted.
     std::unique_lock<std::mutex> lock(int rank);
     [[noreturn]] void fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm);
-    void end(Seat& seat) noexcept;  // with its lock held
+    void end(Seat& seat) noexcept;
 
     const nccl::Library& nccl_;
     nccl::UniqueId id_;
@@ -92,24 +115,21 @@ void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm
 }
 
 std::unique_lock<std::mutex> NcclGroup::lock(int rank) {
-    std::unique_lock held(seats_[static_cast<size_t>(rank)].mutex);
-    if (aborted_) {
-        end(seats_[static_cast<size_t>(rank)]);  // before the caller frees what it may still read or write
-        held.unlock();
-        cause_.throw_dead();
-    }
-    return held;
+    std::unique_lock held(seat(rank).mutex);
+    if (!aborted_) return held;
+    held.unlock();
+    cause_.throw_dead();
 }
 
 template <class F>
 void NcclGroup::call(int rank, const char* name, F function) {
     using namespace std::chrono;
-    Seat& seat = seats_[static_cast<size_t>(rank)];
+    nccl::Comm*& comm = seat(rank).comm;
     nccl::Result result;
     {
         const auto held = lock(rank);
-        result = function(&seat.comm);
-        if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, seat.comm);
+        result = function(&comm);
+        if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, comm);
     }
     // What NCCL does meanwhile takes microseconds for a collective, and seconds for the first one and for init.
     for (const auto begin = steady_clock::now(); result == nccl::in_progress;) {
@@ -118,9 +138,9 @@ void NcclGroup::call(int rank, const char* name, F function) {
         else
             std::this_thread::sleep_for(microseconds(200));
         const auto held = lock(rank);
-        const nccl::Result asked = nccl_.CommGetAsyncError(seat.comm, &result);
+        const nccl::Result asked = nccl_.CommGetAsyncError(comm, &result);
         if (asked != nccl::success) result = asked;
-        if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, seat.comm);
+        if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, comm);
     }
 }
 
@@ -133,8 +153,11 @@ void NcclGroup::check(int rank) {
 }
 
 void NcclGroup::init(int rank) {
+    seat(rank).ender = std::thread([this, rank] {
+        aborted_.wait(false);
+        end(seat(rank));
+    });
     call(rank, "ncclCommInitRankConfig", [&](nccl::Comm** comm) {
-        if (*comm) throw Error(concat("rank ", rank, " has joined its group already"));
         nccl::Config config;
         return nccl_.CommInitRankConfig(comm, size(), id_, rank, &config);
     });
@@ -142,7 +165,7 @@ void NcclGroup::init(int rank) {
 
 // Behind a barrier each rank sees what the others have put on their seats.
 OneShot* NcclGroup::connect(int rank, Backend& backend, Communicator& host) {
-    Seat& own = seats_[static_cast<size_t>(rank)];
+    Seat& own = seat(rank);
     own.device = backend.device();
     host.barrier();
     std::vector<Device> devices;
@@ -160,29 +183,21 @@ OneShot* NcclGroup::connect(int rank, Backend& backend, Communicator& host) {
 }
 
 void NcclGroup::end(Seat& seat) noexcept {
-    if (nccl::Comm* comm = std::exchange(seat.comm, nullptr)) nccl_.CommAbort(comm);
+    std::unique_lock held(seat.mutex);  // nobody is in a call
+    nccl::Comm* comm = std::exchange(seat.comm, nullptr);
+    held.unlock();  // before what may take as long as there are graphs
+    if (comm) nccl_.CommAbort(comm);
 }
 
+// Also for ranks that are busy elsewhere, perhaps waiting for their stream. All communicators at once: aborting one may
+// wait until its neighbours are aborted (NVIDIA/nccl#863).
 void NcclGroup::abort(std::exception_ptr cause) noexcept {
-    const bool first = cause_.set(cause);
-    aborted_ = true;                 // also by whoever comes second, before returning
+    cause_.set(cause);
     for (const Seat& seat : seats_)  // first: a comm may end only after the kernels before it in its stream
         if (seat.has_one_shot) seat.one_shot->abort();
+    aborted_ = true;  // also by whoever comes second, before returning
+    aborted_.notify_all();
     host_->abort(std::move(cause));
-    if (!first) return;
-    // Also for ranks that are busy elsewhere, perhaps waiting for their stream. Together: aborting one communicator may
-    // wait until its neighbours are aborted (NVIDIA/nccl#863).
-    const auto lock_and_end = [this](Seat& seat) {
-        const std::lock_guard held(seat.mutex);
-        end(seat);
-    };
-    std::vector<std::thread> threads;
-    try {
-        for (Seat& seat : seats_) threads.emplace_back(lock_and_end, std::ref(seat));
-    } catch (...) {  // no more threads to be had: those that are left come one after the other
-        for (Seat& seat : seats_) lock_and_end(seat);
-    }
-    for (std::thread& thread : threads) thread.join();
 }
 
 class NcclCommunicator final : public Communicator {
@@ -230,8 +245,7 @@ private:
     std::unique_ptr<Communicator> host_;
     Backend& backend_;
     void* stream_;
-    OneShot* one_shot_;      // of the group; or null
-    Tensor parts_, padded_;  // uint8, of workspace
+    OneShot* one_shot_;  // of the group; or null
 };
 
 // In rank order, where ncclAllReduce adds in an order that depends on the size of the message and on the place in it:
@@ -247,9 +261,10 @@ void NcclCommunicator::do_all_reduce(const TensorView& x) {
     constexpr int64_t vector = 8;  // of sum_parts
     const int64_t slice = (x.numel() + vector * size() - 1) / (vector * size()) * vector;
     const bool whole = x.numel() == slice * size() && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0;
-    const TensorView slices = whole ? x.reshape({size(), slice}) : workspace(padded_, x.dtype(), slice);
+    const TensorView slices =
+        whole ? x.reshape({size(), slice}) : workspace(group_->seat(rank()).padded, x.dtype(), slice);
     const TensorView same(slices.data(), x.dtype(), x.shape(), x.device());  // what of them is x
-    const TensorView parts = workspace(parts_, x.dtype(), slice), own = slices.select(0, rank());
+    const TensorView parts = workspace(group_->seat(rank()).parts, x.dtype(), slice), own = slices.select(0, rank());
     if (!whole) backend_.copy(x, same);
     exchange(slices, parts);
     ops::sum_parts(backend_, {.parts = parts, .out = own});

@@ -53,7 +53,7 @@ StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute
         StepOutput output = compute(staged);
         check_generation();
         entries_.insert(entries_.begin(), Entry{.key = key, .graph = nullptr, .output = {}});
-        if (entries_.size() > max_entries) entries_.pop_back();
+        keep(max_entries);
         return output;
     }
     if (!entry->graph && !record(*entry, staged, compute)) return compute(staged);
@@ -66,6 +66,14 @@ void StepGraphs::check_generation() {
     if (generation_ == recorder_->generation()) return;
     generation_ = recorder_->generation();
     clear();
+}
+
+void StepGraphs::keep(size_t count) {
+    if (entries_.size() <= count) return;
+    const auto dropped = std::ranges::subrange(entries_.begin() + static_cast<ptrdiff_t>(count), entries_.end());
+    const bool any_graph = std::ranges::any_of(dropped, [](const Entry& entry) { return entry.graph != nullptr; });
+    entries_.erase(dropped.begin(), dropped.end());
+    if (any_graph) communicator_.barrier();
 }
 
 StepGraphs::Entry* StepGraphs::find(const Key& key) {

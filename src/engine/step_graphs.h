@@ -11,9 +11,12 @@
 // for memory, whatever it is for, and all graphs go; reset_cache clears them itself, see there.
 //
 // Ranks: all record and launch in the same steps. They get the same batches, and whether memory is asked for depends
-// on shapes, which are the same on every rank; a failed attempt counts, too. A graph is launched when all ranks have
-// theirs: recording may wait for the device, on which a peer's kernel would wait for this rank.
-// Idea of graphs for decode steps of padded shapes: vLLM (vllm/worker/model_runner.py).
+// on shapes, which are the same on every rank; a failed attempt counts, too. A rank's stream is idle when a step
+// begins, so no kernel of a peer waits for this rank then. Whenever it has made or destroyed graphs, all meet at a
+// barrier of the host before any enqueues more: the driver takes or gives back memory, for which it may wait for
+// devices, and a kernel of a peer that were ahead would wait for this rank. Behind the barrier a launch allocates
+// nothing (graph.cpp). Ideas: graphs for decode steps of padded shapes, vLLM (vllm/worker/model_runner.py); PyTorch
+// does not free memory while ranks of a process launch NCCL's kernels (torch/csrc/cuda/nccl.cpp).
 #pragma once
 
 #include <functional>
@@ -45,7 +48,7 @@ public:
 
     // The batch is in host memory; block_size: of the cache.
     StepOutput run(const Batch& batch, int64_t block_size, const Compute& compute);
-    void clear() { entries_.clear(); }
+    void clear() { keep(0); }
     GraphCounts counts() const;
 
 private:
@@ -61,6 +64,7 @@ private:
     };
     // Drops what an allocation may have made invalid.
     void check_generation();
+    void keep(size_t count);  // the entries of latest use
     // The entry of a shape that came before, which becomes the first; else null.
     Entry* find(const Key& key);
     // False: it cannot be, now or later.

@@ -140,13 +140,14 @@ TEST(nccl_sums) {
 TEST(nccl_aborts_in_a_sum) {
     const Fake fake;
     for (const char* last : {"ncclSend", "ncclAllGather"}) {
-        const auto group = make_nccl_group(3);
+        std::vector<float> x[3];  // as long as the group
+        auto group = make_nccl_group(3);
         const auto errors = run_ranks(3, [&](int rank) {
             Joined communicator(*group, rank);
-            float x[100] = {};
+            x[rank].resize(100);
             try {
                 if (rank == 2) fake.fail(last, 2, 5);
-                communicator->all_reduce(communicator.view(x, DType::float32, {100}));
+                communicator->all_reduce(communicator.view(x[rank].data(), DType::float32, {100}));
             } catch (...) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
                 group->abort(std::current_exception());
@@ -156,6 +157,7 @@ TEST(nccl_aborts_in_a_sum) {
         fake.fail(last, 2, 0);
         CHECK(is<DeviceError>(errors[2]) && contains(message(errors[2]), last));
         for (int rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: " + message(errors[2]));
+        group.reset();
         CHECK(fake.live_comms() == 0 && fake.violations() == 0);
     }
 }
@@ -188,14 +190,15 @@ TEST(nccl_one_shot) {
     const Fake fake;
     for (const bool all_can : {true, false}) {
         std::atomic<int> calls{0};
-        const auto group = make_nccl_group(3);
+        std::vector<float> data[3];
+        auto group = make_nccl_group(3);
         const auto errors = run_ranks(3, [&](int rank) {
             const bool can = all_can || rank != 1;
             Joined communicator(*group, rank, nullptr, [&]() -> std::unique_ptr<OneShot> {
                 return can ? std::make_unique<WaitingOneShot>(calls) : nullptr;
             });
-            float data[64] = {};
-            const TensorView x = communicator.view(data, DType::float32, {2, 8}), weight = x.select(0, 0);
+            data[rank].resize(64);
+            const TensorView x = communicator.view(data[rank].data(), DType::float32, {2, 8}), weight = x.select(0, 0);
             try {
                 if (rank == 2) {
                     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -211,6 +214,7 @@ TEST(nccl_one_shot) {
         });
         CHECK(calls == (all_can ? 2 : 0) && is<DeviceError>(errors[2]));
         for (size_t rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: a fault");
+        group.reset();
         CHECK(fake.live_comms() == 0 && fake.violations() == 0);
     }
 }
@@ -219,13 +223,13 @@ TEST(nccl_one_shot) {
 TEST(nccl_errors) {
     const Fake fake;
     const auto run = [&](const char* function, int result) {
-        const auto group = make_nccl_group(2);
-        std::vector<std::exception_ptr> errors = run_ranks(2, [&](int rank) {
+        float x[2][4] = {};
+        auto group = make_nccl_group(2);
+        const std::vector<std::exception_ptr> errors = run_ranks(2, [&](int rank) {
             try {
                 if (rank == 1 && std::string(function) != "async") fake.fail(function, rank, result);
                 Joined communicator(*group, rank);
-                float x[4] = {};
-                communicator->all_reduce(communicator.view(x, DType::float32, {4}));
+                communicator->all_reduce(communicator.view(x[rank], DType::float32, {4}));
                 communicator->barrier();
                 if (rank == 1) fake.fail(function, rank, result);
                 if (rank == 1) communicator->check();
@@ -238,6 +242,7 @@ TEST(nccl_errors) {
         fake.fail(function, 1, 0);
         CHECK(is<DeviceError>(errors[1]) && is<EngineDeadError>(errors[0]));
         CHECK(message(errors[0]) == "the ranks have stopped: " + message(errors[1]));
+        group.reset();
         CHECK(fake.live_comms() == 0);
         return message(errors[1]);
     };
@@ -263,7 +268,8 @@ TEST(nccl_aborts) {
         const int late_rank =
             static_cast<int>(random() % static_cast<uint32_t>(size + 1));  // never joins, if it is one
         const auto patience = std::chrono::microseconds(random() % 2000);
-        const auto group = make_nccl_group(size);
+        std::vector<std::vector<float>> x(static_cast<size_t>(size), std::vector<float>(100));
+        auto group = make_nccl_group(size);
         std::thread other([&] {
             std::this_thread::sleep_for(patience);
             group->abort(std::make_exception_ptr(Error("stopped from outside")));
@@ -272,14 +278,14 @@ TEST(nccl_aborts) {
             if (rank == late_rank) throw EngineDeadError("the ranks have stopped: stopped from outside");
             Joined communicator(*group, rank);
             for (;;) {
-                std::vector<float> x(100, 1.0f);
-                communicator->all_reduce(communicator.view(x.data(), DType::float32, {100}));
+                communicator->all_reduce(communicator.view(x[static_cast<size_t>(rank)].data(), DType::float32, {100}));
                 communicator->check();
             }
         });
         other.join();
         for (const auto& error : errors)
             CHECK(is<EngineDeadError>(error) && message(error) == "the ranks have stopped: stopped from outside");
+        group.reset();
         const std::string log = fake.log();
         for (int rank = 0; rank < size; ++rank) {
             const std::string calls = Fake::calls_of(log, rank);

@@ -191,6 +191,12 @@ def refused_sizes(gpu: Gpu, expected: str, model: str) -> None:
     assert after["free_bytes"] == before["free_bytes"]
 
 
+def too_large(gpu: Gpu, folder: str) -> None:
+    """Some of its weights fit 1 MiB; those of the MLP, 2 MiB each, do not."""
+    model = make_model("llama", Path(folder), intermediate_size=8192)
+    refused_sizes(gpu, "out of device memory: ", str(model))
+
+
 def no_device(gpu: Gpu, expected: str) -> None:
     """The reason is told by backends() and by the error, and "auto" means the CPU."""
     fails_with(gpu, expected)

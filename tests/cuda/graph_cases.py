@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +22,9 @@ MAX_LEN = 512
 MAX_GRAPHS = 64  # that an engine keeps
 
 
-def open_engine(folder: Path, dtype: str, *, graphs: bool, tp_size: int = 1) -> _core.InferEngine:
+def open_engine(folder: Path, dtype: str, *, graphs: bool, devices: Sequence[str] = ("cuda:0",)) -> _core.InferEngine:
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
-    engine = _core.InferEngine(spec, ["cuda:0"] * tp_size, graphs=graphs)
+    engine = _core.InferEngine(spec, list(devices), graphs=graphs)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, progress=False)
     return engine
@@ -88,10 +89,12 @@ def outputs(engine: _core.InferEngine, batch: _core.Batch) -> list[NDArray[Any] 
 class Twins:
     """Two engines that differ in `graphs` alone; every step runs on both and gives the same bits."""
 
-    def __init__(self, folder: str, name: str, dtype: str, *, tp_size: int = 1, **sequences: int) -> None:
+    def __init__(
+        self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
+    ) -> None:
         model = make_model(name, Path(folder), num_hidden_layers=1)
         self.recording, self.eager = (
-            open_engine(model, dtype, graphs=graphs, tp_size=tp_size) for graphs in (True, False)
+            open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
         )
         self.reset(**sequences)
 
@@ -267,7 +270,7 @@ def a_capture_that_fails(_: Gpu, folder: str) -> None:
 
 def no_graphs(_: Gpu, folder: str, tp_size: int) -> None:
     """Where work cannot be recorded, nothing is tried: ranks that talk through the host, or waiting for each launch."""
-    twins = Twins(folder, "llama", "bfloat16", tp_size=tp_size)
+    twins = Twins(folder, "llama", "bfloat16", devices=["cuda:0"] * tp_size)
     for count in (20, 1, 1, 1):
         twins.step([0, 1], count)
     assert twins.counts() == (0, 0, 0)

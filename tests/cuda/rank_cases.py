@@ -23,6 +23,36 @@ from infinilm.families import build_spec
 MAX_LEN = 64
 
 
+class FakeNccl:
+    """The fake NCCL (tests/cpp/fake_nccl), which engines made from now on use."""
+
+    def __init__(self, path: str) -> None:
+        os.environ["INFINILM_NCCL_LIBRARY"] = path
+        self._library = ctypes.CDLL(path)
+        self._library.fake_nccl_log.restype = ctypes.c_char_p
+
+    def calls(self, rank: int) -> list[str]:
+        """Of a rank since the last look at any, without their arguments."""
+        return self.calls_by_rank().get(rank, [])
+
+    def calls_by_rank(self) -> dict[int, list[str]]:
+        """Of every rank since the last look."""
+        out: dict[int, list[str]] = {}
+        for line in self._library.fake_nccl_log().decode().splitlines():
+            rank, function = line.split()[:2]
+            out.setdefault(int(rank), []).append(function)
+        return out
+
+    def fail(self, function: str, rank: int, result: int) -> None:
+        """From now on this function returns `result` on the rank; 0: no more."""
+        self._library.fake_nccl_fail(function.encode(), rank, result)
+
+    def check(self) -> None:
+        """NCCL was used as it allows, and nothing of it is left."""
+        assert self._library.fake_nccl_violations() == 0
+        assert self._library.fake_nccl_live_comms() == 0
+
+
 def open_engine(folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None) -> _core.InferEngine:
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
     engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size)
@@ -113,9 +143,7 @@ def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
 
 def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: int, nccl: str) -> None:
     """Sums over the host, over NCCL and in one kernel, with hooks and without: the same logits, bit for bit."""
-    os.environ["INFINILM_NCCL_LIBRARY"] = nccl
-    log = ctypes.CDLL(nccl).fake_nccl_log
-    log.restype = ctypes.c_char_p
+    fake = FakeNccl(nccl)
     model = make_model(name, Path(folder), num_hidden_layers=layers)
     engine = open_engine(model, dtype, tp_size)
     ids, logits = run_steps(engine)
@@ -125,9 +153,10 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
         engine = open_engine(model, dtype, tp_size, [f"cuda:{rank}" for rank in range(tp_size)])
         for hooked in (False, True) if peers == "1" else (False,):
             engine.set_hooks(lambda _name, _layer, _tensor, _rank: None, ["layer0_o_proj"] if hooked else [])
-            log()
+            fake.calls(0)
             got_ids, got_logits = run_steps(engine)
-            sums = log().decode().count("0 ncclGroupEnd")  # of rank 0: behind the embedding, and twice a layer
+            sums = fake.calls(0).count("ncclGroupEnd")  # behind the embedding, and twice a layer
             assert sums == 2 * (1 if peers == "1" and not hooked else 1 + 2 * layers)
             assert got_logits.tobytes() == logits.tobytes() and np.array_equal(got_ids, ids), (peers, hooked)
         engine.close()
+        fake.check()

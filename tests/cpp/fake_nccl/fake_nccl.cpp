@@ -1,20 +1,32 @@
-// An NCCL for tests: the functions that infinilm uses, over memory of the host, or of the simulated device whose
-// library INFINILM_CUDA_LIBRARY names, as the non-blocking mode of the real one behaves. A collective is done by the
-// rank that comes last; until then it is in progress, for ever if a rank is missing. Built by tests/dist;
-// FAKE_NCCL_VERSION and FAKE_NCCL_WITHOUT_ABORT make one that is too old and one that lacks a function.
+// An NCCL for tests: the functions that infinilm uses, as the non-blocking mode of the real one behaves. Built by
+// tests/dist; FAKE_NCCL_VERSION and FAKE_NCCL_WITHOUT_ABORT make one that is too old and one that lacks a function.
+//
+// Over memory of the host a collective is done by the rank that calls it last; until then it is in progress, for ever
+// if a rank is missing. Over the simulated device whose library INFINILM_CUDA_LIBRARY names, a call puts one piece of
+// work into the stream, from a thread of its own as the real one does, and is in progress until it is there. Pieces of
+// the ranks meet in the order in which they run, so that launches of graphs match as well; the last one moves the
+// bytes. While graphs have pieces of a communicator, ncclCommAbort waits: NVIDIA/nccl, src/init.cc, commDestroySync.
+//
+// Locks: work in a stream runs with the lock of the simulated runtime and takes `mutex` then, so whoever has `mutex`
+// does not call the runtime.
 #include "fake_nccl.h"
 
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,9 +44,11 @@ using infinilm::nccl::UniqueId;
 
 namespace {
 
-// The runtime of the simulated device; without one nothing waits and copies are those of the host.
+// The runtime of the simulated device; all null where there is none, and copies are those of the host.
 struct Runtime {
-    int (*synchronize)(void* stream) = nullptr;
+    int (*enqueue)(void* stream, void (*run)(void*), void* data, void (*discard)(void*)) = nullptr;
+    void (*give_way)() = nullptr;
+    int (*is_capturing)(void* stream, int* status) = nullptr;
     int (*copy)(void* out, const void* in, size_t bytes, int kind) = nullptr;
 };
 const Runtime& runtime() {
@@ -43,8 +57,13 @@ const Runtime& runtime() {
         const char* path = std::getenv("INFINILM_CUDA_LIBRARY");
         void* library = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;
         if (!library) return r;
-        r.synchronize = reinterpret_cast<decltype(r.synchronize)>(dlsym(library, "cudaStreamSynchronize"));
-        r.copy = reinterpret_cast<decltype(r.copy)>(dlsym(library, "cudaMemcpy"));
+        const auto find = [&](auto& function, const char* name) {
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+        };
+        find(r.enqueue, "infinilm_emulator_enqueue");
+        find(r.give_way, "infinilm_emulator_give_way");
+        find(r.is_capturing, "cudaStreamIsCapturing");
+        find(r.copy, "cudaMemcpy");
         return r;
     }();
     return found;
@@ -64,20 +83,31 @@ struct Transfer {  // half of one: a send or a receive
     size_t bytes;
 };
 
+// What a rank brings to a collective.
+struct Operation;
+struct Part {
+    std::string function;
+    const void* in = nullptr;
+    void* out = nullptr;
+    std::vector<Transfer> transfers{};           // of a group
+    std::function<void(const Operation&)> move;  // what whoever comes last does
+    bool captured = false;                       // part of a graph
+};
 struct Operation {
-    std::vector<const void*> in;
-    std::vector<void*> out;
-    std::vector<std::vector<Transfer>> transfers;  // of a group, for each rank
-    int posted = 0;
+    std::vector<std::shared_ptr<const Part>> parts;  // [size]
+    int arrived = 0;
 };
 
 struct Clique {
-    int size = 0, joined = 0;
-    bool aborted = false;  // by one rank: nothing more gets done
-    std::vector<Operation> operations;
+    int size = 0, joined = 0, ended = 0;
+    bool aborted = false;                // by one rank: nothing more gets done
+    std::deque<Operation> operations;    // references stay
+    std::vector<size_t> num_operations;  // [size]: to which each rank has come
+    int num_captured = 0;                // pieces that graphs have
 };
 
-std::mutex mutex;  // guards all of this
+std::mutex mutex;                  // guards all of this
+std::condition_variable released;  // a graph has let go of its pieces
 std::map<int, Clique> cliques;
 std::map<std::string, std::pair<int, int>> failures;  // function: rank, result
 std::string calls, shown;
@@ -98,8 +128,10 @@ namespace infinilm::nccl {
 struct Comm {
     Clique* clique;
     int rank;
-    size_t num_posted = 0;
     std::atomic<int> users{0};
+    std::thread job{};  // that puts the last call's work into the stream
+    std::atomic<bool> busy{false};
+    std::atomic<int> result{success};  // of the job
 };
 }  // namespace infinilm::nccl
 
@@ -124,30 +156,91 @@ private:
 
 Result state(const Comm* comm) {
     if (const int result = failure("async", comm->rank)) return result;
-    if (comm->clique->joined < comm->clique->size) return in_progress;
-    if (comm->num_posted == 0) return success;
-    return comm->clique->operations[comm->num_posted - 1].posted < comm->clique->size ? in_progress : success;
+    const Clique& clique = *comm->clique;
+    if (comm->busy || clique.joined < clique.size) return in_progress;
+    if (comm->result != success) return comm->result;
+    const size_t count = clique.num_operations[static_cast<size_t>(comm->rank)];
+    if (runtime().enqueue || count == 0) return success;
+    return clique.operations[count - 1].arrived < clique.size ? in_progress : success;
 }
 
-// run(operation, size) once all ranks have posted theirs, and what they had in their streams before is done.
-template <class F>
-Result post(Comm* comm, void* stream, const char* function, const std::string& arguments, const void* in, void* out,
-            F run, std::vector<Transfer> transfers = {}) {
-    const Use use(comm);
-    if (runtime().synchronize) runtime().synchronize(stream);
-    const std::lock_guard lock(mutex);
-    write(comm->rank, function + (" " + arguments));
-    if (const int result = failure(function, comm->rank)) return result;
-    Clique& clique = *comm->clique;
-    const size_t index = comm->num_posted++;
-    if (clique.operations.size() <= index) clique.operations.emplace_back();
+// The rank comes to its next operation, of which this is its part.
+Operation& arrive(Clique& clique, int rank, const std::shared_ptr<const Part>& part) {
+    const auto r = static_cast<size_t>(rank);
+    const size_t index = clique.num_operations[r]++;
+    while (clique.operations.size() <= index)
+        clique.operations.emplace_back().parts.resize(clique.num_operations.size());
     Operation& operation = clique.operations[index];
-    const auto size = static_cast<size_t>(clique.size), rank = static_cast<size_t>(comm->rank);
-    operation.in.resize(size), operation.out.resize(size), operation.transfers.resize(size);
-    operation.in[rank] = in, operation.out[rank] = out, operation.transfers[rank] = std::move(transfers);
-    if (clique.aborted) return in_progress;
-    if (++operation.posted == clique.size) run(operation, clique.size);
-    return state(comm);
+    operation.parts[r] = part;
+    if (clique.aborted || ++operation.arrived < clique.size) return operation;
+    for (const auto& other : operation.parts)
+        if (other->function != part->function || other->captured != part->captured) violations.fetch_add(1);
+    part->move(operation);
+    operation.parts.clear();
+    return operation;
+}
+
+// A rank's part in a stream, or in a graph.
+struct Piece {
+    Clique& clique;
+    int rank;
+    std::shared_ptr<const Part> part;
+
+    Piece(Clique& c, int r, std::shared_ptr<const Part> p) : clique(c), rank(r), part(std::move(p)) {
+        const std::lock_guard lock(mutex);
+        clique.num_captured += part->captured;
+    }
+    ~Piece() {
+        const std::lock_guard lock(mutex);
+        clique.num_captured -= part->captured;
+        released.notify_all();
+    }
+    Piece(const Piece&) = delete;
+    Piece& operator=(const Piece&) = delete;
+
+    void run() const {
+        std::unique_lock lock(mutex);
+        const Operation& operation = arrive(clique, rank, part);
+        while (operation.arrived < clique.size && !clique.aborted) {
+            lock.unlock();
+            runtime().give_way();
+            lock.lock();
+        }
+    }
+};
+
+void enqueue(Comm* comm, void* stream, Part part) {
+    comm->busy = true;
+    comm->job = std::thread([comm, stream, part = std::move(part)]() mutable {
+        int status = 0;
+        runtime().is_capturing(stream, &status);
+        part.captured = status != 0;
+        auto* piece = new Piece(*comm->clique, comm->rank, std::make_shared<const Part>(std::move(part)));
+        const int error = runtime().enqueue(
+            stream, [](void* data) { static_cast<const Piece*>(data)->run(); }, piece,
+            [](void* data) { delete static_cast<const Piece*>(data); });
+        comm->result = error ? 1 : success;  // ncclUnhandledCudaError
+        comm->busy = false;
+    });
+}
+
+Result post(Comm* comm, void* stream, const std::string& arguments, Part part) {
+    const Use use(comm);
+    {
+        const std::lock_guard lock(mutex);
+        write(comm->rank, part.function + (" " + arguments));
+        if (const int result = failure(part.function, comm->rank)) return result;
+        if (!runtime().enqueue) {
+            arrive(*comm->clique, comm->rank, std::make_shared<const Part>(std::move(part)));
+            return state(comm);
+        }
+        if (comm->job.joinable()) {  // nobody has asked how the call before went
+            violations.fetch_add(1);
+            return 4;
+        }
+    }
+    enqueue(comm, stream, std::move(part));
+    return in_progress;
 }
 
 size_t type_bytes(int type) {
@@ -160,23 +253,23 @@ size_t type_bytes(int type) {
 
 template <class T>
 void add(const Operation& operation, size_t count) {
-    std::vector<T> sum(count), part(count);
-    for (const void* in : operation.in) {
-        copy(part.data(), in, count * sizeof(T));
-        for (size_t i = 0; i < count; ++i) sum[i] += part[i];
+    std::vector<T> sum(count), values(count);
+    for (const auto& part : operation.parts) {
+        copy(values.data(), part->in, count * sizeof(T));
+        for (size_t i = 0; i < count; ++i) sum[i] += values[i];
     }
-    for (void* out : operation.out) copy(out, sum.data(), count * sizeof(T));
+    for (const auto& part : operation.parts) copy(part->out, sum.data(), count * sizeof(T));
 }
 
 // The sends of each rank to each other one, and what that receives from it, in order.
 void exchange(const Operation& operation) {
     const auto halves = [&](size_t rank, size_t peer, bool sends) {
         std::vector<Transfer> out;
-        for (const Transfer& t : operation.transfers[rank])
+        for (const Transfer& t : operation.parts[rank]->transfers)
             if (static_cast<size_t>(t.peer) == peer && (t.in != nullptr) == sends) out.push_back(t);
         return out;
     };
-    const size_t size = operation.transfers.size();
+    const size_t size = operation.parts.size();
     for (size_t from = 0; from < size; ++from)
         for (size_t to = 0; to < size; ++to) {
             const std::vector<Transfer> sent = halves(from, to, true), received = halves(to, from, false);
@@ -253,6 +346,7 @@ Result ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, Conf
     std::memcpy(&key, id.bytes + 100, sizeof key);
     Clique& clique = cliques[key];
     clique.size = size;
+    clique.num_operations.resize(static_cast<size_t>(size));
     ++clique.joined;
     *comm = new Comm{&clique, rank};
     ++live_comms;
@@ -260,9 +354,12 @@ Result ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, Conf
 }
 Result ncclCommGetAsyncError(Comm* comm, Result* result) {
     const Use use(comm);
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     *result = state(comm);
-    return failure("ncclCommGetAsyncError", comm->rank);
+    if (const int failed = failure("ncclCommGetAsyncError", comm->rank)) return failed;
+    lock.unlock();
+    if (*result != in_progress && comm->job.joinable()) comm->job.join();
+    return success;
 }
 Result ncclGroupStart() {
     if (std::exchange(group.open, true)) violations.fetch_add(1);
@@ -275,9 +372,8 @@ Result ncclGroupEnd() {
     const auto arguments = text("transfers", static_cast<int64_t>(ended.transfers.size())) + " " +
                            text("bytes", static_cast<int64_t>(ended.transfers[0].bytes)) + " " +
                            text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(ended.stream)));
-    return post(
-        ended.comm, ended.stream, "ncclGroupEnd", arguments, nullptr, nullptr,
-        [](const Operation& operation, int) { exchange(operation); }, ended.transfers);
+    return post(ended.comm, ended.stream, arguments,
+                {.function = "ncclGroupEnd", .transfers = ended.transfers, .move = exchange});
 }
 Result ncclSend(const void* in, size_t count, int type, int peer, Comm* comm, void* stream) {
     return add_to_group("ncclSend", comm, stream, {peer, in, nullptr, count * type_bytes(type)});
@@ -289,38 +385,46 @@ Result ncclAllReduce(const void* in, void* out, size_t count, int type, int op, 
     const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " +
                            text("op", op) + " " +
                            text("stream", static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)));
-    return post(comm, stream, "ncclAllReduce", arguments, in, out, [=](const Operation& operation, int) {
+    const auto move = [=](const Operation& operation) {
         if (type == infinilm::nccl::type_int32)
             add<uint32_t>(operation, count);  // wraps around
         else
             violations.fetch_add(1);  // its order is not ours
-    });
+    };
+    return post(comm, stream, arguments, {.function = "ncclAllReduce", .in = in, .out = out, .move = move});
 }
 Result ncclAllGather(const void* in, void* out, size_t count, int type, Comm* comm, void* stream) {
     const auto arguments = text("count", static_cast<int64_t>(count)) + " " + text("type", type);
-    return post(comm, stream, "ncclAllGather", arguments, in, out, [=](const Operation& operation, int size) {
+    const auto move = [=](const Operation& operation) {
         const size_t bytes = count * type_bytes(type);
-        for (void* to : operation.out)
-            for (size_t r = 0; r < static_cast<size_t>(size); ++r)
-                copy(static_cast<char*>(to) + r * bytes, operation.in[r], bytes);
-    });
+        for (const auto& to : operation.parts)
+            for (size_t r = 0; r < operation.parts.size(); ++r)
+                copy(static_cast<char*>(to->out) + r * bytes, operation.parts[r]->in, bytes);
+    };
+    return post(comm, stream, arguments, {.function = "ncclAllGather", .in = in, .out = out, .move = move});
 }
 Result ncclBroadcast(const void* in, void* out, size_t count, int type, int root, Comm* comm, void* stream) {
     const auto arguments =
         text("count", static_cast<int64_t>(count)) + " " + text("type", type) + " " + text("root", root);
-    return post(comm, stream, "ncclBroadcast", arguments, in, out, [=](const Operation& operation, int) {
-        const void* from = operation.in[static_cast<size_t>(root)];
-        for (void* to : operation.out) copy(to, from, count * type_bytes(type));
-    });
+    const auto move = [=](const Operation& operation) {
+        const void* from = operation.parts[static_cast<size_t>(root)]->in;
+        for (const auto& to : operation.parts) copy(to->out, from, count * type_bytes(type));
+    };
+    return post(comm, stream, arguments, {.function = "ncclBroadcast", .in = in, .out = out, .move = move});
 }
 #ifndef FAKE_NCCL_WITHOUT_ABORT
 Result ncclCommAbort(Comm* comm) {
     {
         const Use use(comm);
-        const std::lock_guard lock(mutex);
+        std::unique_lock lock(mutex);
         write(comm->rank, "ncclCommAbort");
-        comm->clique->aborted = true;
+        Clique& clique = *comm->clique;
+        clique.aborted = true;
+        lock.unlock();
+        if (comm->job.joinable()) comm->job.join();
+        lock.lock();
         --live_comms;
+        if (++clique.ended == clique.size) released.wait(lock, [&] { return clique.num_captured == 0; });
     }
     delete comm;
     return success;

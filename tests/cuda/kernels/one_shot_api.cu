@@ -1,5 +1,6 @@
 // Ranks for one_shot_cases.py, as the engine has them: host threads of one process, each with a stream and a device of
 // its own where there are enough.
+#include <barrier>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -24,6 +25,7 @@ struct Rounds {
     int replays;            // 0: launched one by one; else captured in a graph, which is launched that often
     unsigned seed;          // of the delays
     int absent;             // the rank that launches nothing and aborts the others after a while; or -1
+    std::barrier<>* made;   // of all ranks, behind the making of graphs, which may wait for every device
 };
 
 cudaError_t launch_round(const OneShotArgs& first, const Rounds& rounds, int rank, int round, cudaStream_t stream) {
@@ -49,18 +51,25 @@ cudaError_t launch_rounds(const OneShotArgs& args, const Rounds& rounds, int ran
     return cudaStreamSynchronize(stream);
 }
 
-cudaError_t replay_rounds(const OneShotArgs& args, const Rounds& rounds, int rank, cudaStream_t stream) {
+cudaError_t capture_rounds(const OneShotArgs& args, const Rounds& rounds, int rank, cudaStream_t stream,
+                           cudaGraphExec_t* exec) {
     cudaGraph_t graph;
-    cudaGraphExec_t exec;
     RETURN_IF_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (int round = 0; round < rounds.num_rounds; ++round)
         RETURN_IF_ERROR(launch_round(args, rounds, rank, round, stream));
     RETURN_IF_ERROR(cudaStreamEndCapture(stream, &graph));
-    RETURN_IF_ERROR(cudaGraphInstantiate(&exec, graph, 0));
+    RETURN_IF_ERROR(cudaGraphInstantiate(exec, graph, 0));
+    return cudaGraphDestroy(graph);
+}
+
+cudaError_t replay_rounds(const OneShotArgs& args, const Rounds& rounds, int rank, cudaStream_t stream) {
+    cudaGraphExec_t exec;
+    const cudaError_t captured = capture_rounds(args, rounds, rank, stream, &exec);
+    rounds.made->arrive_and_wait();
+    RETURN_IF_ERROR(captured);
     for (int i = 0; i < rounds.replays; ++i) RETURN_IF_ERROR(cudaGraphLaunch(exec, stream));
     RETURN_IF_ERROR(cudaStreamSynchronize(stream));
-    RETURN_IF_ERROR(cudaGraphExecDestroy(exec));
-    return cudaGraphDestroy(graph);
+    return cudaGraphExecDestroy(exec);
 }
 
 cudaError_t run_rank(const OneShotArgs& args, const Rounds& rounds, int rank, unsigned* aborted) {
@@ -101,7 +110,8 @@ int run_ranks(int size, int capacity_bytes, void* const* workspaces, void* const
     for (int rank = 0; rank < size; ++rank) args.peers.workspaces[rank] = workspaces[rank];
     args.x_stride = x_stride, args.residual_stride = residual_stride, args.out_stride = out_stride;
     args.hidden_size = hidden_size, args.eps = eps, args.type = static_cast<Type>(type);
-    const Rounds rounds{x, residual, out, weight, max_tokens, num_rounds, num_tokens, replays, seed, absent};
+    std::barrier<> made(size);
+    const Rounds rounds{x, residual, out, weight, max_tokens, num_rounds, num_tokens, replays, seed, absent, &made};
     unsigned* aborted = nullptr;
     RETURN_IF_ERROR(cudaHostAlloc(reinterpret_cast<void**>(&aborted), sizeof *aborted, cudaHostAllocPortable));
     *aborted = 0;

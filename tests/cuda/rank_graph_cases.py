@@ -1,0 +1,146 @@
+"""Decode steps as graphs on several ranks with a simulated device each, over the fake NCCL and in one kernel."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from device_cases import make_model
+from emulation import Gpu
+from graph_cases import Sequences, Twins, open_engine
+from rank_cases import FakeNccl
+
+import infinilm
+from infinilm import _core
+
+
+def devices(tp_size: int) -> list[str]:
+    return [f"cuda:{rank}" for rank in range(tp_size)]
+
+
+def ignore(_name: str, _layer: int, _tensor: _core.Tensor, _rank: int) -> None:
+    """A hook."""
+
+
+class RankTwins(Twins):
+    """Twins that look at what each rank asks NCCL for: all the same, and nothing where a graph is launched."""
+
+    def __init__(self, nccl: str, folder: str, name: str, dtype: str, tp_size: int, **sequences: int) -> None:
+        self.nccl = FakeNccl(nccl)
+        super().__init__(folder, name, dtype, devices=devices(tp_size), **sequences)
+        self.tp_size = tp_size
+        self.calls_of_one: dict[tuple[int, int], list[str]] = {}  # engine in an eager step; of rank 0
+
+    def expect(self, what: str, seqs: list[int], count: int = 1, **options: bool) -> None:
+        """One step; what: "eager", "recorded" (and launched) or "launched"."""
+        recorded, launched, _ = self.counts()
+        self.nccl.calls_by_rank()
+        self.step(seqs, count, **options)
+        calls = self.nccl.calls_by_rank()
+        assert all(calls[rank] == calls[0] for rank in range(self.tp_size)), "ranks differ"
+        if what == "launched":
+            assert calls[0] == self.calls_of_one[len(seqs), count], (what, calls[0])
+        else:  # of the one engine, then of the other
+            self.calls_of_one[len(seqs), count] = one = calls[0][len(calls[0]) // 2 :]
+            assert one and calls[0] == 2 * one, (what, calls[0])
+        got = self.counts()
+        assert got[:2] == (recorded + (what == "recorded"), launched + (what != "eager")), (
+            what,
+            recorded,
+            launched,
+            got,
+        )
+
+    def close(self) -> None:
+        super().close()
+        self.nccl.check()
+
+
+def same_bits(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
+    """Every rank runs a shape eagerly, records it, launches it; with prefills, hooks and another cache in between."""
+    twins = RankTwins(nccl, folder, name, dtype, tp_size)
+    twins.expect("eager", [0, 1, 2, 3], 5)
+    for what in ("eager", "recorded", "launched", "launched"):
+        twins.expect(what, [0, 1])
+    twins.expect("eager", [3], 7)
+    twins.expect("launched", [2, 3], logits=False)
+    for what in ("eager", "recorded", "launched"):
+        twins.expect(what, [1, 0, 2], sampled=False)
+    twins.expect("eager", [2], 30)  # needs more memory than any step before, which ends all graphs
+    for what in ("eager", "recorded", "launched"):
+        twins.expect(what, [0, 1])
+    for names in ([["layer0_q_rope"], []], [[], ["layer0_attention"]]):  # of rank 0, of all ranks
+        for engine in (twins.recording, twins.eager):
+            engine.set_hooks(ignore, *names)
+        twins.expect("eager", [0, 1])
+    for engine in (twins.recording, twins.eager):
+        engine.set_hooks(None, [])
+    twins.reset(block_size=320)  # a static cache
+    twins.expect("eager", [0, 1], 9)
+    for what in ("eager", "recorded", "launched"):
+        twins.expect(what, [0, 1])
+    twins.close()
+
+
+def long_contexts(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
+    """A graph for each power of two, of which the shorter one is used again afterwards."""
+    twins = RankTwins(nccl, folder, name, dtype, tp_size, num_seqs=2)
+    twins.expect("eager", [0], 126)
+    twins.expect("eager", [1], 3)
+    for what in ("eager", "recorded"):
+        twins.expect(what, [0, 1])
+    assert twins.sequences.lengths.tolist() == [128, 5]
+    for _ in range(2):
+        twins.step([0, 1])  # eager, and then recorded, unless the longer context needs more memory
+    for _ in range(2):
+        twins.step([1])
+    recorded, launched, _kept = twins.counts()
+    twins.step([0, 1])
+    twins.step([1])
+    assert twins.counts()[1] == launched + 2 and twins.counts()[0] >= 2, (recorded, twins.counts())
+    twins.close()
+
+
+def a_failure(_: Gpu, nccl: str, folder: str, tp_size: int, how: str) -> None:
+    """One rank fails while others record, or with graphs at hand: everybody is told the first cause, close returns.
+
+    Graphs are alive, until which are gone the last ncclCommAbort does not return.
+    """
+    fake = FakeNccl(nccl)
+    before = [device["free_bytes"] for device in _core.cuda_devices()]
+    engine = open_engine(
+        make_model("llama", Path(folder), num_hidden_layers=1), "bfloat16", graphs=True, devices=devices(tp_size)
+    )
+    sequences = Sequences(engine.spec.vocab_size, num_seqs=2, max_len=64)
+    engine.reset_cache(sequences.num_blocks, sequences.block_size)
+    for seqs in ([0, 1], [0, 1], [0, 1], [0]):
+        engine.forward(sequences.batch(seqs))
+    assert engine.graph_counts().launched == 2, "the next step of one sequence is recorded"
+
+    def fail(_name: str, _layer: int, _tensor: _core.Tensor, rank: int) -> None:
+        if rank == 1:
+            raise ValueError("on purpose")
+
+    if how == "a hook":
+        engine.set_hooks(fail, [], ["layer0_o_proj"])
+    else:
+        fake.fail(how, 1, 5)
+    batches = [sequences.batch([0]) for _ in range(3)]
+    begin = time.monotonic()
+    with ThreadPoolExecutor(len(batches)) as pool:
+        errors = [future.exception() for future in [pool.submit(engine.forward, batch) for batch in batches]]
+    for error in errors:
+        assert isinstance(error, infinilm.EngineDeadError), error
+        if how == "a hook":
+            assert isinstance(error.__cause__, ValueError), error.__cause__
+        else:
+            assert "on rank 1 failed: some error" in str(error), error
+            assert isinstance(error.__cause__, infinilm.DeviceError), error.__cause__
+    engine.close()
+    assert time.monotonic() - begin < 60, "nobody waited for ever"
+    fake.fail(how, 1, 0)
+    fake.check()
+    assert [device["free_bytes"] for device in _core.cuda_devices()] == before
+    assert np.all(sequences.lengths >= 2)

@@ -1,0 +1,93 @@
+"""Decode steps as graphs on several ranks: that all record and launch them, that no bit changes, and how they fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulation import ROOT, Outcome, Run
+
+if str(ROOT / "tests/dist") not in sys.path:
+    sys.path.insert(0, str(ROOT / "tests/dist"))
+
+from cpp_build import FAKE_NCCL, Builder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cuda-rank-graph-models"))
+
+
+@pytest.fixture
+def run(simulate: Run, models: str, emulator_cache: Path) -> Run:
+    """`run(case, tp_size=, peers=, streams=, ..)`: a case on as many devices; without peers no one-shot sums."""
+    nccl = str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
+
+    def run(
+        case: str,
+        *,
+        tp_size: int,
+        peers: bool = True,
+        streams: str = "late",
+        sanitize: str | None = None,
+        **parameters: Any,
+    ) -> Outcome:
+        settings = {
+            "INFINILM_EMULATOR_DEVICES": str(tp_size),
+            "INFINILM_EMULATOR_SMS": "64",
+            "INFINILM_EMULATOR_PEERS": str(int(peers)),
+            "INFINILM_EMULATOR_STREAMS": streams,
+        }
+        timeout = 600 if sanitize else 120
+        parameters |= {"nccl": nccl, "folder": models, "tp_size": tp_size}
+        return simulate(f"rank_graph_cases:{case}", settings=settings, sanitize=sanitize, timeout=timeout, **parameters)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tp_size", "peers", "streams"),
+    [
+        ("llama", "bfloat16", 2, True, "late"),
+        ("llama", "bfloat16", 2, False, "late"),
+        ("qwen3", "float16", 2, True, "eager"),
+        ("llama-biases", "float32", 2, False, "eager"),
+        ("qwen3", "bfloat16", 4, True, "late"),
+        ("llama", "float16", 4, False, "late"),
+    ],
+)
+def test_same_bits(run: Run, name: str, dtype: str, tp_size: int, peers: bool, streams: str) -> None:
+    outcome = run("same_bits", tp_size=tp_size, peers=peers, streams=streams, name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peers"), [("llama", "bfloat16", True), ("mistral-window", "float16", False)]
+)
+def test_long_contexts(run: Run, name: str, dtype: str, peers: bool) -> None:
+    outcome = run("long_contexts", tp_size=2, peers=peers, name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("how", "tp_size", "peers", "streams"),
+    [
+        ("ncclAllGather", 2, True, "late"),
+        ("ncclGroupEnd", 4, False, "late"),
+        ("ncclGroupEnd", 2, False, "eager"),
+        ("a hook", 2, False, "late"),
+        ("a hook", 2, True, "eager"),
+    ],
+)
+def test_a_failure(run: Run, how: str, tp_size: int, peers: bool, streams: str) -> None:
+    outcome = run("a_failure", tp_size=tp_size, peers=peers, streams=streams, how=how)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("peers", [True, False])
+def test_sanitized(run: Run, peers: bool) -> None:
+    outcome = run("same_bits", tp_size=2, peers=peers, sanitize="address", name="llama", dtype="bfloat16")
+    assert outcome.ok, outcome.text
