@@ -177,11 +177,16 @@ class LLM:
             with Checkpoint(plan.path) as checkpoint:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._allocate_cache(plan.memory)
+        self._max_num_seqs, self._plan = max_num_seqs, plan
+        if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
+            # What the driver and NCCL take for themselves is known by now; the workspace is still to come.
+            free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
+            self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
+            self.max_model_len = self.memory.max_model_len
+        self._allocate_cache(self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
         engine_hooks.use(hooks)
         self._registry = hooks  # nobody else keeps it
-        self._max_num_seqs, self._plan = max_num_seqs, plan
         self._scheduler_settings: dict[str, Any] = {
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -189,11 +194,11 @@ class LLM:
             "sliding_window": common_window(spec.attention.sliding_window),
         }
         self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
-        self._thread = EngineThread(self._engine, self._make_scheduler(plan.memory), engine_hooks)
+        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
         self._finalizer = weakref.finalize(self, self._thread.close)
         self.load_time: float = time.perf_counter() - started  # seconds
-        logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, plan.memory)
+        logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
     @classmethod
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
@@ -427,17 +432,9 @@ class LLM:
             self._thread.reset_prefix_cache()
             return
         with self._thread.exclusive():
-            memory = divide_memory(
-                weight_bytes=self.memory.weight_bytes,
-                workspace_bytes=self.memory.workspace_bytes,
-                kv_bytes_per_token=self.memory.kv_bytes_per_token,
-                max_position_embeddings=self.config.max_position_embeddings,
-                max_model_len=self.max_model_len,
-                max_num_seqs=self._max_num_seqs,
-                kv_cache=cache_config,
-                free_bytes=min(map(free_memory, self.devices)),
-                dtype=self.dtype,
-                num_sharing=self._plan.num_sharing,
+            free_bytes = min(map(free_memory, self.devices))
+            memory = self._divide_memory(
+                cache_config, free_bytes, self.max_model_len, longest=self.config.max_position_embeddings
             )
             self._allocate_cache(memory)
             self._thread.scheduler = self._make_scheduler(memory)
@@ -455,6 +452,23 @@ class LLM:
         self.close()
 
     # ---- inside ----
+
+    def _divide_memory(
+        self, kv_cache: int | str | CacheConfig | None, free_bytes: int, max_model_len: int | None, *, longest: int
+    ) -> MemoryPlan:
+        """Divide what is free beside weights and workspace; with max_model_len None for sequences up to `longest`."""
+        return divide_memory(
+            weight_bytes=self.memory.weight_bytes,
+            workspace_bytes=self.memory.workspace_bytes,
+            kv_bytes_per_token=self.memory.kv_bytes_per_token,
+            max_position_embeddings=longest,
+            max_model_len=max_model_len,
+            max_num_seqs=self._max_num_seqs,
+            kv_cache=kv_cache,
+            free_bytes=free_bytes,
+            dtype=self.dtype,
+            num_sharing=self._plan.num_sharing,
+        )
 
     def _allocate_cache(self, memory: MemoryPlan) -> None:
         try:

@@ -273,7 +273,9 @@ def workspace_bytes(
     if num_ranks > 1:  # what it gathers, and its own part of that
         total += num_rows * (row_bytes + row_bytes // num_ranks + 32)
     if num_threads is None:
-        return total
+        # src/dist/nccl.cpp: what the ranks send each other of an activation, and a copy of it of padded length.
+        exchanged = 2 * element_bytes * max_num_tokens * spec.hidden_size if num_ranks > 1 else 0
+        return total + exchanged
     # What the workers share: x as the linears read it, or partial results of attention.
     x_bytes = 2 if spec.dtype == "bfloat16" and _core.cpu_multiplies_bf16() else 4
     num_partials = max_num_tokens * attention.num_heads * -(-spec.max_model_len // _KEYS_PER_PARTIAL)

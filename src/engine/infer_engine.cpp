@@ -97,6 +97,10 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.backend = make_backend(spec_, options, rank.index);
     rank.communicator = group_->join(rank.index, rank.backend.get(), rank.backend->stream());
+    // The first sum takes the memory that NCCL needs for its connections, so that what is free is known afterwards.
+    const Tensor first = rank.backend->allocate(rank.backend->activation_dtype(), std::array{int64_t{1}});
+    rank.communicator->all_reduce(first);
+    rank.backend->synchronize();
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
 }
 

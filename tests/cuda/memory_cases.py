@@ -1,0 +1,68 @@
+"""The KV cache of simulated devices: what is measured once everything else is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from device_cases import make_model
+from emulation import Gpu
+
+import infinilm
+import infinilm.llm
+from infinilm import LLM
+from infinilm.memory import free_memory
+
+TAKEN = 12 << 20  # bytes, by others while the weights are loaded
+
+
+def the_rest(gpu: Gpu, folder: str, nccl: str, tp_size: int) -> None:
+    """A share is one of what is left by then, not of what the plan expected."""
+    os.environ["INFINILM_NCCL_LIBRARY"] = nccl
+    model = make_model("llama", Path(folder), num_hidden_layers=1, max_position_embeddings=4096)
+    settings: dict[str, Any] = {
+        "device": "cuda",
+        "kv_cache": "40%",
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 64,
+        "tensor_parallel_size": tp_size,
+        "device_ids": list(range(tp_size)),
+    }
+    planned = infinilm.plan_memory(model, **settings)
+    load = infinilm.llm.load_weights
+
+    def load_while_others_take(*args: Any, **more: Any) -> None:
+        load(*args, **more)
+        gpu.empty(TAKEN, np.uint8)
+
+    with mock.patch.object(infinilm.llm, "load_weights", load_while_others_take):
+        llm = LLM(model, use_tqdm=False, **settings)
+    memory = llm.memory
+    in_devices = memory.kv_bytes * tp_size  # simulated devices share their memory
+    left = min(map(free_memory, llm.devices)) + in_devices - memory.workspace_bytes
+    rounding = 1024 * tp_size
+    assert abs(memory.kv_budget_bytes - 0.4 * left) < rounding, (memory, left)
+    assert memory.kv_budget_bytes < planned.kv_budget_bytes - 0.4 * TAKEN + rounding
+    assert memory.kv_budget_bytes - memory.kv_bytes < memory.kv_bytes_per_token * memory.block_size
+    assert len(llm.generate([[1, 2, 3]], max_tokens=3, ignore_eos=True)[0].outputs[0].token_ids) == 3
+    llm.close()
+
+
+def nothing_is_left(_: Gpu, folder: str) -> None:
+    """The error has the numbers of that moment, and the device its memory back."""
+    model = make_model("llama", Path(folder), num_hidden_layers=1, max_position_embeddings=4096)
+    settings: dict[str, Any] = {"device": "cuda", "max_num_batched_tokens": 64, "max_model_len": 4096}
+    before = free_memory("cuda:0")
+    with mock.patch.object(infinilm.llm, "free_memory", lambda device: 100 << 10):
+        try:
+            LLM(model, use_tqdm=False, **settings)
+        except infinilm.CacheFullError as error:
+            assert "4096 tokens" in str(error) and "0 B are free beside" in str(error), error
+        else:
+            raise AssertionError("no CacheFullError")
+    assert free_memory("cuda:0") == before
+    with LLM(model, use_tqdm=False, **settings) as llm:
+        assert llm.max_model_len == 4096

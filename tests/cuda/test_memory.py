@@ -1,0 +1,28 @@
+"""What the KV cache of a simulated device gets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from emulation import ROOT, Run
+
+if str(ROOT / "tests/dist") not in sys.path:
+    sys.path.insert(0, str(ROOT / "tests/dist"))
+
+from cpp_build import FAKE_NCCL, Builder
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_the_rest(simulate: Run, emulator_cache: Path, tmp_path: Path, tp_size: int) -> None:
+    nccl = str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
+    settings = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_MEMORY_MB": "64"}
+    outcome = simulate("memory_cases:the_rest", settings=settings, folder=str(tmp_path), nccl=nccl, tp_size=tp_size)
+    assert outcome.ok, outcome.text
+
+
+def test_nothing_is_left(simulate: Run, tmp_path: Path) -> None:
+    settings = {"INFINILM_EMULATOR_MEMORY_MB": "64"}
+    outcome = simulate("memory_cases:nothing_is_left", settings=settings, folder=str(tmp_path))
+    assert outcome.ok, outcome.text
