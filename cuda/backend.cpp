@@ -175,12 +175,13 @@ std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) 
     size_t bytes = 0;
     for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
     if (!device_staging_ || static_cast<size_t>(device_staging_.bytes()) < bytes) {
-        synchronize();  // the last step may still read the old one
-        device_staging_ = {};
-        cudaFreeHost(host_staging_);
-        host_staging_ = nullptr;
-        device_staging_ = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
-        check(cudaMallocHost(&host_staging_, 2 * bytes), "upload");
+        while_quiet([&] {
+            device_staging_ = {};
+            cudaFreeHost(host_staging_);
+            host_staging_ = nullptr;
+            device_staging_ = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
+            check(cudaMallocHost(&host_staging_, 2 * bytes), "upload");
+        });
     }
     std::vector<TensorView> out;
     size_t offset = 0;
@@ -484,11 +485,12 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
     if (type_ == Type::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
     const auto bytes = static_cast<int64_t>(attention_workspace_bytes(args));
     if (bytes > 0 && (!attention_workspace_ || attention_workspace_.bytes() < bytes)) {
-        synchronize();  // the last call may still use the old one
         const int64_t old_bytes = attention_workspace_ ? attention_workspace_.bytes() : 0;
-        attention_workspace_ = {};
-        // Contexts grow a token a step: not a new one each time.
-        attention_workspace_ = allocate(DType::uint8, std::array{std::max(bytes, 2 * old_bytes)});
+        while_quiet([&] {
+            attention_workspace_ = {};
+            // Contexts grow a token a step: not a new one each time.
+            attention_workspace_ = allocate(DType::uint8, std::array{std::max(bytes, 2 * old_bytes)});
+        });
     }
     args.workspace = attention_workspace_.data();
     run(attention(args, stream_), "paged_attention", p.q.shape());

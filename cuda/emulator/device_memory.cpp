@@ -25,7 +25,6 @@ struct Allocation {
     size_t bytes;
     uint8_t* pages;  // the pages around it, without the guard behind
     size_t page_bytes;
-    int device;
 };
 
 struct Memory {
@@ -97,7 +96,7 @@ cudaError_t allocate(void** pointer, size_t bytes) {
              0) == MAP_FAILED)
         return cudaErrorMemoryAllocation;
     madvise(pages, page_bytes, MADV_HUGEPAGE);  // fewer to fill, and to open and close
-    const Allocation a{pages + page_bytes - rounded, bytes, pages, page_bytes, current_device()};
+    const Allocation a{pages + page_bytes - rounded, bytes, pages, page_bytes};
     unpoison(pages, page_bytes);
     memset(pages, kCanary, page_bytes);
     memset(a.start, 0xff, bytes);
@@ -222,8 +221,7 @@ cudaError_t cudaFree(void* pointer) {
     if (cudaError_t error = forbid_while_capturing()) return report(error);
     if (!pointer) return cudaSuccess;
     Quiet quiet;
-    const auto found = memory().live.find(static_cast<const uint8_t*>(pointer));
-    if (found != memory().live.end()) drain_device(found->second.device);  // as the real one waits for the device
+    drain_all();  // as the real one waits for the device, and may for those that reach its memory
     return report(release_allocation(pointer));
 }
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
@@ -244,7 +242,7 @@ cudaError_t cudaFreeHost(void* pointer) {
     if (cudaError_t error = sticky_error()) return error;
     if (!pointer) return cudaSuccess;
     Quiet quiet;
-    drain_device(current_device());
+    drain_all();
     if (memory().pinned.erase(static_cast<uint8_t*>(pointer)) == 0) return report(cudaErrorInvalidValue);
     free(pointer);
     return cudaSuccess;

@@ -294,9 +294,10 @@ void NcclCommunicator::exchange(const TensorView& slices, const TensorView& part
 TensorView NcclCommunicator::workspace(Tensor& memory, DType dtype, int64_t slice) {
     const int64_t bytes = size() * slice * size_bytes(dtype);
     if (!memory || memory.bytes() < bytes) {
-        backend_.synchronize();  // the last sum may still use the old one
-        memory = {};
-        memory = backend_.allocate(DType::uint8, std::array{bytes});
+        backend_.while_quiet([&] {
+            memory = {};
+            memory = backend_.allocate(DType::uint8, std::array{bytes});
+        });
     }
     return {memory.data(), dtype, {size(), slice}, memory.device()};
 }

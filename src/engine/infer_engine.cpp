@@ -97,6 +97,8 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.backend = make_backend(spec_, options, rank.index);
     rank.communicator = group_->join(rank.index, rank.backend.get(), rank.backend->stream());
+    if (num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
+        rank.backend->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
     // The first sum takes the memory that NCCL needs for its connections, so that what is free is known afterwards.
     const Tensor first = rank.backend->allocate(rank.backend->activation_dtype(), std::array{int64_t{1}});
     rank.communicator->all_reduce(first);
@@ -210,8 +212,8 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
     for (const std::exception_ptr& error : errors)
         if (error) std::rethrow_exception(error);
     on_ranks([&](Rank& rank) {
-        rank.cache = std::move(made[static_cast<size_t>(rank.index)]);
         rank.graphs->clear();  // of steps that others have submitted since the new one was allocated
+        rank.backend->while_quiet([&] { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
     });
 }
 

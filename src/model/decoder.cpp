@@ -22,28 +22,32 @@ void Decoder::reserve(int64_t num_tokens) {
     if (num_tokens <= work_.num_tokens) return;
     const DType act = backend_.activation_dtype();
     auto buffer = [&](int64_t width, DType dtype) { return backend_.allocate(dtype, std::array{num_tokens, width}); };
-    work_ = {};  // give back before asking for more
-    work_ = {.num_tokens = num_tokens,
-             .x = buffer(spec_.hidden_size, act),
-             .normed = buffer(spec_.hidden_size, act),
-             .last = buffer(spec_.hidden_size, act),
-             .qkv = buffer(spec_.q_dim() + 2 * spec_.kv_dim(), act),
-             .attn = buffer(spec_.q_dim(), act),
-             .inner = buffer(spec_.mlp.intermediate_size, act),
-             .cos_sin = buffer(2 * static_cast<int64_t>(spec_.rope.inv_freq.size()), DType::float32),
-             .ids = backend_.allocate(DType::int32, std::array{num_tokens})};
+    backend_.while_quiet([&] {
+        work_ = {};  // give back before asking for more
+        work_ = {.num_tokens = num_tokens,
+                 .x = buffer(spec_.hidden_size, act),
+                 .normed = buffer(spec_.hidden_size, act),
+                 .last = buffer(spec_.hidden_size, act),
+                 .qkv = buffer(spec_.q_dim() + 2 * spec_.kv_dim(), act),
+                 .attn = buffer(spec_.q_dim(), act),
+                 .inner = buffer(spec_.mlp.intermediate_size, act),
+                 .cos_sin = buffer(2 * static_cast<int64_t>(spec_.rope.inv_freq.size()), DType::float32),
+                 .ids = backend_.allocate(DType::int32, std::array{num_tokens})};
+    });
 }
 
 void Decoder::reserve_taps(int64_t num_tokens) {
     if (num_tokens <= taps_.num_tokens) return;
     const DType act = backend_.activation_dtype();
     const int64_t half = static_cast<int64_t>(spec_.rope.inv_freq.size());
-    taps_ = {};
-    taps_ = {.num_tokens = num_tokens,
-             .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
-             .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size}),
-             .identity = backend_.allocate(DType::float32, std::array{num_tokens, 2 * half}),
-             .no_slots = backend_.allocate(DType::int64, std::array{num_tokens})};
+    backend_.while_quiet([&] {
+        taps_ = {};
+        taps_ = {.num_tokens = num_tokens,
+                 .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
+                 .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size}),
+                 .identity = backend_.allocate(DType::float32, std::array{num_tokens, 2 * half}),
+                 .no_slots = backend_.allocate(DType::int64, std::array{num_tokens})};
+    });
     const Tensor identity = allocate_host(DType::float32, {num_tokens, 2 * half});
     for (int64_t t = 0; t < num_tokens; ++t) std::fill_n(identity.as<float>() + t * 2 * half, half, 1.0f);
     backend_.copy(identity, taps_.identity);
@@ -221,10 +225,12 @@ void Decoder::lm_head(const TensorView& x, const NormPrologue& norm, const Tenso
 TensorView Decoder::own_logits(const TensorView& x, const NormPrologue& norm) {
     const int64_t num_rows = x.shape(0), size = num_ranks();
     if (parts_.num_rows < num_rows) {
-        parts_ = {};
-        parts_ = {.num_rows = num_rows,
-                  .own = backend_.allocate(DType::float32, std::array{num_rows, vocab_part_}),
-                  .all = backend_.allocate(DType::float32, std::array{size * num_rows, vocab_part_})};
+        backend_.while_quiet([&] {
+            parts_ = {};
+            parts_ = {.num_rows = num_rows,
+                      .own = backend_.allocate(DType::float32, std::array{num_rows, vocab_part_}),
+                      .all = backend_.allocate(DType::float32, std::array{size * num_rows, vocab_part_})};
+        });
     }
     const TensorView own = parts_.own.slice(0, 0, num_rows);
     if (vocab_.size() > 0) lm_head(x, norm, own.slice(1, 0, vocab_.size()));
@@ -272,8 +278,10 @@ Tensor Decoder::logits_buffer(int64_t num_rows, bool returned) {
     auto allocate = [&] { return backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_}); };
     if (returned && backend_.device().kind == DeviceKind::cpu) return allocate();
     if (!logits_ || logits_.shape(0) < num_rows) {
-        logits_ = {};
-        logits_ = allocate();
+        backend_.while_quiet([&] {
+            logits_ = {};
+            logits_ = allocate();
+        });
     }
     return {logits_.slice(0, 0, num_rows), logits_.owner};
 }

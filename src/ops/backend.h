@@ -212,7 +212,20 @@ public:
     // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
     // absent.
     virtual std::vector<TensorView> upload(std::span<const TensorView> arrays) = 0;
-    virtual void synchronize() = 0;         // waits until all work submitted is done
+    virtual void synchronize() = 0;  // waits until all work submitted is done
+    // Where a step gives memory back or asks for more: change() does, while no device of any rank has anything to do
+    // and no rank goes on. The driver may wait for devices there; on another one a kernel may wait for what this rank
+    // would launch next. All ranks come here alike. Source: torch/csrc/cuda/nccl.cpp, AutoNcclGroup, keeps them apart
+    // by a lock.
+    template <class Change>
+    void while_quiet(Change change) {
+        synchronize();
+        if (meet_) meet_();
+        change();
+        if (meet_) meet_();
+    }
+    // A barrier of the ranks, where their kernels wait for each other.
+    void meet_by(std::function<void()> meet) { meet_ = std::move(meet); }
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
 
     // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
@@ -238,6 +251,9 @@ public:
     virtual void gather_rows(const GatherRowsParams&) = 0;
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
+
+private:
+    std::function<void()> meet_;
 };
 
 }  // namespace infinilm
