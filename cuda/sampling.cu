@@ -353,7 +353,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
     if (args.logprobs) args.logprobs[r] = logprob;
 }
 
-__global__ void __launch_bounds__(kThreads) find_best_kernel(FindBestArgs args) {
+// One block on an SM: with room for two a thread has 32 registers, and spills one.
+__global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs args) {
     INFINILM_SHARED(SharedRow, shared, [1]);
     const int r = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x);
     const float* row = args.logits + r * args.logits_stride;  // [n]

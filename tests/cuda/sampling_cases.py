@@ -73,7 +73,8 @@ def draw(
     gpu.call(
         "draw", inside.pointer, ctypes.c_int64(inside.stride), rows, vocab_size, *columns, ids,
         logprobs.pointer if wanted else None,
-        None if token_ids is None else gpu.upload(token_ids), ctypes.c_int64(vocab_size),
+        None if token_ids is None else gpu.upload(np.pad(token_ids, ((0, 0), (0, pad)), constant_values=-77)),
+        ctypes.c_int64(vocab_size + pad),
     )  # fmt: skip
     got = gpu.download(ids)
     assert got[-1] == -77
