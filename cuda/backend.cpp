@@ -95,6 +95,7 @@ public:
     void silu_mul(const SiluMulParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void sum_parts(const SumPartsParams&) override;
+    void find_best(const FindBestParams&) override;
     void sample(const SampleParams&) override;
 
 private:
@@ -536,6 +537,20 @@ void CudaBackend::sum_parts(const SumPartsParams& p) {
         "sum_parts", p.parts.shape());
 }
 
+void CudaBackend::find_best(const FindBestParams& p) {
+    activate();
+    run(cuda::find_best({.logits = p.logits.as<const float>(),
+                         .logits_stride = p.logits.stride(0),
+                         .num_rows = count(p.logits.shape(0)),
+                         .n = count(p.logits.shape(1)),
+                         .k = count(p.best.shape(1)),
+                         .first_id = p.first_id,
+                         .best = p.best.as<float>(),
+                         .ids = p.ids.as<int>()},
+                        stream_),
+        "find_best", p.logits.shape());
+}
+
 void CudaBackend::sample(const SampleParams& p) {
     activate();
     if (p.ids.numel() == 0) return;
@@ -549,7 +564,9 @@ void CudaBackend::sample(const SampleParams& p) {
                       .min_p = p.min_p.as<const float>(),
                       .random_val = p.random_val.as<const float>(),
                       .ids = p.ids.as<int>(),
-                      .logprobs = nullptr},
+                      .logprobs = nullptr,
+                      .token_ids = p.token_ids.as<const int>(),
+                      .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0},
                      stream_),
         "sample", p.logits.shape());
 }

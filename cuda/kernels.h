@@ -227,8 +227,20 @@ struct SampleArgs {
     const int* top_k;
     const float *top_p, *min_p, *random_val;
     int* ids;
-    float* logprobs;  // of the sampled ids under softmax(logits); or null
+    float* logprobs;                 // of what is sampled under softmax(logits); or null
+    const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
+    int64_t token_ids_stride = 0;
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
+
+// As FindBestParams; n >= 0, 1 <= k <= 1024.
+struct FindBestArgs {
+    const float* logits;  // [num_rows, n]
+    int64_t logits_stride;
+    int num_rows, n, k, first_id;
+    float* best;  // [num_rows, k]
+    int* ids;     // the same
+};
+cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 
 }  // namespace infinilm::cuda

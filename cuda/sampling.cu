@@ -1,4 +1,5 @@
 // Draws one token per row of logits: temperature, top_k, top_p, min_p, the draw (SampleParams of src/ops/backend.h).
+// And finds the best of a row, in order (FindBestParams): what a rank has to say of its part of a vocabulary.
 //
 // Every filter keeps a prefix of the candidates in order (logit descending, id ascending), and so it is enough to find
 // where counts or sums along that order pass a goal. Nothing is sorted: the order is a 32-bit key, and three passes
@@ -9,8 +10,9 @@
 //
 // Mapping: one block of 1024 threads per row, no scratch. Bytes: vocab_size * 4 a pass. Greedy is one pass, log
 // probabilities one more, everything else three, and up to fifteen for distributions so flat that the list overflows;
-// all but the first come from L2. Floor of a small batch: what one SM reads from L2, about 6 us a pass for 150000
-// entries, and where a sum goes over the whole vocabulary the 40 double operations of each weight. Any alignment.
+// all but the first come from L2. The best of a row: one pass if it is one, else two, and up to eight where the list
+// overflows. Floor of a small batch: what one SM reads from L2, about 6 us a pass for 150000 entries, and where a sum
+// goes over the whole vocabulary the 40 double operations of each weight. Any alignment.
 // Ideas: radix select, flashinfer include/flashinfer/topk.cuh; boundary search instead of a sort for top_p,
 // arXiv 2602.01518; sums as integers, src/cpu/sampling.cpp.
 #include "device.cuh"
@@ -185,6 +187,21 @@ public:
         return id;
     }
 
+    // All of a prefix of at most kBins candidates, in any order: keys into the lower halves of the bins, ids into the
+    // upper ones. Their number.
+    __device__ __forceinline__ int gather(Prefix prefix, uint32_t last) {
+        if (threadIdx.x == 0) s_.listed = 0;
+        __syncthreads();
+        for_candidates([&](float logit, int id) {
+            const uint32_t key = order_key(logit);
+            if (key > prefix.key || (key == prefix.key && static_cast<uint32_t>(id) > last)) return;
+            const int at = atomicAdd(&s_.listed, 1);
+            s_.low[at] = key, s_.high[at] = static_cast<uint32_t>(id);
+        });
+        __syncthreads();
+        return s_.listed;
+    }
+
     // log softmax of the raw logits at one of them.
     __device__ __forceinline__ float log_softmax(float logit, float largest) {
         listed_ = -1;
@@ -332,13 +349,53 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
     }
     const float logprob = args.logprobs ? sampler.log_softmax(row[id], largest) : 0.0f;
     if (threadIdx.x != 0) return;
-    args.ids[r] = static_cast<int>(id);
+    args.ids[r] = args.token_ids ? args.token_ids[r * args.token_ids_stride + id] : static_cast<int>(id);
     if (args.logprobs) args.logprobs[r] = logprob;
+}
+
+// One block on an SM: with room for two a thread has 32 registers, and spills one.
+__global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs args) {
+    INFINILM_SHARED(SharedRow, shared, [1]);
+    const int r = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x);
+    const float* row = args.logits + r * args.logits_stride;  // [n]
+    RowSampler sampler(row, args.n, shared[0]);
+    auto write = [&](int place, uint32_t key, uint32_t id) {  // -inf and what is not there look the same
+        const bool any = key < kKeyOfMinusInfinity;
+        args.best[r * args.k + place] = any ? row[id] : -INFINITY;
+        args.ids[r * args.k + place] = args.first_id + (any ? static_cast<int>(id) : 0);
+    };
+    if (args.k == 1) {
+        uint32_t key, id;
+        sampler.find_first(key, id);
+        if (i == 0) write(0, key, id);
+        return;
+    }
+    Prefix prefix{kAll, 0};
+    uint32_t last = 0;
+    if (args.k < args.n) {
+        prefix = sampler.find_boundary(One{}, args.k, false, false);
+        last = sampler.last_id(prefix);
+    }
+    const int found = sampler.gather(prefix, last);
+    if (i >= args.k) return;
+    if (i >= found) return write(i, kAll, 0);
+    const uint32_t key = shared[0].low[i], id = shared[0].high[i];
+    int place = 0;  // as many come before
+    for (int j = 0; j < found; ++j) {
+        const uint32_t other = shared[0].low[j];
+        place += other < key || (other == key && shared[0].high[j] < id);
+    }
+    write(place, key, id);
 }
 
 cudaError_t sample(const SampleArgs& args, cudaStream_t stream) {
     if (args.num_rows == 0) return cudaSuccess;
     return launch(sample_kernel, {dim3(args.num_rows), dim3(kThreads), 0, stream}, args);
+}
+
+cudaError_t find_best(const FindBestArgs& args, cudaStream_t stream) {
+    if (args.num_rows == 0) return cudaSuccess;
+    return launch(find_best_kernel, {dim3(args.num_rows), dim3(kThreads), 0, stream}, args);
 }
 
 }  // namespace infinilm::cuda

@@ -239,6 +239,8 @@ def divide_memory(
 _SCRATCH_BYTES_PER_THREAD = 640 * 1024
 # Partial results of attention at most, and the keys of each (src/cpu/kernels/attention.cpp).
 _MAX_PARTIALS, _KEYS_PER_PARTIAL = 32768, 256
+# Logits of a row that a rank gives where the best decide (src/ops/backend.h).
+_MAX_CANDIDATES = 64
 
 
 def workspace_bytes(
@@ -270,8 +272,9 @@ def workspace_bytes(
     row_bytes = 4 * (-(-spec.vocab_size // 8) * 8)
     num_rows = max_num_seqs + min(max_num_tokens, MAX_COLLECTED_ROWS)
     total = max_num_tokens * activations + num_rows * row_bytes
-    if num_ranks > 1:  # what it gathers, and its own part of that
+    if num_ranks > 1:  # what it gathers, and its own part of that: of the logits, and of the best with their ids
         total += num_rows * (row_bytes + row_bytes // num_ranks + 32)
+        total += num_rows * 8 * _MAX_CANDIDATES * (2 * num_ranks + 1)
     if num_threads is None:
         # src/dist/nccl.cpp: what the ranks send each other of an activation, and a copy of it of padded length.
         exchanged = 2 * element_bytes * max_num_tokens * spec.hidden_size if num_ranks > 1 else 0

@@ -234,19 +234,30 @@ void bind_ops(nb::module_& m) {
             },
             "parts"_a, "out"_a, Release())
         .def(
+            "find_best",
+            [](Backend& b, const Tensor& logits, const Tensor& best, const Tensor& ids, int32_t first_id) {
+                ops::find_best(b, {.logits = logits,
+                                   .first_id = first_id,
+                                   .best = output("find_best", "best", best),
+                                   .ids = output("find_best", "ids", ids)});
+            },
+            "logits"_a, "best"_a, "ids"_a, "first_id"_a = 0, Release())
+        .def(
             "sample",
             [](Backend& b, const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
-               const Tensor& min_p, const Tensor& random_val, const Tensor& ids) {
+               const Tensor& min_p, const Tensor& random_val, const Tensor& ids, const OptionalTensor& token_ids) {
                 ops::sample(b, {.logits = logits,
                                 .temperature = temperature,
                                 .top_k = top_k,
                                 .top_p = top_p,
                                 .min_p = min_p,
                                 .random_val = random_val,
-                                .ids = output("sample", "ids", ids)});
+                                .ids = output("sample", "ids", ids),
+                                .token_ids = optional_view(token_ids)});
                 if (readable(ids)) check_sampled(ids);
             },
-            "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "random_val"_a, "ids"_a, Release());
+            "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "random_val"_a, "ids"_a,
+            "token_ids"_a = nb::none(), Release());
 }
 
 }  // namespace infinilm

@@ -107,6 +107,7 @@ public:
     void silu_mul(const SiluMulParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void sum_parts(const SumPartsParams&) override;
+    void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
 
 private:

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 
 namespace infinilm::cpu {
 
@@ -268,6 +269,51 @@ private:
     int ordered_ = -1;
 };
 
+namespace {
+
+// The best of a row, [k] each; see FindBestParams.
+void find_best(std::span<const float> logits, int32_t first_id, std::span<float> best, std::span<int32_t> ids) {
+    constexpr size_t group = 64;  // looked at together: mostly none of them is better than the last of the best
+    std::ranges::fill(best, -std::numeric_limits<float>::infinity());
+    std::ranges::fill(ids, first_id);
+    size_t found = 0;
+    bool nan = false;
+    for (size_t begin = 0; begin < logits.size(); begin += group) {
+        const std::span<const float> part = logits.subspan(begin, std::min(group, logits.size() - begin));
+        int any_better = 0, any_nan = 0;  // without branches, so that the loop is vectorised
+        for (const float logit : part) {
+            any_better |= logit > best.back();
+            any_nan |= logit != logit;
+        }
+        nan |= any_nan != 0;
+        if (!any_better) continue;
+        for (size_t i = 0; i < part.size(); ++i) {
+            if (!(part[i] > best.back())) continue;
+            found = std::min(found + 1, best.size());
+            size_t at = found - 1;
+            for (; at > 0 && part[i] > best[at - 1]; --at) {
+                best[at] = best[at - 1];
+                ids[at] = ids[at - 1];
+            }
+            best[at] = part[i];
+            ids[at] = first_id + static_cast<int32_t>(begin + i);
+        }
+    }
+    if (nan) best[0] = std::numeric_limits<float>::quiet_NaN();
+}
+
+// f(row, thread) for every row; rows are dealt to the workers one by one.
+template <class F>
+void for_rows(ThreadPool& pool, int64_t num_rows, F f) {
+    std::atomic<int64_t> next{0};
+    auto work = [&](int, int thread) {
+        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;) f(row, thread);
+    };
+    pool.run(static_cast<int>(std::min<int64_t>(num_rows, pool.size())), work);
+}
+
+}  // namespace
+
 Sampler::Sampler(ThreadPool& pool) : pool_(pool) {
     for (int i = 0; i < pool.size(); ++i) rows_.push_back(std::make_unique<RowSampler>());
 }
@@ -275,16 +321,23 @@ Sampler::Sampler(ThreadPool& pool) : pool_(pool) {
 Sampler::~Sampler() = default;
 
 void Sampler::sample(const SampleParams& p) {
-    const int64_t num_rows = p.logits.shape(0);
-    std::atomic<int64_t> next{0};
-    auto work = [&](int, int thread) {
-        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;)
-            p.ids.as<int32_t>()[row] = rows_[static_cast<size_t>(thread)]->sample(
-                p.logits.as<const float>() + row * p.logits.stride(0), p.logits.shape(1),
-                p.temperature.as<const float>()[row], p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
-                p.min_p.as<const float>()[row], p.random_val.as<const float>()[row]);
-    };
-    pool_.run(static_cast<int>(std::min<int64_t>(num_rows, pool_.size())), work);
+    for_rows(pool_, p.logits.shape(0), [&](int64_t row, int thread) {
+        const int32_t drawn = rows_[static_cast<size_t>(thread)]->sample(
+            p.logits.as<const float>() + row * p.logits.stride(0), p.logits.shape(1),
+            p.temperature.as<const float>()[row], p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
+            p.min_p.as<const float>()[row], p.random_val.as<const float>()[row]);
+        const bool named = p.token_ids && drawn >= 0;
+        p.ids.as<int32_t>()[row] = named ? p.token_ids.select(0, row).as<const int32_t>()[drawn] : drawn;
+    });
+}
+
+void find_best(ThreadPool& pool, const FindBestParams& p) {
+    const int64_t k = p.best.shape(1);
+    const auto n = static_cast<size_t>(p.logits.shape(1)), count = static_cast<size_t>(k);
+    for_rows(pool, p.logits.shape(0), [&](int64_t row, int) {
+        find_best({p.logits.as<const float>() + row * p.logits.stride(0), n}, p.first_id,
+                  {p.best.as<float>() + row * k, count}, {p.ids.as<int32_t>() + row * k, count});
+    });
 }
 
 }  // namespace infinilm::cpu

@@ -1,5 +1,5 @@
-// Draws token ids from logits on the CPU, exactly as documented at SampleParams. One Sampler per CpuBackend: it keeps
-// the scratch of each worker from call to call.
+// Draws token ids from logits on the CPU, exactly as documented at SampleParams, and finds the best (FindBestParams).
+// One Sampler per CpuBackend: it keeps the scratch of each worker from call to call.
 #pragma once
 
 #include <memory>
@@ -23,5 +23,7 @@ private:
     ThreadPool& pool_;
     std::vector<std::unique_ptr<RowSampler>> rows_;  // one per worker
 };
+
+void find_best(ThreadPool& pool, const FindBestParams& params);
 
 }  // namespace infinilm::cpu

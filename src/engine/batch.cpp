@@ -1,6 +1,7 @@
 #include "engine/batch.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "ops/values.h"
 
@@ -27,16 +28,16 @@ Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
     return ids;
 }
 
-// Of the row that needs most; 0 if that are all logits.
+// Of the row that needs most, as a power of two, so that there are few shapes; 0 if that are all logits.
 int count_candidates(const Batch& b) {
-    if (!b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel()) return 0;
+    if (b.return_logits || !b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel()) return 0;
     int most = 1;
     for (int64_t row = 0; row < b.temperature.numel(); ++row) {
         const int top_k = b.temperature.as<const float>()[row] == 0 ? 1 : b.top_k.as<const int32_t>()[row];
-        if (top_k < 1) return 0;
+        if (top_k < 1 || top_k > max_candidates) return 0;
         most = std::max(most, top_k);
     }
-    return most;
+    return static_cast<int>(std::bit_ceil(static_cast<unsigned>(most)));
 }
 
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {

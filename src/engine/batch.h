@@ -31,7 +31,7 @@ struct Batch {
     bool return_logits = false;
     // Set by resolve().
     int max_query_len = 0, max_context_len = 0;
-    int num_candidates = 0;  // so many of the best logits of a row decide what it samples; 0: all, or not known
+    int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
 };
 
 struct StepOutput {

@@ -45,6 +45,7 @@ StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute
                   .num_rows = batch.logits_rows.shape(0),
                   .context_len = static_cast<int64_t>(std::bit_ceil(
                       std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
+                  .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
                   .samples = static_cast<bool>(batch.temperature)};
     const Batch staged = stage(backend_, fit(batch, key.context_len, block_size));
     check_generation();

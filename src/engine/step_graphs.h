@@ -54,6 +54,7 @@ public:
 private:
     struct Key {
         int64_t num_seqs, num_rows, context_len;
+        int num_candidates;  // of a rank, where there are several
         bool samples;
         bool operator==(const Key&) const = default;
     };

@@ -225,11 +225,17 @@ void Decoder::lm_head(const TensorView& x, const NormPrologue& norm, const Tenso
 TensorView Decoder::own_logits(const TensorView& x, const NormPrologue& norm) {
     const int64_t num_rows = x.shape(0), size = num_ranks();
     if (parts_.num_rows < num_rows) {
+        auto buffer = [&](int64_t rows, int64_t columns, DType dtype) {
+            return backend_.allocate(dtype, std::array{rows, columns});
+        };
         backend_.while_quiet([&] {
             parts_ = {};
             parts_ = {.num_rows = num_rows,
-                      .own = backend_.allocate(DType::float32, std::array{num_rows, vocab_part_}),
-                      .all = backend_.allocate(DType::float32, std::array{size * num_rows, vocab_part_})};
+                      .own = buffer(num_rows, vocab_part_, DType::float32),
+                      .all = buffer(size * num_rows, vocab_part_, DType::float32),
+                      .best = buffer(2 * num_rows, max_candidates, DType::int32),
+                      .all_best = buffer(size * 2 * num_rows, max_candidates, DType::int32),
+                      .arranged = buffer(2 * num_rows, size * max_candidates, DType::int32)};
         });
     }
     const TensorView own = parts_.own.slice(0, 0, num_rows);
@@ -237,41 +243,46 @@ TensorView Decoder::own_logits(const TensorView& x, const NormPrologue& norm) {
     return own;
 }
 
+void Decoder::arrange(const TensorView& all, const TensorView& out) {
+    const int64_t rows = out.shape(0), columns = all.shape(1);
+    for (int64_t rank = 0; rank < num_ranks(); ++rank)
+        backend_.copy(all.slice(0, rank * rows, (rank + 1) * rows), out.slice(1, rank * columns, (rank + 1) * columns));
+}
+
 void Decoder::gather_logits(const TensorView& own, const TensorView& out) {
     const int64_t num_rows = own.shape(0), size = num_ranks();
     if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, vocab_part_}));
     const TensorView all = parts_.all.slice(0, 0, size * num_rows);
     communicator_.all_gather(own, all);
-    for (int64_t rank = 0; rank < size; ++rank)
-        backend_.copy(all.slice(0, rank * num_rows, (rank + 1) * num_rows),
-                      out.slice(1, rank * vocab_part_, (rank + 1) * vocab_part_));
+    arrange(all, out);
 }
 
-// On GPUs all logits are brought together. In a larger vocabulary `sample` rounds weights by its size.
+// A row that is greedy, or keeps top_k, needs the best of each rank's part alone. In the order of the parts, and within
+// a part best first, they are in the order of SampleParams: equal logits by id. So `sample` over them draws the token
+// that it draws over all logits. (In a larger vocabulary it rounds weights by the number of candidates.)
 bool Decoder::candidates_decide(const Batch& batch) const {
-    return num_ranks() > 1 && backend_.device().kind == DeviceKind::cpu && !batch.return_logits &&
-           batch.num_candidates > 0 && batch.num_candidates <= max_candidates && spec_.vocab_size < 1 << 18;
+    return num_ranks() > 1 && batch.num_candidates > 0 && spec_.vocab_size < 1 << 18;
 }
 
 Decoder::Candidates Decoder::gather_candidates(const TensorView& own, int64_t k) {
-    const int64_t num_rows = own.shape(0), size = num_ranks(), count = num_rows * k;
-    const Tensor best = allocate_host(DType::int32, {2, num_rows, k});  // bits of float32 logits, then ids
-    const Tensor all = allocate_host(DType::int32, {size, 2, num_rows, k});
-    const auto k_size = static_cast<size_t>(k);
-    for (int64_t row = 0; row < num_rows; ++row)
-        find_best({own.as<const float>() + row * own.stride(0), static_cast<size_t>(vocab_.size())},
-                  static_cast<int32_t>(vocab_.begin), {best.as<float>() + row * k, k_size},
-                  {best.as<int32_t>() + count + row * k, k_size});
+    const int64_t num_rows = own.shape(0), size = num_ranks();
+    // The first elements of a buffer, as a matrix.
+    auto matrix = [](const Tensor& buffer, int64_t rows, int64_t columns) {
+        return TensorView(buffer.data(), DType::int32, {rows, columns}, buffer.device());
+    };
+    auto logits = [&](const TensorView& x) {
+        return TensorView(x.data(), DType::float32, {num_rows, x.shape(1)}, x.device());
+    };
+    auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
+    const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
+                     arranged = matrix(parts_.arranged, 2 * num_rows, size * k);
+    ops::find_best(backend_, {.logits = own.slice(1, 0, vocab_.size()),
+                              .first_id = static_cast<int32_t>(vocab_.begin),
+                              .best = logits(best),
+                              .ids = ids(best)});
     communicator_.all_gather(best, all);
-    const Candidates out{.logits = allocate_host(DType::float32, {num_rows, size * k}),
-                         .ids = allocate_host(DType::int32, {num_rows, size * k})};
-    for (int64_t rank = 0; rank < size; ++rank)
-        for (int64_t row = 0; row < num_rows; ++row) {
-            const int64_t from = rank * 2 * count + row * k, to = (row * size + rank) * k;
-            std::copy_n(all.as<const float>() + from, k, out.logits.as<float>() + to);
-            std::copy_n(all.as<const int32_t>() + from + count, k, out.ids.as<int32_t>() + to);
-        }
-    return out;
+    arrange(all, arranged);
+    return {.logits = logits(arranged), .ids = ids(arranged)};
 }
 
 Tensor Decoder::logits_buffer(int64_t num_rows, bool returned) {
@@ -345,7 +356,7 @@ template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
 Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
     const bool from_candidates = static_cast<bool>(candidates_.logits);
     if (!batch.temperature || (!logits && !from_candidates)) return {};
-    const TensorView from = from_candidates ? candidates_.logits.view() : logits.slice(1, 0, spec_.vocab_size);
+    const TensorView from = from_candidates ? candidates_.logits : logits.slice(1, 0, spec_.vocab_size);
     const Tensor ids(work_.ids.slice(0, 0, from.shape(0)), work_.ids.owner);
     ops::sample(backend_, {.logits = from,
                            .temperature = batch.temperature,
@@ -353,11 +364,8 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
                            .top_p = batch.top_p,
                            .min_p = batch.min_p,
                            .random_val = batch.random_val,
-                           .ids = ids});
-    if (from_candidates)
-        for (int64_t row = 0; row < from.shape(0); ++row)
-            if (int32_t& id = ids.as<int32_t>()[row]; id >= 0)
-                id = candidates_.ids.as<const int32_t>()[row * from.shape(1) + id];
+                           .ids = ids,
+                           .token_ids = candidates_.ids});
     return ids;
 }
 

@@ -9,7 +9,6 @@
 #include "cache/kv_cache.h"
 #include "dist/communicator.h"
 #include "engine/batch.h"
-#include "model/candidates.h"
 #include "model/params.h"
 #include "model/spec.h"
 #include "model/taps.h"
@@ -58,11 +57,16 @@ private:
         int64_t num_rows = 0;
         Tensor own;  // [num_rows, part] float32
         Tensor all;  // [size * num_rows, part] float32: those of rank 0, then those of rank 1, ..
+        // The best of each rank, as far as they are wanted: logits, by their bits, then ids. Memory for k =
+        // max_candidates, so that other k take no more.
+        Tensor best;      // [2 * num_rows, k] int32
+        Tensor all_best;  // [size * 2 * num_rows, k] int32
+        Tensor arranged;  // [2 * num_rows, size * k] int32
     };
-    // What several ranks sample from where that is enough: see candidates.h. In host memory.
+    // What several ranks sample from where that is enough: the best of rank 0, then those of rank 1, ..
     struct Candidates {
-        Tensor logits;  // [num_rows, size * k] float32
-        Tensor ids;     // [num_rows, size * k] int32
+        TensorView logits;  // [num_rows, size * k] float32
+        TensorView ids;     // [num_rows, size * k] int32
     };
     int num_ranks() const { return communicator_.size(); }
     void reserve(int64_t num_tokens);
@@ -80,9 +84,11 @@ private:
     TensorView own_logits(const TensorView& x, const NormPrologue& norm);
     // [num_rows, >= vocab_size] float32. What is returned on the CPU is nobody else's; elsewhere it is copied.
     Tensor logits_buffer(int64_t num_rows, bool returned);
+    // all: [size * rows, columns], those of rank 0, then those of rank 1, ..; out: [rows, size * columns]
+    void arrange(const TensorView& all, const TensorView& out);
     void gather_logits(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
     bool candidates_decide(const Batch& batch) const;
-    Candidates gather_candidates(const TensorView& own, int64_t k);  // k of each rank
+    Candidates gather_candidates(const TensorView& own, int64_t k);
     // Of a value that is the same on every rank: the hooks, after which all have what rank 0 has.
     void tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent);
 

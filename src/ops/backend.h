@@ -135,6 +135,16 @@ struct SumPartsParams {
     TensorView out;    // [size] of the same dtype
 };
 
+// The k best logits of each row, best first, with their token ids; equal logits by id, -0 ties with 0. Where fewer are
+// above -inf: -inf and first_id, which is never drawn. Of a row that holds NaN only the first is defined, which is NaN.
+inline constexpr int max_candidates = 64;
+struct FindBestParams {
+    TensorView logits;  // [num_rows, n] float32, rows may be strided; n may be 0
+    int32_t first_id;   // of the first column
+    TensorView best;    // out [num_rows, k] float32, 1 <= k <= max_candidates
+    TensorView ids;     // out [num_rows, k] int32
+};
+
 // temperature, then top_k, then top_p, then min_p, then the draw. Candidates are ordered by (logit descending, id
 // ascending); top_k keeps the first k (<= 0: all); top_p the shortest prefix whose probability (softmax over what
 // top_k kept) reaches top_p, never empty; min_p those with probability >= min_p * the largest; the draw takes the first
@@ -147,6 +157,8 @@ struct SampleParams {
     TensorView min_p;        // [num_rows] float32
     TensorView random_val;   // [num_rows] float32 in [0, 1)
     TensorView ids;          // out [num_rows] int32; of a row that cannot be sampled, a SampleFault
+    // [num_rows, vocab_size] int32, none negative: what is drawn instead of the column. Or absent.
+    TensorView token_ids = {};
 };
 
 // Why a row cannot be sampled: its logits hold NaN or +inf, or are all -inf. It ends in the place of its id, so that
@@ -250,6 +262,7 @@ public:
     virtual void silu_mul(const SiluMulParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
     virtual void sum_parts(const SumPartsParams&) = 0;
+    virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
 
 private:

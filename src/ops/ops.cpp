@@ -2,6 +2,7 @@
 // the numbers are in host memory, that ids, slots, blocks and lengths stay inside what they index.
 #include "ops/ops.h"
 
+#include <limits>
 #include <string>
 
 #include "core/check.h"
@@ -203,6 +204,20 @@ void sum_parts(Backend& backend, const SumPartsParams& p) {
     backend.sum_parts(p);
 }
 
+void find_best(Backend& backend, const FindBestParams& p) {
+    OpCheck check("find_best", backend);
+    check.tensor("logits", p.logits, {"num_rows", "n"}, DType::float32);
+    check.tensor("best", p.best, {"num_rows", "k"}, DType::float32);
+    check.tensor("ids", p.ids, {"num_rows", "k"}, DType::int32);
+    check.contiguous("best", p.best);
+    check.contiguous("ids", p.ids);
+    const int64_t n = check["n"], k = check["k"], last_id = int64_t{p.first_id} + n - 1;
+    check.require(k >= 1 && k <= max_candidates, "best: expected 1 to ", max_candidates, " columns, got ", k);
+    check.require(p.first_id >= 0 && last_id <= std::numeric_limits<int32_t>::max(), "first_id: expected the ids of ",
+                  n, " columns from 0 on, in int32; got ", p.first_id, " as the first");
+    backend.find_best(p);
+}
+
 void sample(Backend& backend, const SampleParams& p) {
     OpCheck check("sample", backend);
     check.tensor("logits", p.logits, {"num_rows", "vocab_size"}, DType::float32);
@@ -212,6 +227,7 @@ void sample(Backend& backend, const SampleParams& p) {
     check.tensor("min_p", p.min_p, {"num_rows"}, DType::float32);
     check.tensor("random_val", p.random_val, {"num_rows"}, DType::float32);
     check.tensor("ids", p.ids, {"num_rows"}, DType::int32);
+    if (p.token_ids) check.tensor("token_ids", p.token_ids, {"num_rows", "vocab_size"}, DType::int32);
     check.require(check["vocab_size"] > 0, "logits: vocab_size must be positive");
     if (readable(p.temperature)) check_sampling(check, p.temperature, p.top_p, p.min_p, p.random_val);
     backend.sample(p);

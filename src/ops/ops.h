@@ -17,6 +17,7 @@ void paged_attention(Backend&, const AttentionParams&);
 void silu_mul(Backend&, const SiluMulParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
 void sum_parts(Backend&, const SumPartsParams&);
+void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);
 std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0);
 

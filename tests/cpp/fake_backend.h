@@ -52,6 +52,7 @@ public:
     void paged_attention(const AttentionParams&) override { unused(); }
     void silu_mul(const SiluMulParams&) override { unused(); }
     void gather_rows(const GatherRowsParams&) override { unused(); }
+    void find_best(const FindBestParams&) override { unused(); }
     void sample(const SampleParams&) override { unused(); }
 
 private:

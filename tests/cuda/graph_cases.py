@@ -47,9 +47,19 @@ class Sequences:
         self.tables = self.rng.permutation(self.num_blocks).reshape(self.num_seqs, -1).astype(np.int32)
 
     def batch(
-        self, seqs: list[int], count: int = 1, *, num_rows: int | None = None, sampled: bool = True, logits: bool = True
+        self,
+        seqs: list[int],
+        count: int = 1,
+        *,
+        num_rows: int | None = None,
+        sampled: bool = True,
+        logits: bool = True,
+        top_k: int | None = None,
     ) -> _core.Batch:
-        """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`."""
+        """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
+
+        top_k: of rows that are not greedy, of which the first is one; None: any of each.
+        """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
         after = before + count
@@ -59,10 +69,12 @@ class Sequences:
         self.lengths[seqs] = after
         draws: dict[str, Any] = {}
         if sampled and num_rows:
-            greedy = self.rng.integers(0, 2, num_rows) == 0
+            greedy, kept = self.rng.integers(0, 2, num_rows) == 0, self.rng.integers(0, 50, num_rows)
+            if top_k is not None:
+                greedy[0], kept[:] = False, top_k
             draws = {
                 "temperature": np.where(greedy, 0, 0.9).astype(np.float32),
-                "top_k": self.rng.integers(0, 50, num_rows).astype(np.int32),
+                "top_k": kept.astype(np.int32),
                 "top_p": self.rng.uniform(0.5, 1, num_rows).astype(np.float32),
                 "min_p": np.full(num_rows, 0.01, np.float32),
                 "random_val": self.rng.uniform(0, 0.999, num_rows).astype(np.float32),

@@ -43,6 +43,15 @@ class FakeNccl:
             out.setdefault(int(rank), []).append(function)
         return out
 
+    def gathered(self, rank: int) -> int:
+        """Elements that a rank has given to the last ncclAllGather since the last look."""
+        last = 0
+        for line in self._library.fake_nccl_log().decode().splitlines():
+            name, function, *arguments = line.split()
+            if int(name) == rank and function == "ncclAllGather":
+                last = int(dict(argument.split("=") for argument in arguments)["count"])
+        return last
+
     def fail(self, function: str, rank: int, result: int) -> None:
         """From now on this function returns `result` on the rank; 0: no more."""
         self._library.fake_nccl_fail(function.encode(), rank, result)
@@ -54,15 +63,16 @@ class FakeNccl:
 
 
 def open_engine(folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None) -> _core.InferEngine:
+    """Without graphs, so that every step asks NCCL for what it needs."""
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
-    engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size)
+    engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size, graphs=False)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, progress=False)
     engine.reset_cache(2, MAX_LEN)
     return engine
 
 
-def make_step(tokens: NDArray[np.int32], cached: int, return_logits: bool = True) -> _core.Batch:
+def make_step(tokens: NDArray[np.int32], cached: int, return_logits: bool = True, top_k: int = 20) -> _core.Batch:
     """tokens: [2, length], the first row greedy, the second sampled."""
     length = tokens.shape[1]
     positions = np.tile(np.arange(cached, cached + length, dtype=np.int32), 2)
@@ -75,7 +85,7 @@ def make_step(tokens: NDArray[np.int32], cached: int, return_logits: bool = True
         context_lens=np.full(2, cached + length, np.int32),
         logits_rows=np.array([length, 2 * length], np.int32) - 1,
         temperature=np.array([0, 0.8], np.float32),
-        top_k=np.array([0, 20], np.int32),
+        top_k=np.array([0, top_k], np.int32),
         top_p=np.array([1, 0.9], np.float32),
         min_p=np.zeros(2, np.float32),
         random_val=np.array([0, 0.4], np.float32),
@@ -96,6 +106,27 @@ def run_steps(engine: _core.InferEngine) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.array(ids), np.array(logits)
 
 
+def same_tokens(engine: _core.InferEngine, fake: FakeNccl | None = None) -> None:
+    """The last of `run_steps` again: the same tokens whether all logits are gathered or only the best of each rank.
+
+    With NCCL, that the latter is all that a rank gives then: `num_candidates` logits of a row, and their ids.
+    """
+    tokens = np.random.default_rng(2).integers(0, engine.spec.vocab_size, (2, 10)).astype(np.int32)[:, 9:].copy()
+    part = -(-engine.spec.vocab_size // (8 * engine.num_ranks)) * 8
+    for top_k, num_candidates in ((1, 1), (3, 4), (20, 32), (64, 64), (65, 0), (0, 0)):
+        drawn, gathered = [], []
+        for logits in (True, False):
+            if fake:
+                fake.gathered(0)
+            ids = engine.forward(make_step(tokens, 9, logits, top_k)).ids
+            assert ids is not None
+            drawn.append(ids.numpy().tolist())
+            gathered.append(fake.gathered(0) if fake else 0)
+        assert drawn[0] == drawn[1], (top_k, drawn)
+        if fake:
+            assert gathered == [2 * part, 2 * 2 * num_candidates or 2 * part], (top_k, gathered)
+
+
 def parity(_: Gpu, name: str, folder: str, dtype: str, tp_size: int) -> None:
     """As one rank: logits by relative norm (a value is rounded about ten times a layer), tokens equal in float32."""
     model = make_model(name, Path(folder), num_hidden_layers=1)
@@ -108,10 +139,7 @@ def parity(_: Gpu, name: str, folder: str, dtype: str, tp_size: int) -> None:
     error = np.linalg.norm(got_logits - logits) / np.linalg.norm(logits)
     assert error <= bound, f"relative error {error:.2e}, expected at most {bound:.2e}"
     assert dtype != "float32" or np.array_equal(got_ids, ids)
-    # The last step again, without its logits: the same bits, so the same tokens.
-    tokens = np.random.default_rng(2).integers(0, engine.spec.vocab_size, (2, 10)).astype(np.int32)
-    again = engine.forward(make_step(tokens[:, 9:].copy(), 9, return_logits=False)).ids
-    assert again is not None and np.array_equal(again.numpy(), got_ids[1])
+    same_tokens(engine)
     engine.close()
 
 
@@ -158,5 +186,7 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
             sums = fake.calls(0).count("ncclGroupEnd")  # behind the embedding, and twice a layer
             assert sums == 2 * (1 if peers == "1" and not hooked else 1 + 2 * layers)
             assert got_logits.tobytes() == logits.tobytes() and np.array_equal(got_ids, ids), (peers, hooked)
+            if peers == "1" and not hooked:
+                same_tokens(engine, fake)
         engine.close()
         fake.check()

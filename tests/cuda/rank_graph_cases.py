@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from device_cases import make_model
@@ -33,7 +34,7 @@ class RankTwins(Twins):
         self.tp_size = tp_size
         self.calls_of_one: dict[tuple[int, int], list[str]] = {}  # engine in an eager step; of rank 0
 
-    def expect(self, what: str, seqs: list[int], count: int = 1, **options: bool) -> None:
+    def expect(self, what: str, seqs: list[int], count: int = 1, **options: Any) -> None:
         """One step; what: "eager", "recorded" (and launched) or "launched"."""
         recorded, launched, _ = self.counts()
         self.nccl.calls_by_rank()
@@ -65,7 +66,7 @@ def same_bits(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: in
     for what in ("eager", "recorded", "launched", "launched"):
         twins.expect(what, [0, 1])
     twins.expect("eager", [3], 7)
-    twins.expect("launched", [2, 3], logits=False)
+    twins.expect("launched", [2, 3], logits=False, top_k=0)
     for what in ("eager", "recorded", "launched"):
         twins.expect(what, [1, 0, 2], sampled=False)
     twins.expect("eager", [2], 30)  # needs more memory than any step before, which ends all graphs
@@ -81,6 +82,20 @@ def same_bits(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: in
     twins.expect("eager", [0, 1], 9)
     for what in ("eager", "recorded", "launched"):
         twins.expect(what, [0, 1])
+    twins.close()
+
+
+def candidates(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
+    """What ranks gather is part of the shape: the best of each, rounded up to a power of two, or all logits."""
+    twins = RankTwins(nccl, folder, name, dtype, tp_size)
+    twins.expect("eager", [0, 1, 2, 3], 5)
+    twins.expect("eager", [0, 1], logits=False, top_k=0)
+    for top_k, others in ((5, 8), (1, 1), (64, 33)):
+        for what in ("eager", "recorded", "launched"):
+            twins.expect(what, [2, 3], logits=False, top_k=top_k)
+        twins.expect("launched", [0, 1], logits=False, top_k=others)
+    twins.expect("recorded", [0, 1], logits=False, top_k=65)  # the shape in which all are gathered
+    twins.expect("launched", [0, 1], top_k=5)
     twins.close()
 
 

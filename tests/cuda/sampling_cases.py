@@ -1,4 +1,4 @@
-"""Cases for cuda/sampling.cu: ids equal to two oracles. Run by the worker process.
+"""Cases for cuda/sampling.cu: ids equal to two oracles, and the best of a row. Run by the worker process.
 
 One is the float64 sampler of tests/reference, which shares nothing with the kernel; its ids count where no decision is
 within 1e-9 of a boundary. The other adds the integer weights of src/cpu/sampling.cpp one by one in order; its ids must
@@ -57,8 +57,15 @@ def make_requests(rng: np.random.Generator, rows: int, vocab_size: int) -> dict[
     return drawn
 
 
-def draw(gpu: Gpu, logits: Array, requests: dict[str, Array], pad: int = 0, wanted: bool = True) -> tuple[Array, Array]:
-    """Ids and, if wanted, their log probabilities."""
+def draw(
+    gpu: Gpu,
+    logits: Array,
+    requests: dict[str, Array],
+    pad: int = 0,
+    wanted: bool = True,
+    token_ids: Array | None = None,
+) -> tuple[Array, Array]:
+    """Ids and, if wanted, their log probabilities. token_ids: of the columns, [rows, vocab_size]."""
     rows, vocab_size = logits.shape
     ids, logprobs = gpu.upload(np.full(rows + 1, -77, np.int32)), Frame(gpu, "f32", (1, rows))
     inside = of(gpu, logits, "f32", pad)
@@ -66,10 +73,23 @@ def draw(gpu: Gpu, logits: Array, requests: dict[str, Array], pad: int = 0, want
     gpu.call(
         "draw", inside.pointer, ctypes.c_int64(inside.stride), rows, vocab_size, *columns, ids,
         logprobs.pointer if wanted else None,
+        None if token_ids is None else gpu.upload(np.pad(token_ids, ((0, 0), (0, pad)), constant_values=-77)),
+        ctypes.c_int64(vocab_size + pad),
     )  # fmt: skip
     got = gpu.download(ids)
     assert got[-1] == -77
     return got[:-1], logprobs.get()[0]
+
+
+def find_best(gpu: Gpu, logits: Array, k: int, first_id: int = 0, pad: int = 0) -> tuple[Array, Array]:
+    """The best and their ids, [rows, k]."""
+    rows, n = logits.shape
+    best, ids = Frame(gpu, "f32", (rows, k)), gpu.upload(np.full((rows + 1, k), -77, np.int32))
+    inside = of(gpu, logits, "f32", pad)
+    gpu.call("best", inside.pointer, ctypes.c_int64(inside.stride), rows, n, k, first_id, best.pointer, ids)
+    got = gpu.download(ids)
+    assert (got[-1] == -77).all()
+    return best.get(), got[:-1]
 
 
 # ---------------------------------------------------------------------------------------------- the exact oracle
@@ -189,3 +209,29 @@ def boundaries(gpu: Gpu, vocab_sizes: list[int]) -> None:
         ids = draw(gpu, logits, requests)[0]
         want = [exact_row(logits[row], *(requests[name][row] for name, _ in COLUMNS)) for row in range(rows)]
         assert ids.tolist() == want
+
+
+def named(gpu: Gpu, vocab_sizes: list[int]) -> None:
+    """What is drawn is told by its token id; faults stay what they are, and so do log probabilities."""
+    for vocab_size in vocab_sizes:
+        rng = np.random.default_rng(vocab_size)
+        logits, requests = make_logits(rng, 5, vocab_size, "ties"), make_requests(rng, 5, vocab_size)
+        logits[3] = np.nan
+        token_ids = rng.integers(0, 2**31 - 1, logits.shape).astype(np.int32)
+        ids, logprobs = draw(gpu, logits, requests, pad=3)
+        got, got_logprobs = draw(gpu, logits, requests, pad=3, token_ids=token_ids)
+        assert_bitwise(got_logprobs, logprobs)
+        assert_bitwise(got, np.where(ids < 0, ids, token_ids[np.arange(5), ids]))
+        assert got[3] == NAN_LOGIT
+
+
+def best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
+    """As the oracle finds them, whatever the row holds: equal ones may not fit the list. Alone as among others."""
+    for n in sizes:
+        logits = oracle.awkward_logits(np.random.default_rng(n), n)
+        for k in ks:
+            found = find_best(gpu, logits, k, first_id=7 * n, pad=1 + k % 4)
+            oracle.assert_best(found, logits, 7 * n)
+            for alone, among in zip(find_best(gpu, logits[1:2], k, 7 * n, pad=8), found, strict=True):
+                assert_bitwise(alone, among[1:2])
+    assert find_best(gpu, np.zeros((0, 5), np.float32), 3)[0].size == 0

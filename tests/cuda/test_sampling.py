@@ -1,4 +1,4 @@
-"""sample on the emulator: the documented procedure, id for id. The kernel does nothing asynchronous: late is eager."""
+"""sample and find_best on the emulator, id for id. The kernels do nothing asynchronous: late is eager."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("faults", {"vocab_sizes": [3, 257]}),
     ("ties", {"vocab_sizes": [7, 5000]}),
     ("boundaries", {"vocab_sizes": [257, 5000]}),
+    ("named", {"vocab_sizes": [3, 257]}),
+    ("best", {"sizes": [0, 1, 2, 63, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
 ]
 
 
@@ -62,3 +64,4 @@ def test_other(emulate: Run, case: str, parameters: dict[str, Any], schedule: st
 def test_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: list[dict[str, Any]]) -> None:
     two = [{**shape, "rows": 2} for shape in drawn[2::2]]  # a thread takes time
     _check(emulate, "sample", sanitize=sanitize, schedule=schedule, shapes=two)
+    _check(emulate, "best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])

@@ -246,14 +246,26 @@ def _sample_call(make: _Make) -> Call:
         per_row("min_p", [0, 0, 0, 0.1]),
         per_row("random_val", [0.3, 0.8, 0.1, 0.99]),
         Operand("ids", np.full(make.tokens, -7, np.int32), ("num_rows",), "int32", output=True),
+        replace(
+            make.ints("token_ids", make.rng.integers(0, 99, (make.tokens, 33)), "num_rows", "vocab_size"), optional=True
+        ),
     )
     return Call("sample", "sample", operands, _method("sample"))
+
+
+def _find_best_call(make: _Make) -> Call:
+    operands = (
+        make.x("logits", "num_rows", "n", shape=(make.tokens, 33)),
+        make.out("best", "num_rows", "k", shape=(make.tokens, 5)),
+        Operand("ids", np.full((make.tokens, 5), -7, np.int32), ("num_rows", "k"), "int32", output=True),
+    )
+    return Call("find_best", "find_best", operands, _method("find_best", 7))
 
 
 def all_calls(dtype: str = "float32", tokens: int = 5) -> list[Call]:
     """Every op once or twice, weights and caches in `dtype`."""
     make = _Make(dtype, tokens)
-    return [*_row_calls(make), *_linear_calls(make), *_cache_calls(make), _sample_call(make)]
+    return [*_row_calls(make), *_linear_calls(make), *_cache_calls(make), _find_best_call(make), _sample_call(make)]
 
 
 CALLS = {str(call): call for call in all_calls()}

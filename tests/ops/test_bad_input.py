@@ -283,6 +283,19 @@ def test_outputs_must_be_writable(isa: str) -> None:
             support.assert_bitwise(array, before, f"{call.name}: {o.name}")
 
 
+@pytest.mark.parametrize("k", (0, 65))
+def test_number_of_best(b: Any, k: int) -> None:
+    """1 to 64."""
+    call = CALLS["find_best"].fresh().with_array("best", np.zeros((5, k), np.float32))
+    refuse(b, call.with_array("ids", np.zeros((5, k), np.int32)), "best", rf"64.*\b{k}\b")
+
+
+@pytest.mark.parametrize("first_id", (-1, 2**31 - 32))  # of 33
+def test_ids_of_best(b: Any, first_id: int) -> None:
+    """Every id is an int32 that is not negative."""
+    refuse(b, scalars("find_best", first_id), "first_id", str(first_id))
+
+
 def test_unknown_isa_and_device() -> None:
     """The errors list what there is."""
     with pytest.raises(InfinilmError, match=_core.cpu_isas()[0]):

@@ -74,7 +74,8 @@ MUST_ACCEPT = {  # row strides that the engine relies on: parts of qkv and of ga
     "qk_norm_rope_store_kv-norms": ("qkv",),
     "qk_norm_rope_store_kv-plain": ("qkv",),
     "paged_attention": ("q", "out", "block_table"),
-    "sample": ("logits",),
+    "find_best": ("logits",),
+    "sample": ("logits", "token_ids"),
 }
 
 

@@ -1,4 +1,4 @@
-"""sample and uniform: the documented procedure, id for id."""
+"""sample, find_best and uniform: the documented procedures, id for id."""
 
 from __future__ import annotations
 
@@ -53,10 +53,19 @@ class Requests:
         return self.temperature, self.top_k, self.top_p, self.min_p, self.random_val
 
 
-def draw(b: Any, logits: Array, requests: Requests, pad: tuple[int, int] = (0, 0)) -> Array:
+def draw(
+    b: Any, logits: Array, requests: Requests, pad: tuple[int, int] = (0, 0), token_ids: Array | None = None
+) -> Array:
     ids = Output((len(logits),), np.int32)
-    call(b, "sample", framed(logits, pad), *(framed(c) for c in requests.columns()), ids)
+    names = [] if token_ids is None else [framed(token_ids, pad)]
+    call(b, "sample", framed(logits, pad), *(framed(c) for c in requests.columns()), ids, *names)
     return ids.check()
+
+
+def find_best(b: Any, logits: Array, k: int, first_id: int = 0, pad: tuple[int, int] = (0, 0)) -> tuple[Array, Array]:
+    best, ids = Output((len(logits), k)), Output((len(logits), k), np.int32)
+    call(b, "find_best", framed(logits, pad), best, ids, first_id)
+    return best.check(), ids.check()
 
 
 def make_logits(rng: np.random.Generator, num_rows: int, vocab_size: int, kind: str) -> Array:
@@ -211,6 +220,58 @@ def test_logits_that_are_no_distribution(isa: str, bad: float, temperature: floa
 def test_no_rows(isa: str) -> None:
     """A call with no rows does nothing."""
     assert draw(backend(isa, 2), np.zeros((0, 33), np.float32), Requests.of(0)).size == 0
+
+
+@each_isa
+@given(seed=support.seeds, vocab_size=support.sizes, pad=support.pads)
+def test_candidates_that_have_token_ids(isa: str, seed: int, vocab_size: int, pad: tuple[int, int]) -> None:
+    """What is drawn is told by its token id; rows that cannot be sampled stay what they are."""
+    rng = np.random.default_rng(seed)
+    logits, requests = make_logits(rng, 7, vocab_size, "ties"), make_requests(rng, 7, vocab_size)
+    token_ids = rng.integers(0, 2**31 - 1, logits.shape).astype(np.int32)
+    want = token_ids[np.arange(7), draw(backend(isa, 2), logits, requests)]
+    assert_bitwise(draw(backend(isa, 2), logits, requests, pad, token_ids), want)
+    logits[3] = np.nan
+    with pytest.raises(InfinilmError, match=r"^sample: .*row 3\b.*NaN"):
+        draw(backend(isa, 2), logits, requests, pad, token_ids)
+
+
+@each_isa
+@each_threads
+@given(
+    n=st.sampled_from((0, *support.SIZES)),
+    k=st.sampled_from((1, 2, 3, 5, 8, 33, 63, 64)),
+    first_id=st.sampled_from((0, 1, 75968, 2**31 - 1000)),
+    pad=support.pads,
+    seed=support.seeds,
+)
+def test_best(isa: str, threads: int, n: int, k: int, first_id: int, pad: tuple[int, int], seed: int) -> None:
+    """Equal logits by id, +inf before all else and NaN before that, -inf with the first id."""
+    logits = oracle.awkward_logits(np.random.default_rng(seed), n)
+    oracle.assert_best(find_best(backend(isa, threads), logits, k, first_id, pad), logits, first_id)
+
+
+@each_isa
+@pytest.mark.parametrize("k", (1, 40, 64))
+def test_best_of_a_large_vocabulary(isa: str, k: int) -> None:
+    """Qwen's 151936 entries, also in ascending order, where each is better than all before."""
+    logits = oracle.awkward_logits(np.random.default_rng(k), 151936)
+    logits[0].sort()
+    oracle.assert_best(find_best(backend(isa, 2), logits, k), logits, 0)
+    assert find_best(backend(isa, 2), logits[:0], k)[0].size == 0
+
+
+@each_isa
+@given(seed=support.seeds, vocab_size=support.sizes, num_parts=st.sampled_from((1, 2, 3, 8)))
+def test_the_best_of_parts_decide(isa: str, seed: int, vocab_size: int, num_parts: int) -> None:
+    """Sampling from the best of each part of a vocabulary is sampling from all of it, where no more are kept."""
+    rng, b = np.random.default_rng(seed), backend(isa, 2)
+    logits, requests = make_logits(rng, 19, vocab_size, "ties"), make_requests(rng, 19, vocab_size)
+    requests.top_k = rng.choice([1, 2, 5, 40, 64], 19).astype(np.int32)
+    part = -(-vocab_size // num_parts)
+    parts = [find_best(b, logits[:, first : first + part], 64, first) for first in range(0, num_parts * part, part)]
+    best, token_ids = (np.concatenate([found[i] for found in parts], axis=1) for i in range(2))
+    assert_bitwise(draw(b, best, requests, token_ids=token_ids), draw(b, logits, requests))
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))

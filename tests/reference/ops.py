@@ -272,6 +272,45 @@ def sample(
     return np.array([d[0] for d in drawn], np.int32), np.array([d[1] for d in drawn], np.float64)
 
 
+def find_best(logits: Array, k: int, first_id: int) -> tuple[Array, Array]:
+    """The k best logits of each row of [num_rows, n] float32 and their ids, as FindBestParams has them: [num_rows, k]
+    each.
+
+    Of a row that holds NaN only the first is defined: see `assert_best`.
+    """
+    best = np.full((len(logits), k), -np.inf, np.float32)
+    ids = np.full((len(logits), k), first_id, np.int32)
+    for row, values in enumerate(logits):
+        order = np.argsort(-values, kind="stable")[:k]  # NaN last
+        order = order[values[order] > -np.inf]
+        best[row, : len(order)], ids[row, : len(order)] = values[order], first_id + order
+        if np.isnan(values).any():
+            best[row, 0] = np.nan
+    return best, ids
+
+
+def assert_best(got: tuple[Array, Array], logits: Array, first_id: int) -> None:
+    """What an implementation found is what `find_best` finds, bit for bit."""
+    want = find_best(logits, got[0].shape[1], first_id)
+    defined = ~np.isnan(want[0][:, 0])
+    assert np.isnan(got[0][~defined, 0]).all()
+    for values, expected in zip(got, want, strict=True):
+        assert values[defined].tobytes() == expected[defined].tobytes(), (values, expected)
+
+
+def awkward_logits(rng: np.random.Generator, n: int) -> Array:
+    """[8, n] float32: smooth, many ties, all equal, mostly -inf, nothing else, with both zeros, with +inf, with NaN."""
+    logits = (rng.standard_normal((8, n)) * 3).astype(np.float32)
+    logits[1] = np.round(logits[1])
+    logits[2] = 1.5
+    logits[3][rng.random(n) < 0.9] = -np.inf
+    logits[4] = -np.inf
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0], np.float32)
+    for row in range(3):
+        logits[5 + row] = rng.choice(special[2 - row :], n)
+    return logits
+
+
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
     """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four 32-bit
     words.

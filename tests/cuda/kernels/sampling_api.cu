@@ -1,10 +1,15 @@
-// A C function over the launcher of cuda/sampling.cu, for sampling_cases.py.
+// C functions over the launchers of cuda/sampling.cu, for sampling_cases.py.
 #include "kernels.h"
 
 extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, int vocab_size, const float* temperature,
                     const int* top_k, const float* top_p, const float* min_p, const float* random_val, int* ids,
-                    float* logprobs) {
-    return infinilm::cuda::sample(
-        {logits, logits_stride, num_rows, vocab_size, temperature, top_k, top_p, min_p, random_val, ids, logprobs},
-        nullptr);
+                    float* logprobs, const int* token_ids, int64_t token_ids_stride) {
+    return infinilm::cuda::sample({logits, logits_stride, num_rows, vocab_size, temperature, top_k, top_p, min_p,
+                                   random_val, ids, logprobs, token_ids, token_ids_stride},
+                                  nullptr);
+}
+
+extern "C" int best(const float* logits, int64_t logits_stride, int num_rows, int n, int k, int first_id, float* best,
+                    int* ids) {
+    return infinilm::cuda::find_best({logits, logits_stride, num_rows, n, k, first_id, best, ids}, nullptr);
 }
