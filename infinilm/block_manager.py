@@ -16,14 +16,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from infinilm.steps import IndexArray, Int32Array
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "BlockManager", "common_window"]
 
 DEFAULT_BLOCK_SIZE = 16
-
-Int32Array = npt.NDArray[np.int32]
-IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 _ROOT = 0  # id of the empty prefix
 
@@ -135,7 +133,7 @@ class BlockManager:
             self.block_table[slot, begin:end] = self._take(end - begin)
             self.lengths[slot] = end
 
-    def grow_by_one(self, slots: IntArray) -> None:
+    def grow_by_one(self, slots: IndexArray) -> None:
         """Give each of these slots one block more; they must be free."""
         self.block_table[slots, self.lengths[slots]] = self._take(len(slots))
         self.lengths[slots] += 1
@@ -150,7 +148,7 @@ class BlockManager:
             self._chain_id[slot] = self._known[self._keys[blocks[-1]]][1]
         self.lengths[slot] = self.num_remembered[slot] = len(blocks)
 
-    def release_behind_window(self, slots: IntArray, num_computed: Int32Array) -> None:
+    def release_behind_window(self, slots: IndexArray, num_computed: Int32Array) -> None:
         """Give back the blocks that no token from `num_computed` on sees; nothing without a window.
 
         Blocks that are still to be remembered stay.
@@ -173,7 +171,7 @@ class BlockManager:
         self.lengths[slot] = self._first[slot] = self.num_remembered[slot] = 0
         self._chain_id[slot] = _ROOT
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int) -> IndexArray:
         if count > self.num_free:
             raise AssertionError(f"{count} blocks asked for, {self.num_free} are free")
         split = max(len(self._free) - count, 0)
@@ -183,8 +181,9 @@ class BlockManager:
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
             blocks.append(block)
-        self.ref_counts[blocks] = 1
-        return blocks
+        taken = np.array(blocks, np.intp)
+        self.ref_counts[taken] = 1
+        return taken
 
     def _give_back(self, blocks: Int32Array) -> None:
         self.ref_counts[blocks] -= 1
@@ -221,16 +220,30 @@ class BlockManager:
         end = num_tokens // size
         for i in range(int(self.num_remembered[slot]), end):
             key = (chain_id, tokens[i * size : (i + 1) * size].tobytes())
-            found = self._known.get(key)
-            if found is None:  # else another block holds the same: one of them is enough
-                block, chain_id = int(self.block_table[slot, i]), self._next_id
-                self._next_id += 1
-                self._known[key] = block, chain_id
-                self._keys[block] = key
-            else:
-                chain_id = found[1]
+            chain_id = self._make_known(key, int(self.block_table[slot, i]))
         self.num_remembered[slot] = max(end, self.num_remembered[slot])
         self._chain_id[slot] = chain_id
+
+    def remember_next(self, slots: IndexArray, tokens: Int32Array) -> None:
+        """Make the next block of each of these slots known, as `remember` does; `tokens`: [max_num_seqs, ...]."""
+        index, size = self.num_remembered[slots], self.block_size
+        columns = index[:, None] * size + np.arange(size)
+        content = tokens[slots[:, None], columns].tobytes()
+        width = len(content) // len(slots)
+        for i, (slot, block) in enumerate(zip(slots.tolist(), self.block_table[slots, index].tolist(), strict=True)):
+            key = (self._chain_id[slot], content[i * width : (i + 1) * width])
+            self._chain_id[slot] = self._make_known(key, block)
+        self.num_remembered[slots] += 1
+
+    def _make_known(self, key: tuple[int, bytes], block: int) -> int:
+        """The id of the chain up to this block; where another one holds the same, one of them is enough."""
+        found = self._known.get(key)
+        if found is not None:
+            return found[1]
+        chain_id = self._new_id()
+        self._keys[block] = key
+        self._known[key] = block, chain_id
+        return chain_id
 
     def forget_uncomputed(self, slot: int, num_computed: int) -> None:
         """Take back what `remember` said of the slot's blocks beyond `num_computed` tokens."""

@@ -326,8 +326,9 @@ class Scheduler:
         if blocks.enable_prefix_caching:
             known = self._num_tokens[slots] - (self._previous_row[slots] >= 0)
             full = np.minimum(known // blocks.block_size, blocks.lengths[slots])
-            for i in np.flatnonzero(full > blocks.num_remembered[slots]).tolist():
-                blocks.remember(int(slots[i]), self._tokens[slots[i]], int(full[i]) * blocks.block_size)
+            while np.count_nonzero(is_behind := full > blocks.num_remembered[slots]):
+                slots, full = slots[is_behind], full[is_behind]
+                blocks.remember_next(slots, self._tokens)
 
     def _choose_prefills(self, chunks: _Chunks, budget: int) -> tuple[int, bool]:
         """Chunks of prompts that are being computed; returns the budget left and whether each got all it could."""

@@ -100,7 +100,7 @@ def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterat
         thread: Any = llm._thread
         thread._engine.close()
         thread._engine = NoEngine(num_seqs)
-        prompts = [[1 + i % 200] * 20 for i in range(num_seqs)]
+        prompts = [[1 + i % 200] * (20 + i % 16) for i in range(num_seqs)]  # blocks fill up at different steps
         requests = llm._requests.make(prompts, None, {"max_tokens": num_steps + 20, "ignore_eos": True})
         heard: list[Any] = []
         for request in requests:
