@@ -472,7 +472,7 @@ class Scheduler:
         samples, sample_slots, sample_positions = sequences, slots, ends
         if len(sampled) < num_seqs:
             samples, sample_slots, sample_positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
-        needs_logits = bool(self._needed_logits[sample_slots].any())
+        needs_logits = bool(np.count_nonzero(self._needed_logits[sample_slots]))
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight is not None:

@@ -35,10 +35,16 @@ from infinilm.scheduler import Scheduler
 from infinilm.steps import Sequence
 
 
-def add_sequences(scheduler: Scheduler, count: int, prompt_len: int, seed: int) -> list[Sequence]:
+def spread(least: int, count: int) -> list[int]:
+    """Lengths of prompts whose blocks fill up at different steps, as those of requests do."""
+    return [least + i % 16 for i in range(count)]
+
+
+def add_sequences(scheduler: Scheduler, prompt_lens: list[int], seed: int) -> list[Sequence]:
     rng = np.random.default_rng(seed)
     params = SamplingParams(temperature=1.0, ignore_eos=True)
-    out = [Sequence(rng.integers(0, 1000, prompt_len).astype(np.int32), params, seed=i) for i in range(count)]
+    prompts = [rng.integers(0, 1000, length).astype(np.int32) for length in prompt_lens]
+    out = [Sequence(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
     for sequence in out:
         scheduler.add(sequence)
     return out
@@ -63,7 +69,7 @@ def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[flo
         max_num_batched_tokens=8192,
         enable_prefix_caching=caching,
     )
-    add_sequences(scheduler, num_seqs, 100, 0)
+    add_sequences(scheduler, spread(100, num_seqs), 0)
     for i in range(num_steps + 10):
         ids = np.full(num_seqs, i, np.int32)
         output: Any = SimpleNamespace(ids=SimpleNamespace(numpy=lambda ids=ids: ids), logits=None)
@@ -100,7 +106,7 @@ def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterat
         thread: Any = llm._thread
         thread._engine.close()
         thread._engine = NoEngine(num_seqs)
-        prompts = [[1 + i % 200] * (20 + i % 16) for i in range(num_seqs)]  # blocks fill up at different steps
+        prompts = [[1 + i % 200] * length for i, length in enumerate(spread(20, num_seqs))]
         requests = llm._requests.make(prompts, None, {"max_tokens": num_steps + 20, "ignore_eos": True})
         heard: list[Any] = []
         for request in requests:
@@ -157,7 +163,7 @@ def run_layout(engine: _core.InferEngine, block_size: int, max_len: int, batch: 
         max_model_len=max_len,
         max_num_batched_tokens=batch * prompt,
     )
-    add_sequences(scheduler, batch, prompt, 1)
+    add_sequences(scheduler, [prompt] * batch, 1)
     seconds = []
     for _ in range(steps + 1):
         started = time.perf_counter()
