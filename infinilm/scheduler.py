@@ -301,8 +301,9 @@ class Scheduler:
         # One token to compute, and one to come after it.
         is_decode = (num_tokens - num_computed == 1) & (num_tokens < self._max_num_tokens[slots])
         decode_slots = slots if is_decode.all() else slots[is_decode]
-        self._remember_decoded(decode_slots)
-        blocks.release_behind_window(slots, num_computed)
+        if blocks.sliding_window:
+            self._remember_decoded(decode_slots)  # before blocks go
+            blocks.release_behind_window(slots, num_computed)
         is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
         while (num_growing := np.count_nonzero(is_growing)) > blocks.num_free:
             if self._in_flight is not None:
@@ -321,7 +322,10 @@ class Scheduler:
         return preempted
 
     def _remember_decoded(self, slots: IndexArray) -> None:
-        """Let others find the blocks that decodes have filled, or will have with this step."""
+        """Let others find the blocks that decodes have filled, or will have with this step.
+
+        Not in every step, but before somebody looks, and when a sequence leaves.
+        """
         blocks = self.blocks
         if blocks.enable_prefix_caching:
             known = self._num_tokens[slots] - (self._previous_row[slots] >= 0)
@@ -370,6 +374,8 @@ class Scheduler:
     def _admit(self, chunks: _Chunks, admitted: list[Sequence], budget: int, now: float) -> None:
         """Let sequences in while there are slots, tokens in the budget, and blocks for a first chunk and some more."""
         blocks = self.blocks
+        if self.waiting and self._free_slots and budget > 0:
+            self._remember_decoded(chunks.decode_slots)
         while self.waiting and self._free_slots and budget > 0:
             sequence, alone = self.waiting[0], not chunks.sequences
             rows = self._rows_left(sequence)
@@ -429,7 +435,10 @@ class Scheduler:
         self._seed[slot] = sequence.seed
 
     def _leave_slot(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence.slot, int(self._num_computed[sequence.slot]))
+        slot, num_computed = sequence.slot, int(self._num_computed[sequence.slot])
+        num_known = int(self._num_tokens[slot]) - bool(self._previous_row[slot] >= 0)
+        self.blocks.remember(slot, self._tokens[slot], min(num_known, num_computed))
+        self.blocks.free(slot, num_computed)
         self._num_left += 1
         self._free_slots.append(sequence.slot)
         self._previous_row[sequence.slot] = -1
