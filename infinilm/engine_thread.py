@@ -40,8 +40,8 @@ Int32Array = npt.NDArray[np.int32]
 _BUSY = "the LLM is busy with other requests; do this while none runs"
 _CLOSED = "this LLM is closed; make a new one"
 
-# Making a step takes 0.05 to 0.15 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step made
-# ahead for sequences that have all ended costs a whole step.
+# Making a step takes 0.05 to 0.15 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step
+# made ahead for sequences that have all ended costs a whole step.
 _AHEAD_BELOW_SECONDS = 0.02
 
 

@@ -265,9 +265,9 @@ class Completion(Work):
             token_id, num_tokens = self.sequence.output_token_ids[self._num_heard], self._num_heard + 1
         text, reason, error = news.text, news.finish_reason, news.error
         if text is None and error is None:
-            has_text = not (reason == "stop" and token_id in self.sequence.stop_token_ids)
+            is_stop_token = reason == "stop" and token_id in self.sequence.stop_token_ids  # which has no text
             try:
-                text = self._read_text(num_tokens - (not has_text), is_last=reason is not None)
+                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None)
             except Exception as failure:  # of the tokenizer
                 self._text_error, reason, error = failure, "error", failure
         self._num_heard = num_tokens
