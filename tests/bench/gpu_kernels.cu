@@ -348,4 +348,18 @@ int bench_sample(int num_rows, int vocab_size, float temperature, float top_p, i
     });
 }
 
+// What a rank does with its part of the logits before ranks exchange anything.
+int bench_find_best(int num_rows, int n, int k, int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const int64_t elements = int64_t{num_rows} * n, count = copies(4 * elements, flush_bytes, calls);
+        const size_t found = size_t{4} * num_rows * k;
+        const Memory logits(Type::f32, count * elements, 3), best(found), ids(found);
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return find_best({static_cast<float*>(logits.at(i % count, 4 * elements)), n, num_rows, n, k, 0,
+                              best.as<float>(), ids.as<int>()},
+                             stream);
+        });
+    });
+}
+
 }  // extern "C"

@@ -135,6 +135,12 @@ def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
             {"infinilm": ("bench_sample", (num_tokens, vocab, temperature, top_p or 1.0, flush))},
             peers,
         )  # fmt: skip
+    part = vocab // 8  # of eight ranks
+    for k in (1, 64):
+        yield Row(
+            "sampling", f"find_best, {num_tokens} x {part}, {k} of each", 4 * num_tokens * part, 0,
+            {"infinilm": ("bench_find_best", (num_tokens, part, k, flush))},
+        )  # fmt: skip
 
 
 def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
