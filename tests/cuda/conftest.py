@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+for folder in (HERE, HERE.parent / "dist"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 import nvcc_build  # noqa: E402
+from cpp_build import FAKE_NCCL, Builder  # noqa: E402
 from emulation import BACKEND, ROOT, Outcome, Run, Worker, load_build  # noqa: E402
 
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"
@@ -69,6 +71,12 @@ def emulator_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     """Where libraries are kept, from one run to the next where pytest's cache is on."""
     cache = getattr(request.config, "cache", None)
     return Path(cache.mkdir("cuda-emulator")) if cache else tmp_path_factory.mktemp("cuda-emulator")
+
+
+@pytest.fixture(scope="session")
+def fake_nccl(emulator_cache: Path) -> str:
+    """NCCL's functions over the simulated device, as the C++ tests of communicators have them."""
+    return str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
 
 
 @pytest.fixture(scope="session")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from emulation import ROOT, Run
-
-if str(ROOT / "tests/dist") not in sys.path:
-    sys.path.insert(0, str(ROOT / "tests/dist"))
-
-from cpp_build import FAKE_NCCL, Builder
+from emulation import Run
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
-def test_the_rest(simulate: Run, emulator_cache: Path, tmp_path: Path, tp_size: int) -> None:
-    nccl = str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
+def test_the_rest(simulate: Run, fake_nccl: str, tmp_path: Path, tp_size: int) -> None:
     settings = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_MEMORY_MB": "64"}
-    outcome = simulate("memory_cases:the_rest", settings=settings, folder=str(tmp_path), nccl=nccl, tp_size=tp_size)
+    outcome = simulate(
+        "memory_cases:the_rest", settings=settings, folder=str(tmp_path), nccl=fake_nccl, tp_size=tp_size
+    )
     assert outcome.ok, outcome.text
 
 

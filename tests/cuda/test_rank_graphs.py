@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from emulation import ROOT, Outcome, Run
-
-if str(ROOT / "tests/dist") not in sys.path:
-    sys.path.insert(0, str(ROOT / "tests/dist"))
-
-from cpp_build import FAKE_NCCL, Builder
+from emulation import Outcome, Run
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +14,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def run(simulate: Run, models: str, emulator_cache: Path) -> Run:
+def run(simulate: Run, models: str, fake_nccl: str) -> Run:
     """`run(case, tp_size=, peers=, streams=, ..)`: a case on as many devices; without peers no one-shot sums."""
-    nccl = str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
 
     def run(
         case: str,
@@ -41,7 +33,7 @@ def run(simulate: Run, models: str, emulator_cache: Path) -> Run:
             "INFINILM_EMULATOR_STREAMS": streams,
         }
         timeout = 600 if sanitize else 120
-        parameters |= {"nccl": nccl, "folder": models, "tp_size": tp_size}
+        parameters |= {"nccl": fake_nccl, "folder": models, "tp_size": tp_size}
         return simulate(f"rank_graph_cases:{case}", settings=settings, sanitize=sanitize, timeout=timeout, **parameters)
 
     return run

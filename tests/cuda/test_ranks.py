@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-from emulation import ROOT, Run
-
-if str(ROOT / "tests/dist") not in sys.path:
-    sys.path.insert(0, str(ROOT / "tests/dist"))
-
-from cpp_build import FAKE_NCCL, Builder
+from emulation import Run
 
 
 @pytest.fixture(scope="session")
@@ -31,12 +23,6 @@ def test_ranks_that_share_a_device(simulate: Run, models: str, name: str, dtype:
 def test_a_rank_that_fails(simulate: Run, models: str) -> None:
     outcome = simulate("rank_cases:a_rank_that_fails", folder=models)
     assert outcome.ok, outcome.text
-
-
-@pytest.fixture(scope="session")
-def fake_nccl(emulator_cache: Path) -> str:
-    """NCCL's functions over the simulated device, as the C++ tests of communicators have them."""
-    return str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
 
 
 @pytest.mark.parametrize(
