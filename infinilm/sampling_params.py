@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -53,7 +54,7 @@ def _type_error(name: str, expected: str, value: object) -> TypeError:
 
 
 def _number(name: str, value: object, valid: Callable[[float], bool], expected: str) -> float:
-    """Return a real number as float; NaN and infinity are never valid."""
+    """Return a real number as float, once both it and what float32 makes of it are valid; NaN and infinity never are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _type_error(name, "a number", value)
     try:
@@ -62,6 +63,12 @@ def _number(name: str, value: object, valid: Callable[[float], bool], expected: 
         number = math.inf
     if not math.isfinite(number) or not valid(number):
         raise RequestError(f"{name} must be {expected}, got {value!r}")
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        raise RequestError(f"{name} must be {expected}, and at most 3.4e38 (it is a float32), got {value!r}") from None
+    if not valid(rounded):
+        raise RequestError(f"{name} must be {expected}, got {value!r}, which as float32 is {rounded!r}")
     return number
 
 
