@@ -54,7 +54,7 @@ def _type_error(name: str, expected: str, value: object) -> TypeError:
 
 
 def _number(name: str, value: object, valid: Callable[[float], bool], expected: str) -> float:
-    """Return a real number as float, once both it and what float32 makes of it are valid; NaN and infinity never are."""
+    """Return a real number as float; it and the float32 next to it must be valid. NaN and infinity never are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _type_error(name, "a number", value)
     try:

@@ -278,7 +278,12 @@ def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, 
     weights["lm_head.weight"][SYSTEM] = 0  # so that it is never the likeliest
     save_file(weights, folder / "model.safetensors")
     prompts = [[1, 5, 6], [1, SYSTEM, 6], [1, 7], [1, 5, 6, 8, SYSTEM, 4]]
-    for settings in (SETTINGS, {**SETTINGS, "logprobs": 2}, {**SETTINGS, "temperature": 1, "top_k": 5, "seed": 1}):
+    for settings in (
+        SETTINGS,
+        {**SETTINGS, "logprobs": 2},
+        {**SETTINGS, "temperature": 1, "top_k": 5, "seed": 1},
+        {**SETTINGS, "repetition_penalty": 1.1},  # drawn on the host, all in one call
+    ):
         with LLM(folder) as model:
             alone = [model.generate(prompts[i], use_tqdm=False, **settings)[0].outputs for i in (0, 2)]
             for _ in range(2):
@@ -291,6 +296,26 @@ def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, 
             with pytest.raises(infinilm.InfinilmError, match="cannot be sampled"):
                 model.generate(prompts[1], use_tqdm=False, **settings)
             assert model.metrics().num_used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"logit_bias": {5: 3e38}, "repetition_penalty": 0.1},
+        {"logit_bias": {5: 100}, "repetition_penalty": 1e-38},
+        {"logit_bias": {5: 3e38}, "logits_processor": lambda ids, logits: np.where(logits > 1e38, np.inf, logits)},
+        {"logit_bias": {5: 3e38}, "logits_processor": lambda ids, logits: np.where(logits > 1e38, np.nan, logits)},
+    ],
+)
+def test_parameters_that_overflow_together_fail_their_request_alone(llm: LLM, bad: dict[str, Any]) -> None:
+    """Others whose tokens are drawn on the host, too, which is one call for all of them."""
+    good = {**SETTINGS, "repetition_penalty": 1.1}
+    expected = llm.generate(["the", "an"], use_tqdm=False, **good)
+    params = [SamplingParams(**p) for p in (good, {**SETTINGS, **bad}, good)]
+    outputs = llm.generate(["the", [5, 5], "an"], params, use_tqdm=False)
+    assert [outputs[i].outputs for i in (0, 2)] == [o.outputs for o in expected]
+    assert outputs[1].outputs[0].finish_reason == "error"
+    assert "float32" in str(outputs[1].outputs[0].error)
 
 
 def test_a_failing_tokenizer_fails_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
