@@ -198,7 +198,7 @@ class LLM:
         self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
         self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
@@ -443,7 +443,10 @@ class LLM:
             self.memory = memory
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails."""
+        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails.
+
+        InfinilmError: in a hook or a logits_processor of this LLM, which waits for them.
+        """
         self._thread.close()
         self._finalizer.detach()
 
@@ -492,8 +495,8 @@ class LLM:
         try:
             self._thread.submit([work for request in requests for work in request.works])
             while num_open:
+                self._thread.check_caller()
                 event = self._event(inbox.get())
-                self._thread.check_open()
                 if event is not None:
                     num_open -= event.finish_reason is not None
                     yield event
@@ -511,6 +514,7 @@ class LLM:
         try:
             self._thread.submit([work for request in requests for work in request.works])
             while num_open:
+                self._thread.check_caller()
                 event = self._event(await inbox.get())
                 if event is not None:
                     num_open -= event.finish_reason is not None

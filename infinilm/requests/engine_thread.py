@@ -11,8 +11,10 @@ of one that has ended meanwhile (at a stop token or string, not at its length, w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -74,7 +76,8 @@ class EngineThread:
         self._in_flight: _InFlight | None = None  # the step submitted last
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
-        # Reentrant, and a queue that is, too: the garbage collector may call `close` in the middle of anything.
+        self._process = os.getpid()  # that has the thread
+        # Reentrant, and a queue that is, too: the garbage collector may call `finalize` in the middle of anything.
         self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
         self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
         self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
@@ -91,9 +94,35 @@ class EngineThread:
 
     # ---- for callers ----
 
-    def check_open(self) -> None:
-        """Raise EngineDeadError if nothing can be run any more, InfinilmError in a hook of this engine."""
+    def check_caller(self) -> None:
+        """Refuse to wait for the engine where that would be for ever.
+
+        Raises
+        ------
+        EngineDeadError
+            In a process that was forked from the engine's, where its threads do not exist.
+        InfinilmError
+            In a hook or a logits_processor of this engine, for which it waits itself.
+        """
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                f"this LLM was made in process {self._process}, and its threads did not come along when process "
+                f"{os.getpid()} was forked: make a new LLM after the fork, or use the 'spawn' start method"
+            )
         self._hooks.refuse_calls()
+        if self._is_own_thread:
+            raise InfinilmError(
+                "a logits_processor cannot call the LLM that is running it, which waits for it: use another LLM, or "
+                "do this when the request is done"
+            )
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def check_open(self) -> None:
+        """Raise EngineDeadError if nothing can be run any more, and as `check_caller` does."""
+        self.check_caller()
         if self._closed:
             raise EngineDeadError(_CLOSED)
         if self._death is not None:
@@ -118,13 +147,27 @@ class EngineThread:
         self._cancelled.extend(work for work in works if work.finish_reason is None)
 
     def close(self) -> None:
-        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent."""
-        self._hooks.refuse_calls()
+        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent.
+
+        In a forked process there is nothing to stop. InfinilmError: in a hook or a logits_processor of this engine.
+        """
+        if os.getpid() == self._process:
+            self.check_caller()
+            self.finalize()
+
+    def finalize(self) -> None:
+        """`close`, for the garbage collector and the end of the program, which may come in the middle of anything.
+
+        On the engine's own threads it does not wait: the engine stops when these go on.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._closed = True
             self._inbox.put(None)
             thread = self._thread
-        if thread is threading.current_thread():
+        if thread is not None and (self._is_own_thread or self._hooks.is_calling):
+            atexit.register(thread.join)  # a thread that comes back from the core after the interpreter aborts it
             return  # it frees the engine itself when it comes back to its loop
         if thread is not None:
             thread.join()

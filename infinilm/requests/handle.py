@@ -50,9 +50,11 @@ class _EventLog:
             self._make_events()
         return True
 
-    def read(self) -> Iterator[TokenEvent]:
+    def read(self, check_caller: Callable[[], object]) -> Iterator[TokenEvent]:
         position = 0
         while True:
+            if not self.done:
+                check_caller()
             with self._lock:
                 self._num_waiting += 1  # before the look at what there is: nothing comes unnoticed after it
                 try:
@@ -115,11 +117,16 @@ class Request:
         ------
         TimeoutError
             Not done by then; the request goes on.
+        InfinilmError
+            It is not done, and this is a hook or a logits_processor of its LLM, which waits for it; or this process was
+            forked from the one that runs it (EngineDeadError).
         Exception
             Whatever made the request fail.
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout < 0):
             raise RequestError(f"timeout must be a number of seconds >= 0, or None, got {timeout!r}")
+        if not self.done:
+            self._thread.check_caller()
         if not self._log.wait(timeout):
             raise TimeoutError(f"request {self.request_id} was not done after {timeout} s; it goes on")
         if (error := self._request.failure) is not None:
@@ -135,7 +142,7 @@ class Request:
 
         Raises, after the last event, whatever made the request fail.
         """
-        yield from self._log.read()
+        yield from self._log.read(self._thread.check_caller)
         if (error := self._request.failure) is not None:
             raise error
 

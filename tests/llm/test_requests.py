@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from infinilm import LLM, SamplingParams
 from infinilm.text.detokenize import OutputText
 from infinilm.text.tokenizer import Tokenizer
 from llm import tiny
+from llm.support import engine_threads, wait_for
 from llm.tiny import SYSTEM
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -40,17 +40,6 @@ class Gate:
             self.reached.set()
             assert self._open.wait(30)
         return logits
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.001)
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "infinilm-engine"]
 
 
 def broken(token_ids: Any, logits: Any) -> Any:
@@ -211,9 +200,13 @@ def test_close_fails_what_runs(folder: Path) -> None:
     gate.open()
     closing.join(30)
     for request in requests:
+        events: list[infinilm.TokenEvent] = []
         with pytest.raises(infinilm.EngineDeadError, match="closed"):
             request.result(30)
-        assert list(request._log.read())[-1].finish_reason == "error"
+        with pytest.raises(infinilm.EngineDeadError, match="closed"):
+            for event in request:
+                events.append(event)
+        assert events[-1].finish_reason == "error"
     for call in (lambda: model.submit("the"), lambda: model.score("the"), lambda: model.generate("the")):
         with pytest.raises(infinilm.EngineDeadError, match="closed"):
             call()
