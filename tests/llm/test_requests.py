@@ -108,6 +108,88 @@ def test_cancel_anywhere(folder: Path) -> None:
         assert model.metrics().num_used_blocks == 0
 
 
+def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, between which what runs goes on; who waits for others, or was not started yet, is cancelled, too."""
+    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_ORDERS", 3)
+    with LLM(folder, max_num_seqs=2) as model:
+        expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
+        gate = Gate()
+        running = model.submit("the", logits_processor=gate, **SETTINGS)
+        assert gate.reached.wait(30)
+        waiting = [model.submit("an", n=1 + i % 3, prompt_logprobs=[None, 1][i % 2], **SETTINGS) for i in range(20)]
+        metrics = model.metrics()
+        assert metrics.num_running + metrics.num_waiting == 1 + sum(1 + i % 3 + i % 2 for i in range(20))
+        for request in waiting[::-1]:
+            request.cancel()
+            request.cancel()
+        gate.open()
+        for request in waiting:
+            assert {c.finish_reason for c in request.result(30).outputs} == {"abort"}
+        assert running.result(30).outputs == expected
+        wait_for(lambda: model.metrics().num_waiting == 0)
+        model.reset_cache("1MiB")  # nothing is left that runs
+        assert not model._thread._works
+        assert not model._thread._cancelled
+
+
+def test_many_at_once_start_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_ORDERS", 3)
+    with LLM(folder) as model:
+        prompts = [[1 + i, 2] for i in range(20)]
+        together = model.generate(prompts, use_tqdm=False, **SETTINGS)
+        for prompt, output in zip(prompts, together, strict=True):
+            assert model.generate(prompt, use_tqdm=False, **SETTINGS)[0].outputs == output.outputs
+
+
+def test_what_was_refused_leaves_nothing_behind(folder: Path) -> None:
+    def refused(ids: Any, logits: Any) -> Any:
+        for call in (model.generate, model.submit, model.score):
+            with pytest.raises(infinilm.InfinilmError, match="logits_processor"):
+                call("an")
+        return logits
+
+    model = LLM(folder)
+    model.generate("the", logits_processor=refused, **SETTINGS)
+    model.generate("the", **SETTINGS)  # takes up what was cancelled
+    assert not model._thread._cancelled
+    model.close()
+    with pytest.raises(infinilm.EngineDeadError):
+        model.generate("the")
+    assert not model._thread._cancelled
+
+
+def test_no_thread_to_be_had(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder) as model:
+
+        def fail(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            for _ in range(2):
+                with pytest.raises(infinilm.DeviceError, match="can't start new thread"):
+                    model.generate("the", **SETTINGS)
+        assert model.metrics().num_waiting == 0
+        assert len(model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs[0].token_ids) == 20
+
+
+def test_interrupted_while_the_thread_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder) as model:
+        before, start = len(engine_threads()), threading.Thread.start
+
+        def start_and_raise(self: threading.Thread) -> None:
+            start(self)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_and_raise)
+            with pytest.raises(KeyboardInterrupt):
+                model.generate("the", **SETTINGS)
+        for _ in range(2):
+            assert len(model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs[0].token_ids) == 20
+            assert len(engine_threads()) == before + 1
+
+
 def test_cancel_between_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(folder, max_num_batched_tokens=8, max_num_seqs=2) as model:
         requests: list[infinilm.Request] = []
