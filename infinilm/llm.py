@@ -34,7 +34,7 @@ from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs
+from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.chat_template import ChatTemplate
@@ -525,7 +525,7 @@ class LLM:
 
     def _event(self, news: News) -> TokenEvent | None:
         """The event of news of a completion; one whose text cannot be made is cancelled."""
-        event = cast(Completion, news.work).event(news)
+        event = cast(Completion, news.work).reader.event(news)
         if event is not None and event.error is not None:
             self._thread.cancel([news.work])
         return event
@@ -539,7 +539,7 @@ class LLM:
             self._thread.submit(works)
             for _ in works:
                 if (error := ends.get().error) is not None:
-                    raise error
+                    raise own_copy(error)
         finally:
             self._thread.cancel(works)
 

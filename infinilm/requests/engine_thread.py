@@ -31,7 +31,7 @@ from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import DeviceError, EngineDeadError, InfinilmError
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
-from infinilm.requests.request import Completion, LogitsWork, News, Work
+from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
 
@@ -259,7 +259,7 @@ class EngineThread:
             self._drain_inbox()
         with self._stepping:
             self._cancelled.clear()
-            news = [self._end(work, "error", error) for work in list(self._works)]
+            news = [self._end(work, "error", own_copy(error)) for work in list(self._works)]
         self._deliver(news)
         self._engine.close()
 
@@ -351,7 +351,7 @@ class EngineThread:
             self._in_flight = None
         self.scheduler.recompute_all()
         ended = [work for work in works if work.finish_reason is None]
-        return [self._end(work, "error", error) for work in ended] + self._settle(ended)
+        return [self._end(work, "error", own_copy(error)) for work in ended] + self._settle(ended)
 
     def _take_orders(self) -> list[News]:
         """Do what callers asked for: cancel, and start."""
@@ -457,7 +457,7 @@ class EngineThread:
                 )
             except BaseException as error:
                 ids[rows] = -1
-                failures |= {s.owner: error for s in picked}
+                failures |= {s.owner: own_copy(error) for s in picked}
         return ids, failures
 
     def _start(self, work: Work) -> list[News]:
@@ -497,7 +497,7 @@ class EngineThread:
                 if follower.finish_reason is not None:
                     continue
                 if isinstance(work, LogitsWork) and work.error is not None:
-                    news.append(self._end(follower, "error", work.error))
+                    news.append(self._end(follower, "error", own_copy(work.error)))
                     news += self._settle([follower])
                 else:
                     news += self._start(follower)

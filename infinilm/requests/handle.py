@@ -2,83 +2,91 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from typing import cast
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Generator, Iterator
 
 from infinilm.errors import RequestError
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.request import Completion, GenerationRequest, News, Work
+from infinilm.requests.request import CompletionReader, GenerationRequest, News, Work, failure_of
 
 __all__ = ["Request"]
 
+_LONGEST_WAIT = 86400.0  # seconds at a time: the system has a limit
 
-class _EventLog:
-    """The events of a request, kept for any number of readers, who make them of the news."""
 
-    def __init__(self, num_completions: int, cancel: Callable[[list[Work]], object]) -> None:
-        self._cancel = cancel
-        self._lock = threading.Condition()
-        self._num_waiting = 0  # readers
+class _NewsLog:
+    """The news of a request, kept for any number of readers.
+
+    The engine thread takes no lock here, and no reader has a part in the state: whatever interrupts one of them, such
+    as an exception from a signal handler, harms nobody else.
+    """
+
+    def __init__(self, num_completions: int, check_caller: Callable[[], object]) -> None:
+        self._check_caller = check_caller
         self._news: list[News] = []
-        self._num_read = 0  # news that events were made of
-        self._events: list[TokenEvent] = []
         self._num_open = num_completions
-        self._done = threading.Event()
+        # Of those that wait now, for any news and for the end: each is put something in.
+        self._readers: list[queue.SimpleQueue[None]] = []
+        self._waiters: list[queue.SimpleQueue[None]] = []
 
     def append(self, news: News) -> None:
-        """Add news; called by the engine thread, which has no time: a lock is taken only where somebody waits."""
+        """Add news; called by the engine thread, which has no time."""
         self._news.append(news)
         if news.finish_reason is not None:
             self._num_open -= 1
             if self._num_open == 0:
-                self._done.set()
-        if self._num_waiting:
-            with self._lock:
-                self._lock.notify_all()
+                for waiter in tuple(self._waiters):
+                    waiter.put(None)
+        for reader in tuple(self._readers):
+            reader.put(None)
 
     @property
     def done(self) -> bool:
-        return self._done.is_set()
+        return self._num_open == 0
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the end, with all events made; returns whether it came in time."""
-        if not self._done.wait(timeout):
-            return False
-        with self._lock:
-            self._make_events()
-        return True
+        """Wait for the end; returns whether it came in time."""
+        return self._wait_until(lambda: self.done, self._waiters, timeout)
 
-    def read(self, check_caller: Callable[[], object]) -> Iterator[TokenEvent]:
+    def read(self) -> Iterator[News]:
+        """All news, from the first to the last."""
         position = 0
-        while True:
-            if not self.done:
-                check_caller()
-            with self._lock:
-                self._num_waiting += 1  # before the look at what there is: nothing comes unnoticed after it
-                try:
-                    while not (self._make_events() > position or self.done):
-                        self._lock.wait()
-                finally:
-                    self._num_waiting -= 1
-                if self._make_events() == position:
-                    return
-                event = self._events[position]
-            position += 1
-            yield event
 
-    def _make_events(self) -> int:
-        """Turn news into events, under the lock; returns the number of events."""
-        while self._num_read < len(self._news):
-            news = self._news[self._num_read]
-            self._num_read += 1
-            event = cast(Completion, news.work).event(news)
-            if event is not None:
-                self._events.append(event)
-                if event.error is not None:
-                    self._cancel([news.work])
-        return len(self._events)
+        def is_there() -> bool:
+            return len(self._news) > position or self.done
+
+        while True:
+            is_last = self.done  # looked at before the news: nothing comes after it
+            while position < len(self._news):
+                yield self._news[position]
+                position += 1
+            if is_last:
+                return
+            self._wait_until(is_there, self._readers, None)
+
+    def _wait_until(
+        self, condition: Callable[[], bool], bells: list[queue.SimpleQueue[None]], timeout: float | None
+    ) -> bool:
+        if condition():
+            return True
+        self._check_caller()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        try:
+            bells.append(bell)  # before the look at the condition: nothing comes unnoticed after it
+            while not condition():
+                rest = None if deadline is None else min(deadline - time.monotonic(), _LONGEST_WAIT)
+                if rest is not None and rest <= 0:
+                    return False
+                with contextlib.suppress(queue.Empty):
+                    bell.get(timeout=rest)
+            return True
+        finally:
+            with contextlib.suppress(ValueError):
+                bells.remove(bell)
 
 
 class Request:
@@ -92,7 +100,8 @@ class Request:
         self._llm = llm  # kept alive: an LLM that nobody holds closes its thread
         self._thread = thread
         self._request = request
-        self._log = _EventLog(len(request.completions), thread.cancel)
+        self._log = _NewsLog(len(request.completions), thread.check_caller)
+        self._is_read = False  # somebody has read to the end, so that there is text for a result
         request.listen(self._log.append)
 
     @property
@@ -123,12 +132,15 @@ class Request:
         Exception
             Whatever made the request fail.
         """
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout < 0):
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0
+        ):
             raise RequestError(f"timeout must be a number of seconds >= 0, or None, got {timeout!r}")
-        if not self.done:
-            self._thread.check_caller()
         if not self._log.wait(timeout):
             raise TimeoutError(f"request {self.request_id} was not done after {timeout} s; it goes on")
+        if not self._is_read:
+            for _ in self._read():
+                pass
         if (error := self._request.failure) is not None:
             raise error
         return self._request.output()
@@ -142,9 +154,24 @@ class Request:
 
         Raises, after the last event, whatever made the request fail.
         """
-        yield from self._log.read(self._thread.check_caller)
-        if (error := self._request.failure) is not None:
+        readers = yield from self._read()
+        if (error := failure_of(readers)) is not None:
             raise error
+
+    def _read(self) -> Generator[TokenEvent, None, list[CompletionReader]]:
+        """Every event; returns those who made them, one for each completion."""
+        readers: dict[Work, CompletionReader] = {c: CompletionReader(c) for c in self._request.completions}
+        for news in self._log.read():
+            event = readers[news.work].event(news)
+            if event is not None:
+                if event.error is not None:
+                    self._thread.cancel([news.work])
+                yield event
+        if not self._is_read:
+            for completion in self._request.completions:
+                completion.reader = readers[completion]
+            self._is_read = True
+        return list(readers.values())
 
     def __repr__(self) -> str:
         return f"<Request {self.request_id}, {'done' if self.done else 'running'}>"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,13 +102,15 @@ class RequestMaker:
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()
         request_id = str(next(self._request_ids))
+        make_text: Callable[[], OutputText | None]
+        make_text = partial(OutputText, self._tokenizer, params) if self._tokenizer.available else _no_text
         completions = [
             Completion(
                 request_id,
                 prompt_index,
                 index,
                 steps.Sequence(ids, params, seed=(seed + index) % 2**64),
-                OutputText(self._tokenizer, params) if self._tokenizer.available else None,
+                make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
                 room if params.max_tokens is None else min(params.max_tokens, room),
@@ -135,6 +138,10 @@ class RequestMaker:
             return secrets.randbits(64)
         with self._lock:
             return int(self._seeds.integers(2**63))
+
+
+def _no_text() -> None:
+    """Of a model without a tokenizer."""
 
 
 def check_top(name: str, count: object, vocab_size: int) -> None:

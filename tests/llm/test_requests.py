@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,15 @@ def test_result_in_time(llm: LLM) -> None:
     request = llm.submit("the", logits_processor=gate, **SETTINGS)
     with pytest.raises(TimeoutError, match="goes on"):
         request.result(0.01)
-    for bad in (-1, "1", True):
+    for bad in (-1, "1", True, float("nan")):
         with pytest.raises(infinilm.RequestError, match="timeout"):
             request.result(bad)  # type: ignore[arg-type]
     assert not request.done
+    with pytest.raises(TimeoutError, match="goes on"):
+        request.result(0)
     gate.open()
-    assert len(request.result(30).outputs[0].token_ids) == 20
+    assert len(request.result(float("inf")).outputs[0].token_ids) == 20
+    assert len(llm.submit("the", **SETTINGS).result(1e300).outputs[0].token_ids) == 20
 
 
 def test_cancel_anywhere(folder: Path) -> None:
@@ -342,6 +346,62 @@ def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error
     ):
         with pytest.raises(error):
             call()
+
+
+class MadeOfTwo(Exception):
+    """That `copy` cannot make again of its args alone."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("on purpose"), MadeOfTwo("on ", "purpose")], ids=lambda e: type(e).__name__
+)
+def test_a_failure_keeps_nothing_of_those_who_hear_of_it(llm: LLM, error: BaseException) -> None:
+    class Held:
+        pass
+
+    def fail(ids: Any, logits: Any) -> Any:
+        raise error from KeyError("the cause")
+
+    request = llm.submit("the", logits_processor=fail, **SETTINGS)
+    lengths: list[int] = []
+    held: list[weakref.ref[Held]] = []
+
+    def ask(call: Callable[[], object]) -> None:
+        mine = Held()
+        held.append(weakref.ref(mine))
+        with pytest.raises(type(error), match="on purpose") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, KeyError)
+        lengths.append(len(caught.traceback))
+
+    for _ in range(5):
+        ask(lambda: request.result(30))
+    assert len(set(lengths)) == 1
+    for _ in range(5):
+        ask(lambda: list(request))
+    gc.collect()
+    assert not any(ref() for ref in held)
+
+
+def test_requests_of_a_failed_step_share_no_exception(folder: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    hooks = infinilm.HookRegistry()
+    with LLM(folder, hooks=hooks) as model:
+        hooks.register_hook("logits", fail)
+        requests = [model.submit("the", n=2, prompt_logprobs=1, **SETTINGS) for _ in range(2)]
+        requests += [model.submit("an", **SETTINGS) for _ in range(2)]
+        errors: list[BaseException] = []
+        for request in requests:
+            with pytest.raises(ValueError, match="on purpose") as caught:
+                request.result(30)
+            errors.append(caught.value)
+            errors += [c.error for c in request._request.completions if c.error is not None]
+        assert len({id(error) for error in errors}) == len(errors) == 4 + 2 * 2 + 2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
