@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 from infinilm.errors import RequestError
 from infinilm.outputs import RequestOutput, TokenEvent
@@ -138,9 +138,12 @@ class Request:
             raise RequestError(f"timeout must be a number of seconds >= 0, or None, got {timeout!r}")
         if not self._log.wait(timeout):
             raise TimeoutError(f"request {self.request_id} was not done after {timeout} s; it goes on")
-        if not self._is_read:
-            for _ in self._read():
-                pass
+        if not self._is_read:  # the text in one go, from the last news of each completion
+            readers = self._new_readers()
+            for news in self._log.read():
+                if news.finish_reason is not None:
+                    readers[news.work].event(news)
+            self._keep(readers)
         if (error := self._request.failure) is not None:
             raise error
         return self._request.output()
@@ -160,18 +163,25 @@ class Request:
 
     def _read(self) -> Generator[TokenEvent, None, list[CompletionReader]]:
         """Every event; returns those who made them, one for each completion."""
-        readers: dict[Work, CompletionReader] = {c: CompletionReader(c) for c in self._request.completions}
+        readers = self._new_readers()
         for news in self._log.read():
             event = readers[news.work].event(news)
             if event is not None:
                 if event.error is not None:
                     self._thread.cancel([news.work])
                 yield event
+        self._keep(readers)
+        return list(readers.values())
+
+    def _new_readers(self) -> dict[Work, CompletionReader]:
+        return {completion: CompletionReader(completion) for completion in self._request.completions}
+
+    def _keep(self, readers: Mapping[Work, CompletionReader]) -> None:
+        """Let the result have the text of readers who have come to the end."""
         if not self._is_read:
             for completion in self._request.completions:
                 completion.reader = readers[completion]
             self._is_read = True
-        return list(readers.values())
 
     def __repr__(self) -> str:
         return f"<Request {self.request_id}, {'done' if self.done else 'running'}>"

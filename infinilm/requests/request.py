@@ -297,10 +297,10 @@ class CompletionReader:
         if news.is_next:
             token_id, num_tokens = sequence.output_token_ids[self._num_heard], self._num_heard + 1
         text, reason, error = news.text, news.finish_reason, news.error
-        if text is None and error is None:
+        if text is None:
             is_stop_token = reason == "stop" and token_id in sequence.stop_token_ids  # which has no text
             try:
-                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None)
+                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None and error is None)
             except Exception as failure:  # of the tokenizer
                 self._error, reason, error = failure, "error", failure
         self._num_heard = num_tokens
@@ -320,8 +320,10 @@ class CompletionReader:
         text = self._text
         if text is None:
             return ""
-        ids = self._completion.sequence.output_token_ids
-        deltas = [text.push(token_id) for token_id in ids[self._num_heard : num_tokens]]
+        ids = self._completion.sequence.output_token_ids[self._num_heard : num_tokens]
+        if is_last and self._num_heard == 0:
+            return text.push_all(ids)
+        deltas = [text.push(token_id) for token_id in ids]
         if is_last:
             deltas.append(text.finish())
         return "".join(deltas)

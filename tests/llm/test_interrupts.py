@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,7 +14,7 @@ import pytest
 
 import infinilm
 from infinilm import LLM
-from llm.support import one, wait_for
+from llm.support import one
 
 SETTINGS: dict[str, Any] = {"temperature": 1, "seed": 3, "max_tokens": 6, "ignore_eos": True}
 # Where the code that waits and reads is; threading's, in case it is used again.
@@ -99,33 +97,3 @@ def test_several_readers(llm: LLM) -> None:
         for thread in threads:
             thread.join(30)
     assert seen == [expected.text] * 60
-
-
-def test_a_storm_of_signals(llm: LLM) -> None:
-    armed = False
-
-    def handler(*_: object) -> None:
-        if armed:
-            raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        expected = one(llm, "the", **SETTINGS)
-        end = time.monotonic() + 1.5
-        while time.monotonic() < end:
-            request = llm.submit("the", **SETTINGS)
-            signal.setitimer(signal.ITIMER_REAL, 1e-4, 3e-4)
-            for read in (poll, list):
-                try:
-                    armed = True
-                    read(request)
-                    armed = False
-                except Interrupt:
-                    armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0, 0)
-            assert request.result(30).outputs == [expected]
-            assert "".join(event.text for event in request) == expected.text
-        wait_for(lambda: llm.metrics().num_running == 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0, 0)
-        signal.signal(signal.SIGALRM, before)

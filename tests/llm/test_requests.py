@@ -348,6 +348,22 @@ def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error
             call()
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": "zzzz"}])
+def test_what_came_before_a_failure_is_kept(llm: LLM, more: dict[str, Any]) -> None:
+    def fail_later(ids: Any, logits: Any) -> Any:
+        if len(ids) >= len(llm.tokenize("the")) + 5:
+            raise ValueError("on purpose")
+        return logits
+
+    params = [SamplingParams(**SETTINGS, **more), SamplingParams(logits_processor=fail_later, **SETTINGS, **more)]
+    good, bad = (output.outputs[0] for output in llm.generate(["the"] * 2, params, use_tqdm=False))
+    assert (good.finish_reason, bad.finish_reason) == ("length", "error")
+    assert bad.token_ids == good.token_ids[:5]
+    assert bad.text
+    assert good.text.startswith(bad.text)
+    assert bad.text == "".join(e.text for e in llm.stream(["the"] * 2, params) if e.index == 1)
+
+
 class MadeOfTwo(Exception):
     """That `copy` cannot make again of its args alone."""
 
