@@ -32,8 +32,9 @@ from infinilm.requests import steps
 from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
+from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list
 from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingParams
@@ -91,6 +92,8 @@ class LLM:
         Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
         the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
         the requests of the step.
+    limits
+        Upper limits of what requests ask for: how many wait, `n`, log-probabilities, stop strings; see `RequestLimits`.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -124,6 +127,7 @@ class LLM:
         tokenizer: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
         hooks: HookRegistry | None = None,
+        limits: RequestLimits | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
         **unknown: NoReturn,
@@ -141,6 +145,9 @@ class LLM:
         for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
             if value is not None:
                 _check_positive(name, value)
+        limits = RequestLimits() if limits is None else limits
+        if not isinstance(limits, RequestLimits):
+            raise TypeError(f"limits: expected RequestLimits or None, got {type(limits).__name__}")
         plan = plan_model(
             model,
             dtype=dtype,
@@ -195,8 +202,9 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
             "sliding_window": common_window(spec.attention.sliding_window),
         }
-        self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
-        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
+        max_open = max_num_seqs + limits.max_queued_seqs
+        self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed, limits, max_open)
+        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -389,7 +397,7 @@ class LLM:
         RequestError
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
-        check_top("top", top, self.config.vocab_size)
+        self._requests.check_top("top", top)
         listed = as_prompt_list(prompts)
         scores: list[PromptLogprobs] = []
         works: list[LogitsWork] = []

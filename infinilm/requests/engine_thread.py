@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
-from infinilm.errors import DeviceError, EngineDeadError, InfinilmError
+from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
@@ -71,10 +71,13 @@ class EngineThread:
         May be replaced inside `exclusive`.
     hooks : EngineHooks
         While there are any, no step is made ahead: they see no token that is not wanted.
+    max_open : int
+        Works that run or wait at the same time.
     """
 
-    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks) -> None:
+    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks, max_open: int) -> None:
         self._engine = engine
+        self._max_open = max_open
         self.scheduler = scheduler
         self._hooks = hooks
         self._in_flight: _InFlight | None = None  # the step submitted last
@@ -139,12 +142,19 @@ class EngineThread:
         ------
         EngineDeadError, InfinilmError
             As `check_open` does.
+        QueueFullError
+            So many wait already.
         DeviceError
             The system gives no thread to run them.
         """
         listed = list(works)
         with self._lock:
             self.check_open()
+            if (num_open := self._num_open) + _count(listed) > self._max_open:
+                raise QueueFullError(
+                    f"the queue is full: {num_open} sequences run or wait, {_count(listed)} more were asked for, and "
+                    f"{self._max_open} is the limit (max_num_seqs + limits.max_queued_seqs); try again later"
+                )
             self._start_thread()
             self._num_queued += _count(listed)
             self._inbox.put(listed)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import RequestError
 from infinilm.requests import steps
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.sampling_params import SamplingParams, make_sampling_params
@@ -39,12 +40,25 @@ class RequestMaker:
         Tokens of a sequence, prompt and output together.
     seed : int or None
         Makes requests without a seed of their own repeatable.
+    limits : RequestLimits
+    max_open : int
+        Sequences that can run or wait at the same time.
     """
 
-    def __init__(self, config: LlamaConfig, tokenizer: Tokenizer, max_model_len: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        seed: int | None,
+        limits: RequestLimits,
+        max_open: int,
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._limits = limits
+        self._max_open = max_open
         self._seeds = np.random.default_rng(seed) if seed is not None else None
         self._lock = threading.Lock()  # numpy's generators are not made for several threads
         self._request_ids = itertools.count()
@@ -63,6 +77,9 @@ class RequestMaker:
             each = [make_sampling_params(p, overrides) for p in params]
         else:
             raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(params)}")
+        for one in {id(p): p for p in each}.values():  # mostly the same for all
+            self._check_params(one)
+        self._check_number(sum(p.n + (p.prompt_logprobs is not None) for p in each))
         return [self._make_one(i, prompt, p) for i, (prompt, p) in enumerate(zip(listed, each, strict=True))]
 
     def encode(self, prompt: Prompt, name: str, room: int) -> npt.NDArray[np.int32]:
@@ -97,7 +114,6 @@ class RequestMaker:
 
     def _make_one(self, prompt_index: int, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         ids = self.encode(prompt, f"prompt {prompt_index}", room=1)
-        self._check_params(params)
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()
@@ -120,7 +136,8 @@ class RequestMaker:
         return GenerationRequest(request_id, prompt if isinstance(prompt, str) else None, completions)
 
     def _check_params(self, params: SamplingParams) -> None:
-        """What `SamplingParams` cannot check itself: it needs the model."""
+        """What `SamplingParams` cannot check itself: it needs the model, and the limits."""
+        self._limits.check(params)
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
         vocab_size = self._config.vocab_size
@@ -131,7 +148,22 @@ class RequestMaker:
                         f"{name}: token id {token_id} is out of range; the vocabulary has ids 0..{vocab_size - 1}"
                     )
         for name in ("logprobs", "prompt_logprobs"):
-            check_top(name, getattr(params, name) or 0, vocab_size)
+            self.check_top(name, getattr(params, name) or 0)
+
+    def check_top(self, name: str, count: Any) -> None:
+        """RequestError unless `count` most probable tokens can be given."""
+        vocab_size = self._config.vocab_size
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
+            raise RequestError(f"{name} must be an int in 0..{vocab_size}, the size of the vocabulary; got {count!r}")
+        self._limits.check_top(name, count)
+
+    def _check_number(self, num_sequences: int) -> None:
+        """Before they are made: that takes memory."""
+        if num_sequences > self._max_open:
+            raise RequestError(
+                f"the call asks for {num_sequences} sequences at once, and {self._max_open} can run and wait: make "
+                "several calls, or raise limits.max_queued_seqs"
+            )
 
     def _new_seed(self) -> int:
         if self._seeds is None:
@@ -142,12 +174,6 @@ class RequestMaker:
 
 def _no_text() -> None:
     """Of a model without a tokenizer."""
-
-
-def check_top(name: str, count: object, vocab_size: int) -> None:
-    """RequestError unless `count` most probable tokens can be given."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
-        raise RequestError(f"{name} must be an int in 0..{vocab_size}, the size of the vocabulary; got {count!r}")
 
 
 def as_prompt_list(prompts: Prompts) -> list[Prompt]:
