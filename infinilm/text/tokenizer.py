@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -78,7 +80,7 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.special_ids: frozenset[int] = frozenset()
         self._special_texts: frozenset[str] = frozenset()
-        self._byte_level = self._byte_fallback = self._hold_replacement = False
+        self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         self._token_bytes: dict[int, tuple[bytes, bool]] = {}  # id -> bytes, whether special
         if backend is None:
             return
@@ -91,6 +93,7 @@ class Tokenizer:
         self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in kinds or "?" in kinds
         self._hold_replacement = "ByteLevel" in kinds or "?" in kinds
+        self._has_metaspace = "Replace" in kinds or "Metaspace" in kinds
         if not self.eos_token_ids and "eos_token" in self.special_tokens:
             eos = backend.token_to_id(self.special_tokens["eos_token"])
             self.eos_token_ids = frozenset(() if eos is None else (eos,))
@@ -181,17 +184,23 @@ class Tokenizer:
             raise RequestError(
                 f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as UTF-8"
             ) from error
-        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` holds the GIL to its end: a long text would stop every other thread, the engine's among them. A batch
+        # of one gives the same ids, lets go of the GIL, and starts no threads.
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.
 
         Raises
         ------
+        TypeError
+            `ids` is something else, such as a text.
         RequestError
             There is no tokenizer, or an id is negative or above 2**32 - 1.
         """
         backend = self._require()
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+            raise TypeError(f"ids: expected a list of token ids, got {ids!r:.80} of type {type(ids).__name__}")
         return backend.decode([_checked_id(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -201,6 +210,19 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token's own text, or None."""
         return self._require().token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for, as bytes: those of all tokens of a text, joined, are the text in UTF-8.
+
+        Where the decoder adds or strips blanks at the beginning of a text, they are not counted. A single token may end
+        in the middle of a character. An id that is no token gives nothing.
+        """
+        if self._byte_level:
+            return self._visible_bytes(token_id, skip_special_tokens=False)
+        token = self.id_to_token(token_id) or ""
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return (token.replace("\u2581", " ") if self._has_metaspace else token).encode("utf-8")
 
     def _visible(self, token_id: int, skip_special_tokens: bool) -> str | None:
         """Return the token's own text, or None when decoding drops it."""
@@ -219,7 +241,12 @@ class Tokenizer:
 
 
 def _checked_id(token_id: int) -> int:
-    value = operator.index(token_id)
+    try:
+        value = operator.index(token_id)
+    except TypeError:
+        raise TypeError(
+            f"expected a token id, an int, got {token_id!r:.80} of type {type(token_id).__name__}"
+        ) from None
     if not 0 <= value < 1 << 32:
         raise RequestError(f"token id must be in 0..2**32-1, got {value}")
     return value
