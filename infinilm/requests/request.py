@@ -50,6 +50,7 @@ class News:
     finish_reason: str | None = None
     text: str | None = None  # None: to be made by the listener, outside the engine thread
     logprob: float | None = None
+    top_logprobs: Mapping[int, float] | None = None
     error: BaseException | None = None
 
 
@@ -209,7 +210,7 @@ class Completion(Work):
         `logits`: of the model, [vocab_size], where `needs_logits` asked for them.
         """
         self.pipeline.accept(token_id)
-        logprob = self._add_logprob(token_id, logits)
+        self._add_logprob(token_id, logits)
         params, text = self.sequence.params, self.searched_text
         num_tokens = len(self.sequence.output_token_ids)
         if token_id in self.sequence.stop_token_ids:
@@ -228,8 +229,15 @@ class Completion(Work):
         self._note_needs()
         if self.finish_reason is None and not self.sequence.is_watched:
             return None
+        top = self.logprobs[-1] if self.logprobs else None
         return News(
-            self, token_id, num_tokens=num_tokens, finish_reason=self.finish_reason, text=delta, logprob=logprob
+            self,
+            token_id,
+            num_tokens=num_tokens,
+            finish_reason=self.finish_reason,
+            text=delta,
+            logprob=None if top is None else top[token_id],
+            top_logprobs=top,
         )
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
@@ -244,17 +252,16 @@ class Completion(Work):
         if token_id in self.sequence.params.stop_token_ids:
             self.stop_reason = token_id
 
-    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> float | None:
+    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> None:
         top = self.sequence.params.logprobs
         if top is None:
-            return None
+            return
         if logits is None:
             raise InfinilmError("the scheduler gave no logits for a request with logprobs")
         chosen, log_sum = lg.logprobs_of(logits[None], np.array([token_id]))
         logprob = float(chosen[0])
         self.logprobs.append(lg.top_logprobs(logits, float(log_sum[0]), top) | {token_id: logprob})
         self.cumulative_logprob += logprob
-        return logprob
 
     # ---- for callers ----
 
@@ -313,6 +320,7 @@ class CompletionReader:
             reason,
             completion=completion.index,
             error=error,
+            top_logprobs=news.top_logprobs,
         )
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:
@@ -434,8 +442,11 @@ class GenerationRequest:
             completion.deliver = deliver
             completion.sequence.is_watched = not ends_only
 
-    def output(self) -> RequestOutput:
-        """Everything so far, as the caller gets it; timings are those of the first completion."""
+    def output(self, readers: Mapping[Work, CompletionReader] | None = None) -> RequestOutput:
+        """Everything so far, as the caller gets it; timings are those of the first completion.
+
+        `readers`: whose text it has; None: those of the completions.
+        """
         first = self.completions[0]
         leader = self.works[0].sequence
         metrics = RequestMetrics.from_times(
@@ -450,7 +461,7 @@ class GenerationRequest:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self._prompt_token_ids.tolist(),
-            outputs=[c.reader.output() for c in self.completions],
+            outputs=[(c.reader if readers is None else readers[c]).output() for c in self.completions],
             finished=self.finished,
             prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
             metrics=metrics,

@@ -77,8 +77,8 @@ def test_interrupted_anywhere(llm: LLM, read: Callable[[infinilm.Request], Any],
             assert "".join(event.text for event in mine) == completion.text
             assert [event.token_id for event in mine if event.token_id is not None] == list(completion.token_ids)
     assert count > 100
-    assert not request._log._readers
-    assert not request._log._waiters
+    assert not request._log._news_wakers
+    assert not request._log._end_wakers
 
 
 def test_several_readers(llm: LLM) -> None:
