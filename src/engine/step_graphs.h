@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "dist/communicator.h"
-#include "engine/batch.h"
+#include "model/batch.h"
 
 namespace infinilm {
 

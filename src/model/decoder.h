@@ -6,9 +6,9 @@
 // exchanged, and the residual and the norms belong to the linears.
 #pragma once
 
-#include "cache/kv_cache.h"
 #include "dist/communicator.h"
-#include "engine/batch.h"
+#include "model/batch.h"
+#include "model/kv_cache.h"
 #include "model/params.h"
 #include "model/spec.h"
 #include "model/taps.h"

@@ -1,4 +1,4 @@
-#include "engine/batch.h"
+#include "model/batch.h"
 
 #include <algorithm>
 #include <bit>
