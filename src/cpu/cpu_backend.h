@@ -18,12 +18,7 @@ struct CpuOptions {
 
 class CpuBackend;  // defined in cpu_backend.cpp; callers see Backend and these:
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
-int default_num_threads();  // cores this process may run on, its affinity mask and cgroup CPU quota taken into account
-
-struct MachineLimits {
-    double read_bytes_per_second;  // streaming read of a buffer larger than any cache
-    double dot_flops_per_second;   // of what the selected kernels multiply bfloat16 weights with for compute_dtype
-};
-MachineLimits measure_limits(const CpuOptions& options);
+// The options as they are used. ConfigError: a value that cannot be.
+CpuOptions checked(CpuOptions options);
 
 }  // namespace infinilm::cpu

@@ -29,6 +29,7 @@
 
 #include "dist/in_process.h"
 #include "dist/nccl_library.h"
+#include "ops/device_queue.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -81,7 +82,7 @@ public:
     }
 
     int size() const override { return static_cast<int>(seats_.size()); }
-    std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream) override;
+    std::unique_ptr<Communicator> join(int rank, Backend* backend) override;
     void abort(std::exception_ptr cause) noexcept override;
 
     // Runs function(comm) and waits until NCCL has done what that began. EngineDeadError: the group was aborted.
@@ -90,7 +91,7 @@ public:
     void check(int rank);
     void init(int rank);
     // Of the rank, connected; null unless all ranks can have one.
-    OneShot* connect(int rank, Backend& backend, Communicator& host);
+    OneShot* connect(int rank, Device device, DeviceQueue& queue, Communicator& host);
     Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
 
 private:
@@ -164,13 +165,13 @@ void NcclGroup::init(int rank) {
 }
 
 // Behind a barrier each rank sees what the others have put on their seats.
-OneShot* NcclGroup::connect(int rank, Backend& backend, Communicator& host) {
+OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communicator& host) {
     Seat& own = seat(rank);
-    own.device = backend.device();
+    own.device = device;
     host.barrier();
     std::vector<Device> devices;
     for (const Seat& seat : seats_) devices.push_back(seat.device);
-    own.one_shot = backend.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
+    own.one_shot = queue.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
     own.has_one_shot = own.one_shot != nullptr;
     host.barrier();
     std::vector<void*> mailboxes;
@@ -294,7 +295,7 @@ void NcclCommunicator::exchange(const TensorView& slices, const TensorView& part
 TensorView NcclCommunicator::workspace(Tensor& memory, DType dtype, int64_t slice) {
     const int64_t bytes = size() * slice * size_bytes(dtype);
     if (!memory || memory.bytes() < bytes) {
-        backend_.while_quiet([&] {
+        while_quiet(backend_, [&] {
             memory = {};
             memory = backend_.allocate(DType::uint8, std::array{bytes});
         });
@@ -302,13 +303,14 @@ TensorView NcclCommunicator::workspace(Tensor& memory, DType dtype, int64_t slic
     return {memory.data(), dtype, {size(), slice}, memory.device()};
 }
 
-std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend, void* stream) {
+std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend) {
     auto host = host_->join(rank, nullptr);  // checks the rank
-    if (!backend) throw Error(concat("rank ", rank, " cannot join a group of GPUs without a backend"));
+    DeviceQueue* const queue = backend ? backend->queue() : nullptr;
+    if (!queue) throw Error(concat("rank ", rank, " cannot join a group of GPUs without the backend of one"));
     init(rank);
-    OneShot* one_shot = connect(rank, *backend, *host);
-    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), *backend, stream,
-                                              one_shot);
+    OneShot* one_shot = connect(rank, backend->device(), *queue, *host);
+    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), *backend,
+                                              queue->stream(), one_shot);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/device_queue.h"
 #include "ops/values.h"
 
 namespace infinilm {
@@ -94,13 +95,14 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
 
 Batch stage(Backend& backend, const Batch& batch) {
     Batch staged = batch;
-    if (backend.device().kind == DeviceKind::cpu) return staged;
+    DeviceQueue* const queue = backend.queue();
+    if (!queue) return staged;
     Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
                               &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val};
     std::vector<TensorView> arrays;
     for (const Tensor* field : fields) arrays.push_back(*field);
-    arrays = backend.upload(arrays);
+    arrays = queue->upload(arrays);
     for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
     return staged;
 }
@@ -108,7 +110,7 @@ Batch stage(Backend& backend, const Batch& batch) {
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
     // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.
-    if (!output.ids && !output.logits) backend.synchronize();
+    if (!output.ids && !output.logits && backend.queue()) backend.queue()->synchronize();
     if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
         host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);

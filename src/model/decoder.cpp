@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/device_queue.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -22,7 +23,7 @@ void Decoder::reserve(int64_t num_tokens) {
     if (num_tokens <= work_.num_tokens) return;
     const DType act = backend_.activation_dtype();
     auto buffer = [&](int64_t width, DType dtype) { return backend_.allocate(dtype, std::array{num_tokens, width}); };
-    backend_.while_quiet([&] {
+    while_quiet(backend_, [&] {
         work_ = {};  // give back before asking for more
         work_ = {.num_tokens = num_tokens,
                  .x = buffer(spec_.hidden_size, act),
@@ -40,7 +41,7 @@ void Decoder::reserve_taps(int64_t num_tokens) {
     if (num_tokens <= taps_.num_tokens) return;
     const DType act = backend_.activation_dtype();
     const int64_t half = static_cast<int64_t>(spec_.rope.inv_freq.size());
-    backend_.while_quiet([&] {
+    while_quiet(backend_, [&] {
         taps_ = {};
         taps_ = {.num_tokens = num_tokens,
                  .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
@@ -228,7 +229,7 @@ TensorView Decoder::own_logits(const TensorView& x, const NormPrologue& norm) {
         auto buffer = [&](int64_t rows, int64_t columns, DType dtype) {
             return backend_.allocate(dtype, std::array{rows, columns});
         };
-        backend_.while_quiet([&] {
+        while_quiet(backend_, [&] {
             parts_ = {};
             parts_ = {.num_rows = num_rows,
                       .own = buffer(num_rows, vocab_part_, DType::float32),
@@ -289,7 +290,7 @@ Tensor Decoder::logits_buffer(int64_t num_rows, bool returned) {
     auto allocate = [&] { return backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_}); };
     if (returned && backend_.device().kind == DeviceKind::cpu) return allocate();
     if (!logits_ || logits_.shape(0) < num_rows) {
-        backend_.while_quiet([&] {
+        while_quiet(backend_, [&] {
             logits_ = {};
             logits_ = allocate();
         });

@@ -27,7 +27,7 @@ void attention_merge(const AttentionArgs& args, Worker worker);
 void embedding(const EmbeddingArgs& args, Worker worker);
 void silu_mul(const SiluMulArgs& args, Worker worker);
 
-// limits.cpp
+// microbenchmarks.cpp
 uint64_t read_memory(const void* data, size_t bytes);
 double dot_flops(int64_t iterations, bool multiply_bf16);
 
