@@ -276,6 +276,16 @@ class ModelSpec:
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
 
+def weight_bytes(spec: ModelSpec, dtype: str, num_ranks: int = 1) -> int:
+    """
+    Bytes of the parameters as tensors of a dtype: of the rank that has most.
+    """
+
+def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int) -> int:
+    """
+    Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.
+    """
+
 def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
     """
     The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a tp_size that does not fit the model.

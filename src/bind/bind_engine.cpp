@@ -9,6 +9,7 @@
 
 #include "bind/bind.h"
 #include "engine/infer_engine.h"
+#include "engine/workspace.h"
 
 namespace infinilm {
 
@@ -76,6 +77,26 @@ void bind_spec(nb::module_& m) {
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
         "What a checkpoint of this model holds, without an engine.");
+    m.def(
+        "weight_bytes",
+        [](const ModelSpec& spec, const std::string& dtype, int num_ranks) {
+            return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
+        "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
+    m.def(
+        "workspace_bytes",
+        [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
+           int64_t num_rows, int64_t num_returned_rows) {
+            return workspace_bytes(
+                spec, {.num_tokens = num_tokens, .num_rows = num_rows, .num_returned_rows = num_returned_rows},
+                {.num_ranks = num_ranks, .device = device_from_string(device).kind, .num_threads = num_threads});
+        },
+        nb::arg("spec"), nb::kw_only(), nb::arg("device"), nb::arg("num_ranks"), nb::arg("num_threads"),
+        nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"),
+        "Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the "
+        "whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws "
+        "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.");
     m.def(
         "local_spec",
         [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },

@@ -76,7 +76,7 @@ public:
           scratch_data_(scratch_.size(), nullptr) {}
 
     Device device() const override { return {}; }
-    DType activation_dtype() const override { return DType::float32; }
+    DType activation_dtype() const override { return cpu::activation_dtype; }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
     void copy(const TensorView& src, const TensorView& dst) override {
         if (src.bytes() == 0) return;
@@ -363,6 +363,27 @@ void CpuBackend::sum_parts(const SumPartsParams& p) {
     void* out = p.out.data();
     split(p.out.numel(), p.parts.numel(),
           [&](int64_t begin, int64_t end) { infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, begin, end); });
+}
+
+ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
+    const Kernels& kernels = select_kernels(options.isa);
+    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
+    AttentionArgs attention{};
+    attention.num_heads = calls.num_heads;
+    attention.num_kv_heads = calls.num_kv_heads;
+    attention.head_dim = calls.head_dim;
+    size_t of_a_thread = kernels.attention_scratch_bytes(attention);
+    size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
+    for (const int64_t in_features : calls.in_features) {
+        LinearArgs linear{};
+        linear.num_tokens = calls.num_tokens;
+        linear.in_features = in_features;
+        linear.element = multiply_bf16 ? Element::bf16 : Element::f32;
+        linear.multiply_bf16 = multiply_bf16;
+        of_a_thread = std::max(of_a_thread, kernels.linear_scratch_bytes(linear));
+        shared = std::max(shared, kernels.linear_shared_scratch_bytes(linear));
+    }
+    return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {

@@ -53,6 +53,12 @@ int nccl_type(DType dtype) {
 // Where the one overtakes the other has not been measured.
 constexpr int64_t one_shot_bytes = 256 << 10;
 
+// Elements of a rank's slice in a sum of numel.
+int64_t slice_of(int64_t numel, int size) {
+    constexpr int64_t vector = 8;  // of sum_parts
+    return (numel + vector * size - 1) / (vector * size) * vector;
+}
+
 // A rank's ncclComm, and who may use it; and its end of one-shot sums, if it can have one.
 struct Seat {
     std::mutex mutex;  // of comm
@@ -259,8 +265,7 @@ void NcclCommunicator::do_all_reduce(const TensorView& x) {
         return group_->call(rank(), "ncclAllReduce", [&](nccl::Comm** comm) {
             return nccl_.AllReduce(x.data(), x.data(), count(x), nccl::type_int32, nccl::op_sum, *comm, stream_);
         });
-    constexpr int64_t vector = 8;  // of sum_parts
-    const int64_t slice = (x.numel() + vector * size() - 1) / (vector * size()) * vector;
+    const int64_t slice = slice_of(x.numel(), size());
     const bool whole = x.numel() == slice * size() && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0;
     const TensorView slices =
         whole ? x.reshape({size(), slice}) : workspace(group_->seat(rank()).padded, x.dtype(), slice);
@@ -318,6 +323,10 @@ std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend) {
 std::shared_ptr<CommunicatorGroup> make_nccl_group(int size, const std::string& library) {
     if (size < 1) throw Error(concat("a group needs at least 1 rank, got ", size));
     return std::make_shared<NcclGroup>(size, nccl::open_nccl(library));
+}
+
+int64_t nccl_workspace_bytes(int size, DType dtype, int64_t numel) {
+    return 2 * size * slice_of(numel, size) * size_bytes(dtype);  // Seat::parts and Seat::padded
 }
 
 }  // namespace infinilm

@@ -522,6 +522,13 @@ size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
     return (size_t)(seq.partial_end * partial_stride(args)) * sizeof(float);
 }
 
+size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len) {
+    const int64_t num_chunks = (max_context_len + chunk_keys - 1) / chunk_keys;
+    if (num_chunks <= 1) return 0;  // nothing to split
+    const int64_t partials = min64(num_tokens * args.num_heads * num_chunks, max_partials);
+    return (size_t)(partials * partial_stride(args)) * sizeof(float);
+}
+
 void attention(const AttentionArgs& args, Worker worker) {
     const Workspace workspace(args, args.scratch[worker.thread]);
     Cursor seq;

@@ -20,6 +20,7 @@ void rope_store(const RopeStoreArgs& args, Worker worker);
 // attention.cpp
 size_t attention_scratch_bytes(const AttentionArgs& args);
 size_t attention_shared_scratch_bytes(const AttentionArgs& args);
+size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len);
 void attention(const AttentionArgs& args, Worker worker);
 void attention_merge(const AttentionArgs& args, Worker worker);
 

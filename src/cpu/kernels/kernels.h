@@ -113,7 +113,6 @@ struct SiluMulArgs {
 struct Kernels {
     const char* name;      // of the build, as src/cpu/meson.build lists them
     bool multiplies_bf16;  // has an instruction for bfloat16 times bfloat16, which LinearArgs::multiply_bf16 asks for
-    int vector_width;      // float lanes
 
     size_t (*linear_scratch_bytes)(const LinearArgs&);
     size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
@@ -123,6 +122,8 @@ struct Kernels {
     void (*rope_store)(const RopeStoreArgs&, Worker);
     size_t (*attention_scratch_bytes)(const AttentionArgs&);
     size_t (*attention_shared_scratch_bytes)(const AttentionArgs&);  // 0: no attention_merge needed
+    // The most that is, whatever the sequences of num_tokens tokens; of the arguments only heads and head_dim count.
+    size_t (*attention_most_shared_scratch_bytes)(const AttentionArgs&, int64_t num_tokens, int64_t max_context_len);
     void (*attention)(const AttentionArgs&, Worker);        // one partial result per (token, head, fixed chunk of keys)
     void (*attention_merge)(const AttentionArgs&, Worker);  // sums the partial results in order
     void (*embedding)(const EmbeddingArgs&, Worker);
