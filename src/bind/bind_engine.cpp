@@ -39,6 +39,11 @@ nb::dict param_shapes(const std::vector<ParamRow>& rows) {
     return out;
 }
 
+Activation activation_from_string(const std::string& text) {
+    if (text == name(Activation::silu)) return Activation::silu;
+    throw ConfigError(concat("activation '", text, "' is not supported; supported: ", name(Activation::silu)));
+}
+
 void bind_spec(nb::module_& m) {
     nb::class_<AttentionSpec>(m, "AttentionSpec")
         .def_rw("num_heads", &AttentionSpec::num_heads)
@@ -52,7 +57,9 @@ void bind_spec(nb::module_& m) {
     nb::class_<MlpSpec>(m, "MlpSpec")
         .def_rw("intermediate_size", &MlpSpec::intermediate_size)
         .def_rw("bias", &MlpSpec::bias)
-        .def_rw("activation", &MlpSpec::activation);
+        .def_prop_rw(
+            "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
+            [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
         .def_rw("attention_factor", &RopeSpec::attention_factor);

@@ -17,8 +17,8 @@ namespace infinilm::cpu {
 
 namespace {
 
-// Multiply-adds, or as long-lasting steps, below which the caller works alone: about 2 us, when a region of awake
-// workers costs 0.2 us and waking one costs 5 to 50.
+// Multiply-adds, or as long-lasting steps, below which the caller works alone: several times what a region of threads
+// that are awake costs, and less than it takes to wake one.
 constexpr int64_t region_work = 32768;
 constexpr int shares_per_thread = 4;
 
@@ -117,11 +117,11 @@ private:
         return static_cast<int>(
             std::min<int64_t>(work / region_work + 1, pool_.size() == 1 ? 1 : shares_per_thread * pool_.size()));
     }
-    // kernel(args, worker) over the pool, or here.
+    // kernel(args, share) over the pool, or here.
     template <class Args>
-    void run(void (*kernel)(const Args&, Worker), const Args& args, int64_t work) {
+    void run(void (*kernel)(const Args&, Share), const Args& args, int64_t work) {
         const int shares = num_shares(work);
-        pool_.run(shares, [&](int share, int thread) { kernel(args, Worker{share, shares, thread}); });
+        pool_.run(shares, [&](int share, int thread) { kernel(args, Share{share, shares, thread}); });
     }
     // f(begin, end) over [0, n), which costs `work` in all.
     template <class F>
@@ -220,7 +220,7 @@ void CpuBackend::linear(const LinearParams& p) {
     args.scratch = worker_scratch(kernels_.linear_scratch_bytes(args));
     const size_t shared_bytes = kernels_.linear_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
-    if (shared_bytes > 0) run(kernels_.linear_prepare, args, args.num_tokens * args.in_features);
+    if (shared_bytes > 0) run(kernels_.linear_pack_x, args, args.num_tokens * args.in_features);
     run(kernels_.linear, args, args.num_tokens * args.in_features * weight.out_features);
 }
 

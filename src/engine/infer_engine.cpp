@@ -20,9 +20,9 @@ int threads_of_rank(const EngineOptions& options, int rank) {
     return std::max(1, total * (rank + 1) / size - total * rank / size);
 }
 
-// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its weights near (NUMA nodes), but of
-// few it cannot give one to another process: two ranks bound to a core each took 1.3 times as long for a step as
-// unbound ones on a machine that others used, too.
+// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its cache and scratch near (NUMA
+// nodes; weights are pages of files, wherever these were read first), but of few it cannot give one to another process,
+// so that bound ranks are slower on a machine that others use, too (tests/bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
     const int size = static_cast<int>(options.devices.size());
@@ -58,7 +58,6 @@ void validate(const ModelSpec& spec) {
             a.sliding_window.size(), " entries for ", spec.num_layers, " layers");
     require(!spec.rope.inv_freq.empty() && static_cast<int>(2 * spec.rope.inv_freq.size()) <= a.head_dim, "rope has ",
             spec.rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
-    require(spec.mlp.activation == "silu", "activation '", spec.mlp.activation, "' is not supported (supported: silu)");
 }
 
 }  // namespace

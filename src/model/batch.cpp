@@ -67,9 +67,7 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
     check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
-    check.tensor("block_table", b.block_table, {"num_seqs", "max_blocks_per_seq"}, DType::int32);
-    check.tensor("context_lens", b.context_lens, {"num_seqs"}, DType::int32);
-    check.tensor("cu_seqlens_q", b.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    check_sequence_arrays(check, b);
     check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
     check_ids(check, "input_ids", b.input_ids, spec.vocab_size);
     check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);
@@ -85,11 +83,7 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
                             .block_size = cache.block_size,
                             .sliding_window = all ? 0 : *std::ranges::max_element(windows)});
     if (!b.temperature) return;
-    check.tensor("temperature", b.temperature, {"num_rows"}, DType::float32);
-    check.tensor("top_k", b.top_k, {"num_rows"}, DType::int32);
-    check.tensor("top_p", b.top_p, {"num_rows"}, DType::float32);
-    check.tensor("min_p", b.min_p, {"num_rows"}, DType::float32);
-    check.tensor("random_val", b.random_val, {"num_rows"}, DType::float32);
+    check_sampling_arrays(check, b);
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 

@@ -135,7 +135,7 @@ std::vector<float> run_serially(const Kernels& kernels, const Layer& layer, int6
     if (args.residual) args.residual += first_token * args.residual_stride;
     Scratch scratch;
     scratch.attach(kernels, args, workers);
-    for (int i = 0; i < workers; ++i) kernels.linear_prepare(args, {i, workers, i});
+    for (int i = 0; i < workers; ++i) kernels.linear_pack_x(args, {i, workers, i});
     for (int i = 0; i < workers; ++i) kernels.linear(args, {i, workers, i});
     return out;
 }
@@ -277,12 +277,12 @@ class Timer {
 public:
     Timer(ThreadPool& pool, bool wall) : pool_(pool), wall_(wall), cpu_(static_cast<size_t>(pool.size()) * 16) {}
     template <class F>
-    double time(F work) {  // work(Worker)
+    double time(F work) {  // work(Share)
         const double start = seconds(CLOCK_MONOTONIC);
         const int count = pool_.size();
         pool_.run(count, [&](int share, int thread) {
             const double begin = seconds(CLOCK_THREAD_CPUTIME_ID);
-            work(Worker{share, count, thread});
+            work(Share{share, count, thread});
             cpu_[static_cast<size_t>(share) * 16] = seconds(CLOCK_THREAD_CPUTIME_ID) - begin;
         });
         const double elapsed = seconds(CLOCK_MONOTONIC) - start;
@@ -327,14 +327,14 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
     std::atomic<uint64_t> checksum{0};
     const double until = seconds(CLOCK_MONOTONIC) + 2;
     for (int round = 0; round < 5 || seconds(CLOCK_MONOTONIC) < until; ++round) {
-        prepare = std::min(prepare, timer.time([&](Worker w) { kernels.linear_prepare(args, w); }));
-        linear = std::min(linear, timer.time([&](Worker w) { kernels.linear(args, w); }));
-        read = std::min(read, timer.time([&](Worker w) {
+        prepare = std::min(prepare, timer.time([&](Share w) { kernels.linear_pack_x(args, w); }));
+        linear = std::min(linear, timer.time([&](Share w) { kernels.linear(args, w); }));
+        read = std::min(read, timer.time([&](Share w) {
             const size_t part = weight_bytes / static_cast<size_t>(w.count);
             checksum += kernels.read_memory(first + static_cast<size_t>(w.index) * part, part);
         }));
         std::atomic<double> done{0};
-        const double t = timer.time([&](Worker) { done = kernels.dot_flops(50'000, layer.multiply_bf16); });
+        const double t = timer.time([&](Share) { done = kernels.dot_flops(50'000, layer.multiply_bf16); });
         flop_time = std::min(flop_time, t / (done * workers));
     }
     const double total = linear + (kernels.linear_shared_scratch_bytes(args) ? prepare : 0);

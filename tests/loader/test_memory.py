@@ -199,7 +199,8 @@ print(json.dumps([resident("VmHWM") - before, llm.memory.total_bytes]))
 def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
     """What a process has resident after importing grows by what was planned, to 5%.
 
-    With more ranks than cores it may be less: one gives back its gathered logits before another has touched its own.
+    With several ranks it may be less: one gives back its gathered logits before another has touched its own, the more
+    so where there are more ranks than cores, or others use these.
     """
     write_checkpoint(tmp_path, PLANNED)
     settings = SETTINGS | settings
@@ -216,5 +217,5 @@ def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
     assert planned == plan.total_bytes == plan.weight_bytes + plan.workspace_bytes + plan.kv_bytes
     assert 150e6 < plan.weight_bytes < 250e6
     assert 60 * 2**20 < plan.kv_bytes <= 64 * 2**20
-    least = 0.95 if settings.get("tensor_parallel_size", 1) <= 2 else 0.85
+    least = {1: 0.95, 2: 0.93}.get(settings.get("tensor_parallel_size", 1), 0.85)
     assert least * planned <= taken <= 1.05 * planned
