@@ -46,9 +46,9 @@ _CLOSED = "this LLM is closed; make a new one"
 # made ahead for sequences that have all ended costs a whole step.
 _AHEAD_BELOW_SECONDS = 0.02
 
-# Works that are cancelled, or started, between two steps. What thousands of callers ask for at once is done in parts:
-# requests that run do not stand still meanwhile.
-_MAX_ORDERS = 500
+# Works that are started between two steps. What thousands of callers ask for at once is begun in parts: requests that run
+# do not stand still meanwhile.
+_MAX_STARTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +367,11 @@ class EngineThread:
         """Do what callers asked for: cancel, and start."""
         num_cancelled = len(self._cancelled)  # before the inbox is emptied: what is cancelled was put there before
         self._drain_inbox()
-        news = self._take_cancelled(min(num_cancelled, _MAX_ORDERS))
+        news = self._take_cancelled(num_cancelled)
         if self._forgets_prefixes:  # looked at after the inbox: what was put there after the call is not started yet
             self._forgets_prefixes = False
             self.scheduler.reset_prefix_cache()
-        for _ in range(min(len(self._taken), _MAX_ORDERS)):
+        for _ in range(min(len(self._taken), _MAX_STARTS)):
             work = self._taken.popleft()
             if work.finish_reason is None:  # else cancelled
                 news += self._start(work)

@@ -113,8 +113,8 @@ def test_cancel_anywhere(folder: Path) -> None:
 
 
 def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, between which what runs goes on; who waits for others, or was not started yet, is cancelled, too."""
-    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_ORDERS", 3)
+    """Also who waits for others, or was not started yet; what runs goes on."""
+    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_STARTS", 3)
     with LLM(folder, max_num_seqs=2) as model:
         expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
         gate = Gate()
@@ -137,7 +137,7 @@ def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_at_once_start_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_ORDERS", 3)
+    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_STARTS", 3)
     with LLM(folder) as model:
         prompts = [[1 + i, 2] for i in range(20)]
         together = model.generate(prompts, use_tqdm=False, **SETTINGS)
