@@ -153,9 +153,7 @@ class LLM:
         for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
             if value is not None:
                 _check_positive(name, value)
-        limits = RequestLimits() if limits is None else limits
-        if not isinstance(limits, RequestLimits):
-            raise TypeError(f"limits: expected RequestLimits or None, got {type(limits).__name__}")
+        limits = RequestLimits.of(limits)
         plan = plan_model(
             model,
             dtype=dtype,
@@ -555,10 +553,7 @@ class LLM:
             self.memory = memory
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails.
-
-        InfinilmError: in a hook or a logits_processor of this LLM, which waits for them.
-        """
+        """Free the weights, the cache and the threads; what still runs fails. Idempotent; not in a logits_processor."""
         self._thread.close()
         self._finalizer.detach()
 

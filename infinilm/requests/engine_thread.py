@@ -46,8 +46,8 @@ _CLOSED = "this LLM is closed; make a new one"
 # made ahead for sequences that have all ended costs a whole step.
 _AHEAD_BELOW_SECONDS = 0.02
 
-# Works that are started between two steps. What thousands of callers ask for at once is begun in parts: requests that run
-# do not stand still meanwhile.
+# Works that are started between two steps. What thousands of callers ask for at once is begun in parts, so that requests
+# which run do not stand still meanwhile.
 _MAX_STARTS = 500
 
 

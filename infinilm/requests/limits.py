@@ -53,6 +53,15 @@ class RequestLimits:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{item.name}: expected an int >= {least}, got {value!r}")
 
+    @staticmethod
+    def of(limits: RequestLimits | None) -> RequestLimits:
+        """What a caller has given, or the defaults."""
+        if limits is None:
+            return RequestLimits()
+        if not isinstance(limits, RequestLimits):
+            raise TypeError(f"limits: expected RequestLimits or None, got {type(limits).__name__}")
+        return limits
+
     def check(self, params: SamplingParams) -> None:
         """RequestError if the parameters ask for more; log-probabilities are for `check_top`."""
         _check("n", params.n, "max_n", self.max_n)
