@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
+from infinilm.files import read_text
 from infinilm.text.tokenizer import Tokenizer, read_json_object, read_special_tokens
 
 if TYPE_CHECKING:
@@ -74,13 +76,6 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the chat template cannot be read: {error}") from error
-
-
 def _named_templates(value: object, where: Path) -> dict[str, str]:
     """Normalise `chat_template` of a JSON file: a string, a list of {name, template}, or {name: template}."""
     if value is None:
@@ -100,10 +95,10 @@ def _folder_templates(folder: Path) -> dict[str, str]:
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
         templates |= _named_templates(read_json_object(path).get("chat_template"), path)
-    if (folder / "chat_template.jinja").is_file():
-        templates["default"] = _read_text(folder / "chat_template.jinja")
+    with suppress(FileNotFoundError):
+        templates["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path)
+        templates[path.stem] = read_text(path)
     return templates
 
 
@@ -114,13 +109,13 @@ def _user_template(template: str | os.PathLike[str], known: Mapping[str, str]) -
             return template
         if template in known:
             return known[template]
-    path = Path(template).expanduser()
-    if not path.is_file():
+    try:
+        return read_text(Path(template).expanduser())
+    except FileNotFoundError:
         names = f", or one of the model's own ({', '.join(known)})" if known else ""
         raise ConfigError(
             f"chat_template={os.fspath(template)!r} is no file; pass Jinja text, the path of a file{names}"
-        )
-    return _read_text(path)
+        ) from None
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,32 +16,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
+from infinilm.files import FETCH_AGAIN, parse_json, read_bytes, read_json
 
 if TYPE_CHECKING:
     import tokenizers
 
 __all__ = ["Tokenizer"]
 
+_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or `{}` when there is no such file.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or does not hold a JSON object.
-    """
+    """Return the JSON object in a file, or `{}` when there is no such file. ConfigError: see `read_json`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _token_text(value: object) -> str | None:
@@ -156,12 +148,19 @@ class Tokenizer:
         home = Path(folder)
         place = home if tokenizer is None else Path(tokenizer).expanduser()
         path = place / "tokenizer.json" if place.is_dir() else place
-        if tokenizer is not None and not path.is_file():
-            raise ConfigError(f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it")
+        backend = None
+        try:
+            backend = _open_backend(path)
+        except FileNotFoundError:
+            if tokenizer is not None:
+                raise ConfigError(
+                    f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
+                    f"{_how_to_convert(path.parent)}"
+                ) from None
         bos = _config_ids(home, "bos_token_id", ("generation_config.json", "config.json"))
         special = read_special_tokens(path.parent)
         return cls(
-            _open_backend(path) if path.is_file() else None,
+            backend,
             eos_token_ids=_config_ids(home, "eos_token_id", ("generation_config.json", "config.json")),
             bos_token_id=bos[0] if bos and "bos_token" not in special else None,
             special_tokens=special,
@@ -186,6 +185,7 @@ class Tokenizer:
             raise RequestError(
                 f"{self._source} does not exist, so text cannot be tokenised; prompts given as token ids "
                 "still work (without stop strings), or pass tokenizer= with a tokenizer.json"
+                f"{_how_to_convert(Path(self._source).parent)}"
             )
         return self._backend
 
@@ -202,7 +202,7 @@ class Tokenizer:
         TypeError
             `text` is not a str.
         RequestError
-            There is no tokenizer, or the text holds lone surrogates (not valid Unicode).
+            There is no tokenizer, the text holds lone surrogates (not valid Unicode), or the tokenizer fails on it.
         """
         backend = self._require()
         if not isinstance(text, str):
@@ -213,7 +213,10 @@ class Tokenizer:
             raise RequestError(
                 f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as UTF-8"
             ) from error
-        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            raise RequestError(f"{self._source}: the text cannot be tokenised: {_library_error(error)}") from error
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.
@@ -221,10 +224,14 @@ class Tokenizer:
         Raises
         ------
         RequestError
-            There is no tokenizer, or an id is negative or above 2**32 - 1.
+            There is no tokenizer, an id is negative or above 2**32 - 1, or the tokenizer fails on them.
         """
         backend = self._require()
-        return backend.decode([_checked_id(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        checked = [_checked_id(i) for i in ids]
+        try:
+            return backend.decode(checked, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise RequestError(f"{self._source}: token ids cannot be made text: {_library_error(error)}") from error
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token's own text (not decoded), or None when the id is no token."""
@@ -250,6 +257,17 @@ class Tokenizer:
         return b"" if special and skip_special_tokens else data
 
 
+def _how_to_convert(folder: Path) -> str:
+    """The end of a message, for a folder whose tokenizer is in another format; or nothing."""
+    if not (folder / "tokenizer.model").exists():
+        return ""
+    return (
+        "; the folder has a SentencePiece tokenizer.model, which this version does not read: convert it once where "
+        "transformers and sentencepiece are installed, with "
+        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )
+
+
 def _checked_id(token_id: int) -> int:
     value = operator.index(token_id)
     if not 0 <= value < 1 << 32:
@@ -258,15 +276,54 @@ def _checked_id(token_id: int) -> int:
 
 
 def _open_backend(path: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer.json; FileNotFoundError: there is none."""
     import tokenizers
 
+    raw = read_bytes(path, limit=_MAX_TOKENIZER_BYTES)
+    _refuse_what_aborts(raw, path)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+        return tokenizers.Tokenizer.from_buffer(raw)
+    except BaseException as error:
         raise ConfigError(
-            f"{path}: refused by the tokenizers library {tokenizers.__version__}: {error}; the file is "
+            f"{path}: refused by the tokenizers library {tokenizers.__version__}: {_library_error(error)}; the file is "
             "damaged, or it needs a newer tokenizers"
         ) from error
+
+
+def _library_error(error: BaseException) -> str:
+    """What went wrong in the tokenizers library; raises again what did not come from there, such as Ctrl-C.
+
+    The library raises plain Exception. Where its Rust code panics it raises PanicException, which is a BaseException
+    and would pass all who catch Exception.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return str(error)
+
+
+# `"continuing_subword_prefix": "##"`, not null and not empty.
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+
+
+def _refuse_what_aborts(raw: bytes, path: Path) -> None:
+    """Refuse merges that lack their prefix: the library cuts it off without looking, and may abort the process.
+
+    (tokenizers 0.23.3, BpeBuilder::build: a panic while another is handled.) Hardly any BPE file has the key, so that
+    nothing is parsed for others.
+    """
+    if not _PREFIX.search(raw):
+        return
+    model = parse_json(raw, str(path)).get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        return
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    for merge in merges if isinstance(merges, list) else ():
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(pair, list) and not str(pair[-1] if pair else "").startswith(str(prefix)):
+            raise ConfigError(
+                f"{path}: the merge {merge!r:.80} joins a part without the continuing_subword_prefix {prefix!r:.80} of "
+                f"the model; {FETCH_AGAIN}"
+            )
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:

@@ -284,7 +284,7 @@ def test_no_permission(tmp_path, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(WeightError, match=r"model\.safetensors: no permission to read"):
         Checkpoint(tmp_path)
 

@@ -198,7 +198,7 @@ def test_bad_template_argument(tmp_path):
     with pytest.raises(ConfigError, match="not valid Jinja: line 2: "):
         render("x\n{% if %}")
     (tmp_path / "bad.jinja").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"bad\.jinja: the chat template cannot be read"):
+    with pytest.raises(ConfigError, match=r"bad\.jinja: not UTF-8 at byte 0"):
         ChatTemplate.from_folder(tmp_path, tmp_path / "bad.jinja")
 
 
