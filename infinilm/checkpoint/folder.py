@@ -30,7 +30,7 @@ from infinilm.checkpoint.safetensors_header import (
     short_repr,
 )
 from infinilm.errors import ConfigError, WeightError, did_you_mean
-from infinilm.files import read_json
+from infinilm.files import open_regular, os_errors, read_json
 
 __all__ = ["Checkpoint", "TensorInfo", "WeightEngine", "load_weights", "resolve_model"]
 
@@ -101,8 +101,16 @@ def _no_weights(folder: Path) -> WeightError:
     )
 
 
-def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Read all headers of a folder: one file, an index with shards, or every *.safetensors file."""
+_State = tuple[int, int, int, int]
+
+
+def _state(status: os.stat_result) -> _State:
+    """What tells a file from another, or from itself after a change: device, inode; size, time of the last write."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The safetensors files of a folder (one, those of an index, or all there are), and the index."""
     index: dict[str, Path] = {}
     with file_errors(folder):
         if not folder.is_dir():
@@ -112,24 +120,35 @@ def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
         elif (folder / _INDEX).exists():
             index = _read_index(folder)
             files = sorted(set(index.values()))
+            for file in files:
+                if not file.exists():
+                    raise WeightError(f"{file}: named in {folder / _INDEX} but absent; is the download complete?")
         else:
             files = sorted(p for p in folder.iterdir() if p.name.endswith(".safetensors"))
             if not files:
                 raise _no_weights(folder)
+    return files, index
+
+
+def _read_headers(files: Sequence[Path]) -> tuple[dict[str, TensorInfo], dict[Path, _State]]:
+    """Tensors by name, and what each file was before its header was read."""
     tensors: dict[str, TensorInfo] = {}
+    states: dict[Path, _State] = {}
     for file in files:
         with file_errors(file):
-            if index and not file.exists():
-                raise WeightError(f"{file}: named in {folder / _INDEX} but absent; is the download complete?")
+            states[file] = _state(file.stat())
         for name, info in read_header(file).items():
             if name in tensors:
                 raise WeightError(f"tensor {name!r} is in two files, {tensors[name].file} and {file}")
             tensors[name] = info
+    return tensors, states
+
+
+def _check_index(folder: Path, index: Mapping[str, Path], tensors: Mapping[str, TensorInfo]) -> None:
     for name, file in index.items():
         if name not in tensors or tensors[name].file != file:
             where = f" (it is in {tensors[name].file.name})" if name in tensors else ""
             raise WeightError(f"{file}: lacks tensor {name!r}, which {folder / _INDEX} places there{where}")
-    return tensors
 
 
 class Checkpoint:
@@ -156,8 +175,10 @@ class Checkpoint:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         is_file = self.folder.suffix == ".safetensors" and self.folder.is_file()
-        found = read_header(self.folder) if is_file else _find_tensors(self.folder)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(found)
+        files, index = ([self.folder], {}) if is_file else _find_files(self.folder)
+        tensors, self._states = _read_headers(files)
+        _check_index(self.folder, index, tensors)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
         self._maps: dict[Path, mmap.mmap] | None = {}
 
     def __enter__(self) -> Checkpoint:
@@ -194,14 +215,34 @@ class Checkpoint:
         mapping = self._maps.get(info.file)
         if mapping is None:
             try:
-                with file_errors(info.file), info.file.open("rb") as file:
+                with file_errors(info.file), open_regular(info.file, WeightError) as file:
+                    self._check_state(info.file, os.fstat(file.fileno()))
                     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:  # "cannot mmap an empty file"
                 raise WeightError(f"{info.file}: shrank after it was opened: {error}") from error
             self._maps[info.file] = mapping
-        if len(mapping) < info.offset + info.nbytes:
-            raise WeightError(f"{info.file}: shrank to {len(mapping)} bytes after it was opened; tensor {info.name!r}")
         return mapping
+
+    def _check_state(self, file: Path, now: os.stat_result) -> None:
+        if _state(now) != self._states[file]:
+            raise WeightError(
+                f"{file}: was changed or replaced while it was being read; open the model again when nothing writes "
+                "to its files any more"
+            )
+
+    def check_unchanged(self) -> None:
+        """Check that no mapped file was written to since its header was read; one replaced by a rename still is mapped.
+
+        Raises
+        ------
+        WeightError
+            Names the file.
+        """
+        for file in self._maps or {}:
+            with suppress(FileNotFoundError), os_errors(file, WeightError):
+                now = file.stat()
+                if _state(now)[:2] == self._states[file][:2]:
+                    self._check_state(file, now)
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a tensor as a read-only view of the mapped file.
@@ -416,8 +457,8 @@ def load_weights(
     Raises
     ------
     WeightError
-        Tensors are missing, unexpected, mis-shaped, quantised or not floating, or a value does not fit
-        `dtype`.
+        Tensors are missing, unexpected, mis-shaped, quantised or not floating, a value does not fit `dtype`, or a file
+        was written to meanwhile.
     ConfigError
         `dtype` is none of the three.
     """
@@ -441,6 +482,7 @@ def load_weights(
                 checkpoint.release(info.name)
                 engine.load_param(info.name, make(array, dtype=dtype))
             advance(info.nbytes)
+    checkpoint.check_unchanged()
 
 
 @contextmanager
