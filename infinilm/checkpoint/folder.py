@@ -8,12 +8,11 @@ the model.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
@@ -27,21 +26,24 @@ from infinilm.checkpoint.safetensors_header import (
     TensorInfo,
     file_errors,
     read_header,
-    short_repr,
 )
+from infinilm.checks import DTYPES, short_repr
 from infinilm.errors import ConfigError, WeightError, did_you_mean
 from infinilm.files import open_regular, os_errors, read_json
+from infinilm.logs import logger
+from infinilm.progress import progress_bar
 
 __all__ = ["Checkpoint", "TensorInfo", "WeightEngine", "load_weights", "resolve_model"]
 
-logger = logging.getLogger("infinilm")
-
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = (
+    "this is a LoRA adapter, not a model, and adapters are not read in this version: merge it into its base model once "
+    "where peft is installed (merge_and_unload, then save_pretrained), and pass that folder"
+)
 _MAX_LISTED = 20  # names of one kind in one error message
 
-_FLOATS = ("float32", "bfloat16", "float16", "float64")
-_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = (*DTYPES, "float64")
 _QUANTISED_DTYPES = frozenset(
     {"int8", "uint8", "float4"} | {n for n in STORED_DTYPES if n.startswith(("float8_", "float6_"))}
 )
@@ -81,6 +83,8 @@ def _checked_file_name(index: Path, tensor: str, value: Any) -> str:
 
 def _no_weights(folder: Path) -> WeightError:
     """Explain a folder without safetensors files."""
+    if (folder / "adapter_config.json").exists():
+        return WeightError(f"{folder}: {_ADAPTER}")
     names = sorted(entry.name for entry in folder.iterdir())
     torch_files = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     gguf_files = [n for n in names if n.endswith(".gguf")]
@@ -462,8 +466,8 @@ def load_weights(
     ConfigError
         `dtype` is none of the three.
     """
-    if dtype not in _COMPUTE_DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(_COMPUTE_DTYPES)}, got {dtype!r}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
     infos = _match(checkpoint, expected)
     if from_numpy is None:
@@ -472,7 +476,7 @@ def load_weights(
         make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
     else:
         make = from_numpy
-    with _progress_bar(sum(t.nbytes for t in infos), progress) as advance:
+    with progress_bar(sum(t.nbytes for t in infos), "Loading weights", "B", wanted=progress) as advance:
         for info in infos:
             array = checkpoint.array(info.name)
             if _used_in_place(info.dtype, dtype):
@@ -485,30 +489,21 @@ def load_weights(
     checkpoint.check_unchanged()
 
 
-@contextmanager
-def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object]]:
-    """Yield a function that advances the bar by bytes; no bar if unwanted or stderr is no terminal."""
-    if not wanted:
-        yield lambda _: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=None) as bar:
-        yield bar.update
-
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
 _HUB_SKIP = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
 
 
-def resolve_model(model: str | os.PathLike[str]) -> Path:
+def resolve_model(model: str | os.PathLike[str], revision: str | None = None) -> Path:
     """Return the checkpoint folder that `model` names.
 
     Parameters
     ----------
     model : str or path
-        `"demo"` (the bundled model), a folder, or a hub id `"org/name"` (needs the `[hub]` extra).
+        `"demo"` (the bundled model; a path of this name is a folder), a folder, or a hub id `"org/name"` (needs the
+        `[hub]` extra).
+    revision : str, optional
+        Branch, tag or commit of a hub id.
 
     Returns
     -------
@@ -516,23 +511,33 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
 
     Raises
     ------
+    TypeError
+        Neither text nor path.
     FileNotFoundError
         A folder that does not exist.
     ConfigError
-        A file instead of a folder, a hub id without huggingface_hub, or a download that failed.
+        A file instead of a folder, a revision of something else than a hub id, a hub id without huggingface_hub, or a
+        download that failed.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
+    if isinstance(model, str) and _HUB_ID.fullmatch(text) and not Path(text).exists():
+        return _download(text, revision)
+    if revision is not None:
+        raise ConfigError(f"revision={revision!r} is for models of the hub, and {text!r} is none; leave it out")
     if not text:
         raise ConfigError("model must be a folder, 'demo' or a hub id such as 'org/name', got an empty string")
-    if text == "demo":
+    if model == "demo":
+        if Path("demo", "config.json").exists():
+            logger.warning("model 'demo' is the bundled model; the folder of this name here is './demo'")
         return Path(__file__).parents[1] / "assets" / "demo"
     path = Path(text).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise ConfigError(f"model {text!r} is a file; pass the folder that holds config.json and *.safetensors")
-    if isinstance(model, str) and _HUB_ID.fullmatch(text):
-        return _download(text)
+        what = "a GGUF file, which this version does not read" if path.suffix.lower() == ".gguf" else "a file"
+        raise ConfigError(f"model {text!r} is {what}; pass the folder that holds config.json and *.safetensors")
     raise FileNotFoundError(
         f"model folder {text!r} does not exist (looked at {path.absolute()}); pass the folder of a Hugging "
         "Face checkpoint (config.json, *.safetensors, tokenizer.json), 'demo' for the bundled model, or a "
@@ -540,7 +545,7 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
     )
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, revision: str | None) -> Path:
     """Fetch a model from the Hugging Face hub into its cache; what is there already is not fetched again."""
     try:
         from huggingface_hub import snapshot_download
@@ -550,7 +555,7 @@ def _download(hub_id: str) -> Path:
             "pip install 'infinilm[hub]', or pass the path of a downloaded folder"
         ) from error
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
     except Exception as error:  # the hub's errors share no base class of their own
         raise ConfigError(
             f"model {hub_id!r} is no folder here and could not be fetched from the Hugging Face hub: {error}"

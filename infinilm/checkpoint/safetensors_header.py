@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infinilm.checks import short_repr
 from infinilm.errors import WeightError
 from infinilm.files import FETCH_AGAIN, open_regular, os_errors, parse_json
 
@@ -154,11 +155,6 @@ def _parse_entry(path: Path, name: str, entry: Any, data_begin: int) -> TensorIn
     if bits % 8 or bits // 8 != end - begin:
         raise fail(f"shape {shape} of {entry['dtype']} needs {bits / 8:g} bytes, data_offsets span {end - begin}")
     return TensorInfo(name, dtype.name, tuple(shape), path, data_begin + begin, end - begin)
-
-
-def short_repr(value: object, limit: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + "..."
 
 
 def _check_cover(path: Path, tensors: Iterable[TensorInfo], data_begin: int, size: int) -> None:

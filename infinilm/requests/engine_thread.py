@@ -12,7 +12,6 @@ of one that has ended meanwhile (at a stop token or string, not at its length, w
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -27,13 +26,12 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import EngineDeadError, InfinilmError
+from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.request import Completion, LogitsWork, News, Work
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
-
-logger = logging.getLogger("infinilm")
 
 Int32Array = npt.NDArray[np.int32]
 
