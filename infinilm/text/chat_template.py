@@ -27,6 +27,9 @@ __all__ = ["ChatTemplate"]
 
 Message = Mapping[str, Any]
 
+_MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
+_MAX_INDENT = 100
+
 
 def _tojson(
     value: Any,
@@ -36,6 +39,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """`tojson` as Hugging Face has it: no HTML escaping, characters left as they are."""
+    if isinstance(indent, int) and indent > _MAX_INDENT:
+        raise ValueError(f"tojson: indent must be at most {_MAX_INDENT}, got {indent}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -67,7 +72,21 @@ def _environment() -> jinja2.Environment:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Bounds what one operation can make; how long a template runs is not bounded."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [value if isinstance(value, (int, float)) else len(value) for value in (left, right)]
+            if not all(isinstance(value, (int, float)) for value in (left, right)):
+                if sizes[0] * sizes[1] > _MAX_CHARACTERS:
+                    raise ValueError(f"a text or list repeated to more than {_MAX_CHARACTERS} elements")
+            elif operator == "**" and abs(right) > 64:
+                raise ValueError(f"the power {right} is too large")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
@@ -252,6 +271,10 @@ class ChatTemplate:
                     f"the chat template {name!r} of {self._source} is not valid Jinja: line {error.lineno}: "
                     f"{error.message}"
                 ) from error
+            except Exception as error:  # RecursionError; SyntaxError and others of the Python that it is made into
+                raise ConfigError(
+                    f"the chat template {name!r} of {self._source} cannot be compiled: {type(error).__name__}: {error}"
+                ) from error
         return self._compiled[name]
 
     def render(
@@ -294,7 +317,13 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return template.render(variables)
+            parts, length = [], 0
+            for part in template.generate(variables):
+                parts.append(part)
+                length += len(part)
+                if length > _MAX_CHARACTERS:
+                    raise ValueError(f"the text has more than {_MAX_CHARACTERS} characters")
+            return "".join(parts)
         except Exception as error:  # a template can raise anything
             raise RequestError(f"the chat template of {self._source} refused the messages: {error}") from error
 
