@@ -25,6 +25,7 @@ from infinilm.files import FETCH_AGAIN, open_regular, os_errors, parse_json
 __all__ = ["STORED_DTYPES", "StoredDtype", "TensorInfo", "read_header"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_MAX_TENSORS = 2**17  # of a file; the largest in use have some ten thousand, and a second goes by for 100,000
 _MAX_NDIM = 32  # numpy 1.x
 
 
@@ -210,6 +211,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     raw, size = _read_header_bytes(path)
     if not raw.startswith(b"{"):
         raise WeightError(f"{path}: the header must begin with '{{', got {short_repr(raw[:8])}; {FETCH_AGAIN}")
+    num_tensors = raw.count(b'"data_offsets"')
+    if num_tensors > _MAX_TENSORS:
+        raise WeightError(
+            f"{path}: expected at most {_MAX_TENSORS} tensors in a file, got {num_tensors}; {FETCH_AGAIN}"
+        )
     header = parse_json(raw, f"{path}: the header", error=WeightError, strict=True)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):

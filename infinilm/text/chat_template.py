@@ -86,9 +86,7 @@ def _environment() -> jinja2.Environment:
                 raise ValueError(f"the power {right} is too large")
             return super().call_binop(context, operator, left, right)
 
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -336,6 +336,13 @@ def test_file_that_is_replaced_once_it_is_mapped(tmp_path):
         checkpoint.check_unchanged()
 
 
+def test_too_many_tensors(tmp_path):
+    raw = json.dumps({f"t{i}": entry(shape=[0], offsets=(0, 0)) for i in range(2**17 + 1)}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with pytest.raises(WeightError, match="at most 131072 tensors in a file, got 131073"):
+        Checkpoint(tmp_path)
+
+
 # --- damage to the header ---
 
 TWO = {"a": entry(), "b": entry(offsets=(4, 8))}
