@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from infinilm.errors import ConfigError, InfinilmError
 
-__all__ = ["open_regular", "os_errors", "parse_json", "read_bytes", "read_json", "read_text"]
+__all__ = ["open_regular", "os_errors", "parse_json", "read_bytes", "read_json", "read_optional_json", "read_text"]
 
 MAX_BYTES = 64 * 1024 * 1024
 """Of a file that is read whole; the largest in use, indexes of shards, have a few megabytes."""
@@ -89,6 +89,14 @@ def read_json(path: Path, *, error: type[InfinilmError] = ConfigError, strict: b
         `error`: it is no regular file, cannot be read, is too large, or holds something else.
     """
     return parse_json(read_bytes(path, error=error), str(path), error=error, strict=strict)
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Return what `read_json` returns, or `{}` when there is no such file."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return {}
 
 
 def parse_json(

@@ -9,14 +9,15 @@ import json
 import operator
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.files import FETCH_AGAIN, parse_json, read_bytes, read_json
+from infinilm.files import FETCH_AGAIN, parse_json, read_bytes, read_optional_json
+from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,14 +26,6 @@ __all__ = ["Tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or `{}` when there is no such file. ConfigError: see `read_json`."""
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        return {}
 
 
 def _token_text(value: object) -> str | None:
@@ -46,32 +39,10 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json_object(folder / name).items():
+        for key, value in read_optional_json(folder / name).items():
             if key in _SPECIAL_KEYS and (text := _token_text(value)) is not None:
                 result[key] = text
     return result
-
-
-def _token_ids(value: object, where: str) -> tuple[int, ...] | None:
-    """Normalise an id or a list of ids; None when there is none."""
-    if value is None:
-        return None
-    items = value if isinstance(value, list) else [value]
-    if not all(type(item) is int and item >= 0 for item in items):
-        raise ConfigError(f"{where} must be a token id >= 0 or a list of them, got {value!r}")
-    return tuple(dict.fromkeys(items)) or None
-
-
-def _config_ids(folder: Path, key: str, files: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids under `key` in the first of `files` that has it (also inside text_config)."""
-    for name in files:
-        config = read_json_object(folder / name)
-        nested = config.get("text_config")
-        for source in (config, nested if isinstance(nested, dict) else {}):
-            ids = _token_ids(source.get(key), f"{folder / name}: {key}")
-            if ids is not None:
-                return ids
-    return ()
 
 
 class Tokenizer:
@@ -127,7 +98,12 @@ class Tokenizer:
             self.bos_token_id = backend.token_to_id(self.special_tokens["bos_token"])
 
     @classmethod
-    def from_folder(cls, folder: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Tokenizer:
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        generation_config: GenerationConfig | None = None,
+    ) -> Tokenizer:
         """Open the tokenizer of a checkpoint folder.
 
         Parameters
@@ -137,6 +113,8 @@ class Tokenizer:
             eos_token of tokenizer_config.json.
         tokenizer : str or path, optional
             Another folder, or a tokenizer.json, to take the tokenizer from; eos ids still come from `folder`.
+        generation_config : GenerationConfig, optional
+            Has the eos ids; None: that of `folder`.
 
         Raises
         ------
@@ -155,12 +133,12 @@ class Tokenizer:
                     f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
                     f"{_how_to_convert(path.parent)}"
                 ) from None
-        bos = _config_ids(home, "bos_token_id", ("generation_config.json", "config.json"))
+        generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
         special = read_special_tokens(path.parent)
         return cls(
             backend,
-            eos_token_ids=_config_ids(home, "eos_token_id", ("generation_config.json", "config.json")),
-            bos_token_id=bos[0] if bos and "bos_token" not in special else None,
+            eos_token_ids=generation.eos_token_ids,
+            bos_token_id=generation.bos_token_id if "bos_token" not in special else None,
             special_tokens=special,
             source=str(path),
         )

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 FLOORS = (
     ("_core", "errors"),  # _core is the compiled module
     ("checks", "files", "keywords", "logs", "progress"),
-    ("sampling_params", "outputs", "devices"),
+    ("sampling_params", "outputs", "devices", "token_ids"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
     ("engine", "generation"),
