@@ -82,7 +82,7 @@ DEFAULT_LENGTHS = (100, 1024)  # nano-vllm's
 
 
 def default_lengths(max_model_len: int) -> tuple[int, int]:
-    """Least and most tokens of a prompt, and of an output: nano-vllm's, or in proportion what a context has room for."""
+    """Least and most tokens of a prompt, and of an output: nano-vllm's, or in proportion what a context holds."""
     least, most = DEFAULT_LENGTHS
     room = max(min(most, max_model_len // 2), 1)
     return max(least * room // most, 1), room

@@ -183,6 +183,13 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation(person: Person, tmp_path: P
     assert person.wait() == 130
 
 
+def test_commands_typed_ahead(person: Person, tmp_path: Path) -> None:
+    person.type("/system be brief\n/retry\none\n")
+    person.wait_for(r"\[cut off.*> ")
+    assert saved(person, tmp_path / "x.json") == ["one"]
+    assert json.loads((tmp_path / "x.json").read_text())[0] == {"role": "system", "content": "be brief"}
+
+
 def test_ctrl_d_ends(person: Person) -> None:
     person.type("\x04")
     assert person.wait() == 0
