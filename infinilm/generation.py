@@ -213,6 +213,8 @@ class GenerationMixin:
         sampling = _make_sampling(do_sample, given, defaults)
         limits = self._new_token_limits(prompts, max_new_tokens, defaults)
         draws = _Draws(len(prompts), seed)
+        if eos_token_id is None and generation_config is not None:
+            eos_token_id = generation_config.eos_token_ids or None
         eos = self._eos(eos_token_id) if stop_on_eos else frozenset()
         begin, put, end = _stream_functions(streamer, self.pad_token_id)
         if tokenizer is not None and not hasattr(tokenizer, "decode"):

@@ -8,12 +8,11 @@ One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `
 from __future__ import annotations
 
 import os
-import queue
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +30,22 @@ from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.progress import can_show, progress_bar
-from infinilm.requests import steps
+from infinilm.requests import steps, streams
 from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs
+from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list, check_top
+from infinilm.requests.request import LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
-from infinilm.sampling_params import SamplingParams
+from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.token_ids import TokenIds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -241,22 +244,22 @@ class LLM:
         return self.generation_config.sampling_params
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The same as `default_sampling_params`."""
+        """`default_sampling_params`."""
         return self.default_sampling_params
 
     # ---- text and tokens ----
 
     def get_tokenizer(self) -> Tokenizer:
-        """The same as the attribute `tokenizer`."""
+        """The attribute `tokenizer`."""
         return self.tokenizer
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def detokenize(self, ids: Sequence[int]) -> str:
+    def detokenize(self, ids: TokenIds) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(list(ids))
+        return self.tokenizer.decode(ids)
 
     # ---- generation ----
 
@@ -266,14 +269,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Complete prompts; they run as one batch.
 
         Parameters
         ----------
         prompts
-            A text, a list of token ids, or a list of either.
+            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
         sampling_params
             One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
             ``temperature=0.7`` change them.
@@ -300,31 +303,96 @@ class LLM:
         total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
         wanted = use_tqdm and bool(completions)
         with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
-            for _ in self._stream(requests, ends_only=not is_alone):
+            for _ in streams.stream(self._thread, requests, ends_only=not is_alone):
                 advance()
         return [request.output() for request in requests]
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Conversations,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several; the model's chat template makes prompts of them."""
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if several else [messages]
-        ids = [
-            self.render_chat(
-                m, tools=tools, add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
-            )
-            for m in conversations
-        ]
-        return self.generate(ids, sampling_params, use_tqdm=use_tqdm, **sampling)
+        """Answer a conversation, or several; the model's chat template makes prompts of them.
+
+        Parameters
+        ----------
+        messages
+            A list of ``{"role": ..., "content": ...}``, or a list of such lists; see `ChatTemplate.render`. The text
+            that the template makes of one is the `prompt` of its output.
+        sampling_params, use_tqdm, **sampling
+            As in `generate`.
+        tools
+            JSON schemas of functions that the model may call.
+        add_generation_prompt
+            End with the beginning of the assistant's answer.
+        chat_template_kwargs
+            More variables for the template, for example ``{"enable_thinking": False}``.
+
+        Raises
+        ------
+        RequestError
+            As in `generate`, and for conversations that are malformed or that the template refuses.
+        ConfigError
+            The model has no chat template.
+        """
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
+
+    def stream_chat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Iterator[TokenEvent]:
+        """`chat` token by token, see `stream`."""
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return self.stream(prompts, sampling_params, **sampling)
+
+    async def achat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[RequestOutput]:
+        """`chat` for asyncio, see `agenerate`."""
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return await self.agenerate(prompts, sampling_params, **sampling)
+
+    def astream_chat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> AsyncIterator[TokenEvent]:
+        """`chat` token by token for asyncio, see `astream`."""
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return self.astream(prompts, sampling_params, **sampling)
 
     def render_chat(
         self,
@@ -334,7 +402,11 @@ class LLM:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation under the chat template; special tokens come from the template alone."""
+        """Token ids of a conversation under the chat template, which are a prompt for `generate`, `submit` and others.
+
+        Special tokens come from the template alone. The text is that of `chat_template.render`; `kwargs` are more
+        variables of the template.
+        """
         return self.chat_template.encode(
             self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
         )
@@ -343,7 +415,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
@@ -351,15 +423,18 @@ class LLM:
         fails ends with an event of reason "error"; if none succeeded, the first exception is raised after the last
         event.
         """
-        return self._stream(self._requests.make(prompts, sampling_params, sampling))
+        return streams.stream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
-    def submit(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Any) -> Request:
-        """Start a request and return at once.
+    def submit(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> Request:
+        """Start a request and return at once. Text is tokenised before that, in the thread of the caller.
 
         Returns
         -------
         Request
-            ``result(timeout)`` waits, ``cancel()`` ends it, ``for event in request`` follows it.
+            ``result(timeout)`` waits, ``cancel()`` ends it, ``for event in request`` follows it; in asyncio
+            ``await request`` and ``async for event in request``.
 
         Raises
         ------
@@ -377,11 +452,11 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`generate` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the requests."""
         requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in self._astream(requests, ends_only=True):
+        async for _ in streams.astream(self._thread, requests, ends_only=True):
             pass
         return [request.output() for request in requests]
 
@@ -389,14 +464,14 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
-        return self._astream(self._requests.make(prompts, sampling_params, sampling))
+        return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     # ---- logits and log-probabilities ----
 
-    def forward(self, input_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def forward(self, input_ids: TokenIds) -> npt.NDArray[np.float32]:
         """Logits of every position of one prompt, [num_tokens, vocab_size]; nothing is kept in the cache."""
         ids = self._requests.check_ids(input_ids, "input_ids", room=0)
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
@@ -404,7 +479,7 @@ class LLM:
         def take(first: int, logits: npt.NDArray[np.float32]) -> None:
             out[first : first + len(logits)] = logits
 
-        self._run_prompts([LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
+        streams.run_prompts(self._thread, [LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
         return out
 
     def score(self, prompts: Prompts, *, top: int = 0) -> list[Score]:
@@ -413,7 +488,7 @@ class LLM:
         Parameters
         ----------
         prompts
-            A text, a list of token ids, or a list of either.
+            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
         top
             How many of the most probable tokens to give at each place.
 
@@ -429,21 +504,23 @@ class LLM:
         """
         check_top("top", top, self.config.vocab_size)
         listed = as_prompt_list(prompts)
+        texts: list[str | None] = []
         scores: list[PromptLogprobs] = []
         works: list[LogitsWork] = []
         for i, prompt in enumerate(listed):
-            ids = self._requests.encode(prompt, f"prompt {i}", room=0)
+            text, ids = self._requests.read(prompt, f"prompt {i}", room=0)
+            texts.append(text)
             scores.append(PromptLogprobs(ids, top))
             works.append(LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
-        self._run_prompts(works)
+        streams.run_prompts(self._thread, works)
         return [
             Score(
-                prompt if isinstance(prompt, str) else None,
+                text,
                 work.sequence.prompt_token_ids.tolist(),
                 score.logprobs,
                 score.top_logprobs if top else None,
             )
-            for prompt, work, score in zip(listed, works, scores, strict=True)
+            for text, work, score in zip(texts, works, scores, strict=True)
         ]
 
     # ---- state ----
@@ -522,71 +599,3 @@ class LLM:
         return Scheduler(
             memory.num_blocks, memory.block_size, max_num_seqs=memory.max_num_seqs, **self._scheduler_settings
         )
-
-    def _stream(self, requests: list[GenerationRequest], ends_only: bool = False) -> Iterator[TokenEvent]:
-        """Run requests; gives their events, or only the last one of each sequence."""
-        inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
-        num_open = _listen(requests, inbox.put, ends_only)
-        try:
-            self._thread.submit([work for request in requests for work in request.works])
-            while num_open:
-                event = self._event(inbox.get())
-                self._thread.check_open()
-                if event is not None:
-                    num_open -= event.finish_reason is not None
-                    yield event
-        finally:
-            self._thread.cancel([work for request in requests for work in request.all_works])
-        _raise_failure(requests)
-
-    async def _astream(self, requests: list[GenerationRequest], ends_only: bool = False) -> AsyncIterator[TokenEvent]:
-        """`_stream` for asyncio."""
-        import asyncio  # it takes a while, and most programs do without
-
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[News] = asyncio.Queue()
-        num_open = _listen(requests, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news), ends_only)
-        try:
-            self._thread.submit([work for request in requests for work in request.works])
-            while num_open:
-                event = self._event(await inbox.get())
-                if event is not None:
-                    num_open -= event.finish_reason is not None
-                    yield event
-        finally:
-            self._thread.cancel([work for request in requests for work in request.all_works])
-        _raise_failure(requests)
-
-    def _event(self, news: News) -> TokenEvent | None:
-        """The event of news of a completion; one whose text cannot be made is cancelled."""
-        event = cast(Completion, news.work).event(news)
-        if event is not None and event.error is not None:
-            self._thread.cancel([news.work])
-        return event
-
-    def _run_prompts(self, works: list[LogitsWork]) -> None:
-        """Run prompts to their ends; raises what makes one of them fail."""
-        ends: queue.SimpleQueue[News] = queue.SimpleQueue()
-        for work in works:
-            work.deliver = ends.put
-        try:
-            self._thread.submit(works)
-            for _ in works:
-                if (error := ends.get().error) is not None:
-                    raise error
-        finally:
-            self._thread.cancel(works)
-
-
-def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object], ends_only: bool) -> int:
-    """Have the news of requests delivered; returns the number of their sequences."""
-    for request in requests:
-        request.listen(deliver, ends_only=ends_only)
-    return sum(len(request.completions) for request in requests)
-
-
-def _raise_failure(requests: list[GenerationRequest]) -> None:
-    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
-    failures = [request.failure for request in requests]
-    if failures and failures[0] is not None and all(failure is not None for failure in failures):
-        raise failures[0]

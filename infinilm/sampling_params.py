@@ -11,13 +11,16 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from infinilm.checks import as_boolean
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
 
-__all__ = ["SamplingParams", "make_sampling_params"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["SamplingKeywords", "SamplingParams", "make_sampling_params"]
 
 
 def _check_keywords(names: Iterable[str]) -> None:
@@ -126,6 +129,32 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+class SamplingKeywords(TypedDict, total=False):
+    """Fields of `SamplingParams` as they may be given, to it or to `LLM.generate` and others: for type checkers."""
+
+    n: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logits_processor: Callable[..., Any] | None
+    skip_special_tokens: bool
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
@@ -150,7 +179,7 @@ class SamplingParams:
     logit_bias : dict of int to float, optional
         Added to the logits of these token ids.
     allowed_token_ids : sequence of int, optional
-        No other token is ever chosen.
+        Read back as a tuple; no other token is ever chosen.
     seed : int, optional
         In 0..2**64-1: the same request with the same seed gives the same tokens, in whatever batch.
     max_tokens : int, optional
@@ -193,18 +222,22 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    allowed_token_ids: Sequence[int] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processor: Callable[..., Any] | None = None
     skip_special_tokens: bool = True
+
+    if TYPE_CHECKING:  # what may be given is more than what is read back
+
+        def __init__(self, **fields: Unpack[SamplingKeywords]) -> None: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         """Refuse unknown keywords with a hint, before `__init__` refuses them without."""

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from infinilm.errors import RequestError
 
-__all__ = ["check_token_ids", "token_id_tuple"]
+__all__ = ["TokenIds", "check_token_ids", "token_id_tuple"]
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def check_token_ids(

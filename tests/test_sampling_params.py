@@ -228,3 +228,9 @@ def test_make_sampling_params():
         make_sampling_params(params, {"top_p": 2})
     with pytest.raises(TypeError, match="sampling_params must be SamplingParams or None, got dict"):
         make_sampling_params({"top_k": 3}, {})
+
+
+def test_keywords_for_type_checkers_are_the_fields():
+    from infinilm.sampling_params import SamplingKeywords
+
+    assert list(SamplingKeywords.__annotations__) == [f.name for f in dataclasses.fields(SamplingParams)]

@@ -100,7 +100,8 @@ def _read_message() -> str | None:
     except EOFError:
         put("\n")
         return None
-    # Where the terminal or readline does not tell what is pasted, the next line is there at once. A command is one line.
+    # Where the terminal or readline does not tell what is pasted, the next line is there at once.
+    # A command is one line.
     is_command = lines[0].startswith("/") and not lines[0].startswith("//")
     while not is_command and select.select([sys.stdin], [], [], _PASTE_SECONDS)[0]:
         try:

@@ -12,6 +12,7 @@ from infinilm.config.llama_config import AutoConfig
 from infinilm.errors import ConfigError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
+from infinilm.models.causal_lm import CausalLM
 from infinilm.models.reference import ReferenceModel
 from infinilm.text.generation_config import GenerationConfig
 
@@ -129,8 +130,69 @@ class AutoLlamaModel:
         return model
 
 
-class AutoModelForCausalLM(AutoLlamaModel):
-    """Another name of `AutoLlamaModel`, as other libraries have it."""
+class AutoModelForCausalLM:
+    """Opens models for programs that were written for transformers; see `from_pretrained`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("AutoModelForCausalLM has no objects; use AutoModelForCausalLM.from_pretrained(path)")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = None,
+        dtype: Any = None,
+        backend: str = "cpp",
+        distributed_config: DistConfig | None = None,
+        cache_config: CacheConfig | None = None,
+        *,
+        torch_dtype: Any = None,
+        device_map: Any = None,
+        **unknown: NoReturn,
+    ) -> CausalLM:
+        """Open a checkpoint; the same as `AutoLlamaModel.from_pretrained`, in the words of transformers.
+
+        Parameters
+        ----------
+        path, device, dtype, backend, distributed_config, cache_config
+            See there; a dtype may be "auto", too, that of config.json.
+        torch_dtype
+            Another name of `dtype`.
+        device_map
+            Another name of `device`: "auto", a device, or a dict that has one device for all.
+
+        Returns
+        -------
+        CausalLM
+            Its `generate` takes and returns what that of transformers does.
+
+        Raises
+        ------
+        TypeError
+            An unknown parameter.
+        Exception
+            As `AutoLlamaModel.from_pretrained`.
+        """
+        for name in unknown:
+            raise unknown_parameter("from_pretrained()", name, (*_PARAMETERS, "torch_dtype", "device_map"))
+        if torch_dtype is not None:
+            if dtype is not None and dtype_name(dtype) != dtype_name(torch_dtype):
+                raise ConfigError(f"torch_dtype is {torch_dtype} and dtype is {dtype}; they mean the same, give one")
+            dtype = torch_dtype
+        if device_map is not None:
+            if device is not None:
+                raise ConfigError(f"device_map is {device_map!r} and device is {device!r}; give one")
+            device = _one_device(device_map)
+        dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
+        return CausalLM(AutoLlamaModel.from_pretrained(path, device, dtype, backend, distributed_config, cache_config))
+
+
+def _one_device(device_map: Any) -> str | None:
+    devices = set(map(str, device_map.values())) if isinstance(device_map, dict) else {str(device_map)}
+    if len(devices) != 1:
+        raise ConfigError(f"device_map: expected 'auto' or one device for all, got {device_map!r:.80}")
+    (device,) = devices
+    return None if device == "auto" else device
 
 
 _PARAMETERS = ("path", "device", "dtype", "backend", "distributed_config", "cache_config")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from infinilm.errors import RequestError
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.mailbox import current_mailbox
 from infinilm.requests.request import Completion, GenerationRequest, News, Work
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Request"]
 
@@ -20,7 +25,8 @@ class _EventLog:
     def __init__(self, num_completions: int, cancel: Callable[[list[Work]], object]) -> None:
         self._cancel = cancel
         self._lock = threading.Condition()
-        self._num_waiting = 0  # readers
+        self._num_waiting = 0  # readers in threads
+        self._wakers: tuple[Callable[[], object], ...] = ()  # of readers in event loops; replaced under the lock
         self._news: list[News] = []
         self._num_read = 0  # news that events were made of
         self._events: list[TokenEvent] = []
@@ -37,6 +43,9 @@ class _EventLog:
         if self._num_waiting:
             with self._lock:
                 self._lock.notify_all()
+        for wake in self._wakers:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody reads there any more
+                wake()
 
     @property
     def done(self) -> bool:
@@ -49,6 +58,13 @@ class _EventLog:
         with self._lock:
             self._make_events()
         return True
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """All events made of what there is, and no more are made meanwhile."""
+        with self._lock:
+            self._make_events()
+            yield
 
     def read(self) -> Iterator[TokenEvent]:
         position = 0
@@ -66,6 +82,50 @@ class _EventLog:
             position += 1
             yield event
 
+    async def await_end(self) -> None:
+        """`wait` for asyncio."""
+        with self._awakened(ends_only=True) as changed:
+            while not self.done:
+                await changed.wait()
+                changed.clear()
+        self.wait(None)
+
+    async def aread(self) -> AsyncIterator[TokenEvent]:
+        """`read` for asyncio."""
+        with self._awakened() as changed:
+            position = 0
+            while True:
+                changed.clear()
+                done = self.done  # before the look: what comes after it wakes again
+                with self._lock:
+                    events = self._events[position : self._make_events()]
+                for event in events:
+                    yield event
+                position += len(events)
+                if done:
+                    return
+                await changed.wait()
+
+    @contextlib.contextmanager
+    def _awakened(self, ends_only: bool = False) -> Iterator[asyncio.Event]:
+        """An event of the running loop that is set when there is news, or only at the end."""
+        import asyncio  # it takes a while, and most programs do without
+
+        mailbox = current_mailbox()
+        changed = asyncio.Event()
+
+        def wake() -> None:
+            if not ends_only or self.done:
+                mailbox.put(changed.set)
+
+        with self._lock:
+            self._wakers = (*self._wakers, wake)
+        try:
+            yield changed
+        finally:
+            with self._lock:
+                self._wakers = tuple(other for other in self._wakers if other is not wake)
+
     def _make_events(self) -> int:
         """Turn news into events, under the lock; returns the number of events."""
         while self._num_read < len(self._news):
@@ -81,6 +141,9 @@ class _EventLog:
 
 class Request:
     """A request that runs: wait for its result, follow its events, or cancel it. Made by `LLM.submit`.
+
+    In asyncio ``await request`` is its result, and ``async for event in request`` follows it; a task that is cancelled
+    while it waits leaves the request running, as a timeout does.
 
     It may be used from several threads. Letting go of the last reference cancels it, since nobody could see its
     result.
@@ -122,9 +185,12 @@ class Request:
             raise RequestError(f"timeout must be a number of seconds >= 0, or None, got {timeout!r}")
         if not self._log.wait(timeout):
             raise TimeoutError(f"request {self.request_id} was not done after {timeout} s; it goes on")
-        if (error := self._request.failure) is not None:
-            raise error
-        return self._request.output()
+        return self._finished()
+
+    def output(self) -> RequestOutput:
+        """Everything so far; never waits, and raises nothing that went wrong: that is in the completions."""
+        with self._log.settled():
+            return self._request.output()
 
     def cancel(self) -> None:
         """End it as soon as the step that runs is done; what there is by then is the result, "abort" its reason."""
@@ -138,6 +204,26 @@ class Request:
         yield from self._log.read()
         if (error := self._request.failure) is not None:
             raise error
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        """`result` for asyncio."""
+        return self._wait().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Iterate as `__iter__` does, for asyncio."""
+        async for event in self._log.aread():
+            yield event
+        if (error := self._request.failure) is not None:
+            raise error
+
+    async def _wait(self) -> RequestOutput:
+        await self._log.await_end()
+        return self._finished()
+
+    def _finished(self) -> RequestOutput:
+        if (error := self._request.failure) is not None:
+            raise error
+        return self._request.output()
 
     def __repr__(self) -> str:
         return f"<Request {self.request_id}, {'done' if self.done else 'running'}>"

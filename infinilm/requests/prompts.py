@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,25 @@ from infinilm.requests import steps
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.sampling_params import SamplingParams, make_sampling_params
+from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.token_ids import check_token_ids
+from infinilm.token_ids import TokenIds, check_token_ids
 
-__all__ = ["Prompt", "Prompts", "RequestMaker"]
+__all__ = ["Conversations", "Prompt", "PromptDict", "Prompts", "RequestMaker"]
 
-Prompt = str | Sequence[int]
+
+class PromptDict(TypedDict, total=False):
+    """A prompt with its text, its token ids, or both: then the ids are what is run, and the text is their name."""
+
+    prompt: str
+    prompt_token_ids: TokenIds
+
+
+Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Sequence[Prompt]
+Conversations = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -81,14 +91,38 @@ class RequestMaker:
         pairs = zip(listed, each, strict=True)
         return [self._make_one(i, prompt, p, uses_max_length) for i, (prompt, p) in enumerate(pairs)]
 
-    def encode(self, prompt: Prompt, name: str, room: int) -> npt.NDArray[np.int32]:
-        """Token ids of a prompt, [num_tokens]; `room` tokens must be left for the output. RequestError: see there."""
-        ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        return self.check_ids(ids, name, room)
+    def read(self, prompt: Prompt, name: str, room: int) -> tuple[str | None, npt.NDArray[np.int32]]:
+        """Text, if there is one, and token ids of a prompt, [num_tokens]; `room` tokens must be left for the output.
 
-    def check_ids(self, ids: Sequence[int], name: str, room: int) -> npt.NDArray[np.int32]:
+        RequestError: see `check_ids`.
+        """
+        text, ids = _text_and_ids(prompt, name)
+        if text is not None and ids is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=True)
+        array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids")
+        return text, array
+
+    def of_chats(
+        self,
+        chat_template: ChatTemplate,
+        messages: Conversations,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> list[PromptDict]:
+        """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`."""
+        several = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if several else [messages]
+        options = {"tools": tools, "add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
+        texts = [chat_template.render(conversation, **options) for conversation in conversations]
+        # The template writes the special tokens itself.
+        return [{"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, False)} for text in texts]
+
+    def check_ids(
+        self, ids: TokenIds | None, name: str, room: int, *, expected: str = "a flat list of token ids"
+    ) -> npt.NDArray[np.int32]:
         """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
-        array = check_token_ids(ids, name, self._config.vocab_size)
+        array = check_token_ids(ids, name, self._config.vocab_size, expected=expected)
         if array.size + room > self._max_model_len:
             raise RequestError(
                 f"{name} has {array.size} tokens; the context holds {self._max_model_len}"
@@ -101,7 +135,7 @@ class RequestMaker:
         self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool
     ) -> GenerationRequest:
         name = f"prompt {prompt_index}"
-        ids = self.encode(prompt, name, room=1)
+        text, ids = self.read(prompt, name, room=1)
         self._check_params(params)
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
@@ -122,7 +156,7 @@ class RequestMaker:
             )
             for index in range(params.n)
         ]
-        return GenerationRequest(request_id, prompt if isinstance(prompt, str) else None, completions)
+        return GenerationRequest(request_id, text, completions)
 
     def _check_params(self, params: SamplingParams) -> None:
         """What `SamplingParams` cannot check itself: it needs the model."""
@@ -145,6 +179,22 @@ class RequestMaker:
             return int(self._seeds.integers(2**63))
 
 
+def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | None]:
+    """What a prompt has of the two: at least one."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if not isinstance(prompt, Mapping):
+        return None, prompt
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+    if unknown or (text is None and ids is None):
+        got = f"the key {unknown[0]!r}" if unknown else "neither"
+        raise RequestError(f"{name}: a dict has 'prompt' (text), 'prompt_token_ids' or both, got {got}")
+    if not isinstance(text, (str, type(None))):
+        raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
+    return text, ids
+
+
 def check_top(name: str, count: object, vocab_size: int) -> None:
     """RequestError unless `count` most probable tokens can be given."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
@@ -153,9 +203,9 @@ def check_top(name: str, count: object, vocab_size: int) -> None:
 
 def as_prompt_list(prompts: Prompts) -> list[Prompt]:
     """One prompt or several as a list. TypeError: neither."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if isinstance(prompts, (bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (bytes, bytearray, Set)) or not isinstance(prompts, Iterable):  # a set has no order
         raise TypeError(f"prompts: expected a text, token ids, or a list of either, got {type(prompts).__name__}")
     listed: list[Any] = list(prompts)
     if not listed:

@@ -38,6 +38,7 @@ class News:
     finish_reason: str | None = None
     text: str | None = None  # None: to be made by the listener, outside the engine thread
     logprob: float | None = None
+    top_logprobs: Mapping[int, float] | None = None
     error: BaseException | None = None
 
 
@@ -197,7 +198,7 @@ class Completion(Work):
         `logits`: of the model, [vocab_size], where `needs_logits` asked for them.
         """
         self.pipeline.accept(token_id)
-        logprob = self._add_logprob(token_id, logits)
+        self._add_logprob(token_id, logits)
         params, text = self.sequence.params, self._text
         num_tokens = len(self.sequence.output_token_ids)
         if token_id in self.sequence.stop_token_ids:
@@ -216,8 +217,15 @@ class Completion(Work):
         self._note_needs()
         if self.finish_reason is None and not self.sequence.is_watched:
             return None
+        top = self.logprobs[-1] if self.logprobs else None
         return News(
-            self, token_id, num_tokens=num_tokens, finish_reason=self.finish_reason, text=delta, logprob=logprob
+            self,
+            token_id,
+            num_tokens=num_tokens,
+            finish_reason=self.finish_reason,
+            text=delta,
+            logprob=None if top is None else top[token_id],
+            top_logprobs=top,
         )
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
@@ -232,17 +240,16 @@ class Completion(Work):
         if token_id in self.sequence.params.stop_token_ids:
             self.stop_reason = token_id
 
-    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> float | None:
+    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> None:
         top = self.sequence.params.logprobs
         if top is None:
-            return None
+            return
         if logits is None:
             raise InfinilmError("the scheduler gave no logits for a request with logprobs")
         chosen, log_sum = lg.logprobs_of(logits[None], np.array([token_id]))
         logprob = float(chosen[0])
         self.logprobs.append(lg.top_logprobs(logits, float(log_sum[0]), top) | {token_id: logprob})
         self.cumulative_logprob += logprob
-        return logprob
 
     # ---- in the thread of whoever listens: one at a time, news in order ----
 
@@ -275,6 +282,7 @@ class Completion(Work):
             reason,
             completion=self.index,
             error=error,
+            top_logprobs=news.top_logprobs,
         )
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:

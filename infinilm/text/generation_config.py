@@ -166,6 +166,11 @@ class GenerationConfig:
             source=source,
         )
 
+    @staticmethod
+    def knows(key: str) -> bool:
+        """Whether it is a key of such files that changes the answer."""
+        return key in _SAMPLING or key in _NOT_HONOURED
+
     def new_token_limit(self, num_prompt_tokens: int, name: str) -> int | None:
         """New tokens of a request that says no number itself; None: no limit.
 

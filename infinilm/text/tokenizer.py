@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -79,7 +80,7 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
         self._special_texts: frozenset[str] = frozenset()
-        self._byte_level = self._byte_fallback = self._hold_replacement = False
+        self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         self._token_bytes: dict[int, tuple[bytes, bool]] = {}  # id -> bytes, whether special
         if backend is None:
             return
@@ -91,6 +92,7 @@ class Tokenizer:
         self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in kinds or "?" in kinds
         self._hold_replacement = "ByteLevel" in kinds or "?" in kinds
+        self._has_metaspace = "Replace" in kinds or "Metaspace" in kinds
         if not self.eos_token_ids and "eos_token" in self.special_tokens:
             eos = backend.token_to_id(self.special_tokens["eos_token"])
             self.eos_token_ids = frozenset(() if eos is None else (eos,))
@@ -189,8 +191,10 @@ class Tokenizer:
             raise RequestError(
                 f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as UTF-8"
             ) from error
+        # `encode` holds the GIL to its end: a long text would stop every other thread, the engine's among them. A batch
+        # of one gives the same ids, lets go of the GIL, and starts no threads.
         try:
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             raise RequestError(f"{self._source}: the text cannot be tokenised: {_library_error(error)}") from error
 
@@ -199,10 +203,14 @@ class Tokenizer:
 
         Raises
         ------
+        TypeError
+            `ids` is something else, such as a text.
         RequestError
             There is no tokenizer, an id is negative or above 2**32 - 1, or the tokenizer fails on them.
         """
         backend = self._require()
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+            raise TypeError(f"ids: expected a list of token ids, got {ids!r:.80} of type {type(ids).__name__}")
         checked = [_checked_id(i) for i in ids]
         try:
             return backend.decode(checked, skip_special_tokens=skip_special_tokens)
@@ -216,6 +224,19 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token's own text, or None."""
         return self._require().token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for, as bytes: those of all tokens of a text, joined, are the text in UTF-8.
+
+        Where the decoder adds or strips blanks at the beginning of a text, they are not counted. A single token may end
+        in the middle of a character. An id that is no token gives nothing.
+        """
+        if self._byte_level:
+            return self._visible_bytes(token_id, skip_special_tokens=False)
+        token = self.id_to_token(token_id) or ""
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return (token.replace("\u2581", " ") if self._has_metaspace else token).encode("utf-8")
 
     def _visible(self, token_id: int, skip_special_tokens: bool) -> str | None:
         """Return the token's own text, or None when decoding drops it."""
@@ -245,7 +266,12 @@ def _how_to_convert(folder: Path) -> str:
 
 
 def _checked_id(token_id: int) -> int:
-    value = operator.index(token_id)
+    try:
+        value = operator.index(token_id)
+    except TypeError:
+        raise TypeError(
+            f"expected a token id, an int, got {token_id!r:.80} of type {type(token_id).__name__}"
+        ) from None
     if not 0 <= value < 1 << 32:
         raise RequestError(f"token id must be in 0..2**32-1, got {value}")
     return value

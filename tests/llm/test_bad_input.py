@@ -46,7 +46,7 @@ def test_bad_prompts(llm: LLM, prompt: Any, message: str) -> None:
     assert len(one(llm, "the", max_tokens=2, ignore_eos=True).token_ids) == 2
 
 
-@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"the", {"prompt": "the"}, [None]])
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"the", {"text": "the"}, {"a", "b"}, [None]])
 def test_prompts_of_the_wrong_type(llm: LLM, prompt: Any) -> None:
     with pytest.raises((TypeError, infinilm.RequestError), match=r"(?i)prompt"):
         llm.generate(prompt)

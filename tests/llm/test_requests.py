@@ -192,7 +192,7 @@ def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("infinilm.llm.queue.SimpleQueue", Interrupted)
+            patch.setattr("infinilm.requests.streams.queue.SimpleQueue", Interrupted)
             with pytest.raises(KeyboardInterrupt):
                 model.generate(["the", "an"], logits_processor=gate, use_tqdm=False, **SETTINGS)
         gate.open()
