@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -29,13 +28,12 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
+from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
-
-logger = logging.getLogger("infinilm")
 
 Int32Array = npt.NDArray[np.int32]
 
