@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import infinilm.logs  # noqa: F401 (says where warnings go)
 from infinilm.errors import (
     CacheFullError as CacheFullError,
     ConfigError as ConfigError,

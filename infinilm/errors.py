@@ -43,5 +43,6 @@ class EngineDeadError(InfinilmError):
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     """Return "; did you mean 'x'?" with the nearest known names, or nothing: the end of a message."""
-    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    # 0.52 are 'response_format' and 'presence_penalty', which have nothing to do with each other.
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.58)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -29,13 +28,12 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
+from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
-
-logger = logging.getLogger("infinilm")
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -46,7 +44,7 @@ _CLOSED = "this LLM is closed; make a new one"
 # made ahead for sequences that have all ended costs a whole step.
 _AHEAD_BELOW_SECONDS = 0.02
 
-# Works that are started between two steps. What thousands of callers ask for at once is begun in parts, so that requests
+# Works that are started between two steps. What thousands of callers ask for at once is begun in parts, so that those
 # which run do not stand still meanwhile.
 _MAX_STARTS = 500
 

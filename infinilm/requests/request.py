@@ -193,7 +193,7 @@ class Completion(Work):
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         self._note_needs()
 
     # ---- in the engine thread ----
@@ -220,11 +220,11 @@ class Completion(Work):
             delta = ""
             if self.finish_reason is None:
                 delta = text.push(token_id, search=num_tokens > params.min_tokens)
-            if text.stopped_by is None and (self.finish_reason or num_tokens >= self._max_new_tokens):
+            if text.stopped_by is None and (self.finish_reason or num_tokens >= self.max_new_tokens):
                 delta += text.finish()  # a stop string may be found in the text held back
             if text.stopped_by is not None and self.finish_reason is None:
                 self.finish_reason, self.stop_reason = "stop", text.stopped_by
-        if self.finish_reason is None and num_tokens >= self._max_new_tokens:
+        if self.finish_reason is None and num_tokens >= self.max_new_tokens:
             self.finish_reason = "length"
         self._note_needs()
         if self.finish_reason is None and not self.sequence.is_watched:
