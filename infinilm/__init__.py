@@ -19,6 +19,7 @@ from infinilm.errors import (
     DeviceError as DeviceError,
     EngineDeadError as EngineDeadError,
     InfinilmError as InfinilmError,
+    QueueFullError as QueueFullError,
     RequestError as RequestError,
     WeightError as WeightError,
 )
@@ -61,7 +62,12 @@ if TYPE_CHECKING:
         Score as Score,
         TokenEvent as TokenEvent,
     )
-    from infinilm.requests import MemoryPlan as MemoryPlan, Request as Request, plan_memory as plan_memory
+    from infinilm.requests import (
+        MemoryPlan as MemoryPlan,
+        Request as Request,
+        RequestLimits as RequestLimits,
+        plan_memory as plan_memory,
+    )
     from infinilm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
@@ -89,7 +95,7 @@ _LAZY = {
             "Score",
             "TokenEvent",
         ),
-        "infinilm.requests": ("MemoryPlan", "Request", "plan_memory"),
+        "infinilm.requests": ("MemoryPlan", "Request", "RequestLimits", "plan_memory"),
         "infinilm.sampling_params": ("SamplingParams",),
     }.items()
     for name in names

@@ -33,6 +33,10 @@ class RequestError(InfinilmError, ValueError):
     """A request that can never be served: an empty prompt, a token id out of range, a prompt that is too long."""
 
 
+class QueueFullError(RequestError):
+    """So many requests wait that one more is not taken: try again later (HTTP 429). Names the limit."""
+
+
 class EngineDeadError(InfinilmError):
     """The engine was closed or a rank failed; `__cause__` is the first failing rank's exception."""
 

@@ -34,8 +34,9 @@ from infinilm.requests import steps, streams
 from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list, check_top
+from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list
 from infinilm.requests.request import LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
@@ -101,6 +102,8 @@ class LLM:
         Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
         the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
         the requests of the step.
+    limits
+        Upper limits of what requests ask for: how many wait, `n`, log-probabilities, stop strings; see `RequestLimits`.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -136,6 +139,7 @@ class LLM:
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
+        limits: RequestLimits | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
         **unknown: NoReturn,
@@ -158,6 +162,9 @@ class LLM:
                 f"quantization: expected None, since quantised weights are not available in this version, got "
                 f"{quantization!r}"
             )
+        limits = RequestLimits() if limits is None else limits
+        if not isinstance(limits, RequestLimits):
+            raise TypeError(f"limits: expected RequestLimits or None, got {type(limits).__name__}")
         plan = plan_model(
             model,
             revision=revision,
@@ -214,11 +221,14 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
             "sliding_window": common_window(spec.attention.sliding_window),
         }
-        self._requests = RequestMaker(plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed)
+        max_open = max_num_seqs + limits.max_queued_seqs
+        self._requests = RequestMaker(
+            plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed, limits, max_open
+        )
         self.generation_config.warn()
-        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
+        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
@@ -502,7 +512,7 @@ class LLM:
         RequestError
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
-        check_top("top", top, self.config.vocab_size)
+        self._requests.check_top("top", top)
         listed = as_prompt_list(prompts)
         texts: list[str | None] = []
         scores: list[PromptLogprobs] = []
@@ -558,7 +568,10 @@ class LLM:
             self.memory = memory
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails."""
+        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails.
+
+        InfinilmError: in a hook or a logits_processor of this LLM, which waits for them.
+        """
         self._thread.close()
         self._finalizer.detach()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -35,7 +36,7 @@ def _type_error(name: str, expected: str, value: object) -> TypeError:
 
 
 def _number(name: str, value: object, valid: Callable[[float], bool], expected: str) -> float:
-    """Return a real number as float; NaN and infinity are never valid."""
+    """Return a real number as float; it and the float32 next to it must be valid. NaN and infinity never are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _type_error(name, "a number", value)
     try:
@@ -44,6 +45,12 @@ def _number(name: str, value: object, valid: Callable[[float], bool], expected: 
         number = math.inf
     if not math.isfinite(number) or not valid(number):
         raise RequestError(f"{name} must be {expected}, got {value!r}")
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        raise RequestError(f"{name} must be {expected}, and at most 3.4e38 (it is a float32), got {value!r}") from None
+    if not valid(rounded):
+        raise RequestError(f"{name} must be {expected}, got {value!r}, which as float32 is {rounded!r}")
     return number
 
 
