@@ -31,6 +31,7 @@ from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFu
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
+from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
@@ -519,6 +520,7 @@ class EngineThread:
             except BaseException as error:
                 logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
                 self.cancel([item.work])
+        wake_loops()
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
