@@ -5,7 +5,7 @@
 // Ranks, each on its share of the cores, repeat a call, and rank 0 takes the time of each; medians, and the quartiles
 // around them, over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it
 // with -O3:
-//   g++ -std=c++20 -O3 -Isrc -pthread src/core/check.cpp src/core/tensor.cpp src/ops/ops.cpp src/ops/values.cpp
+//   g++ -std=c++20 -O3 -Isrc -pthread src/core/*.cpp src/ops/ops.cpp src/ops/values.cpp
 //       src/dist/*.cpp src/engine/*_{places,worker}.cpp tests/bench/all_reduce_bench.cpp -ldl
 #include <algorithm>
 #include <chrono>

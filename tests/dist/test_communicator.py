@@ -1,4 +1,4 @@
-"""The C++ tests of communicators and rank workers: plain, and under both sanitizers."""
+"""The C++ tests of communicators, rank workers and thread pools: plain, and under both sanitizers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ NAMES = {
     "nccl_one_shot": 1,
     "nccl_sums": 1,
     "nothing_is_left": 50,
+    "pool_runs_every_share_once": 40,
+    "pool_sleeps_when_idle": 1,
+    "pool_throws_what_a_share_throws": 100,
     "random_schedules": 25,
     "ranks_that_share_a_device": 1,
     "ranks_stay_on_their_node": 1,
