@@ -90,10 +90,16 @@ class PendingStep {
 public:
     PendingStep(nb::object batch, std::future<StepOutput> future)
         : batch_(std::move(batch)), future_(std::move(future)) {}
-    ~PendingStep() { wait(); }
+    ~PendingStep() {
+        if (is_finalizing() || !process_.is_current())
+            batch_.release();  // nobody to wait for, and the step may be running yet
+        else
+            wait();
+    }
     PendingStep(PendingStep&&) = default;
 
     StepOutput result() {
+        process_.check();
         wait();
         if (!future_.valid()) throw Error("result: it was taken already; a step has one");
         return future_.get();
@@ -101,10 +107,11 @@ public:
 
 private:
     void wait() {
-        nb::gil_scoped_release release;
+        const ReleaseGil release;
         if (future_.valid()) future_.wait();
     }
 
+    OwnerProcess process_;
     nb::object batch_;
     std::future<StepOutput> future_;
 };
@@ -163,13 +170,9 @@ void copy_values(const TensorView& src, const TensorView& dst) {
 
 // A Python callback as a hook: called with the GIL, on the rank's thread, while the caller of forward waits without it.
 Hook make_hook(const nb::callable& callback) {
-    // The last reference may go on a thread without the GIL.
-    std::shared_ptr<nb::callable> shared(new nb::callable(callback), [](nb::callable* p) {
-        nb::gil_scoped_acquire gil;
-        delete p;
-    });
+    const std::shared_ptr<nb::callable> shared(new nb::callable(callback), delete_with_gil<nb::callable>);
     return [shared](Site site, int layer, const Tensor& value, int rank) {
-        nb::gil_scoped_acquire gil;
+        const AcquireGil gil;
         const std::string name = hook_name(site, layer);
         nb::object tensor = nb::cast(value), result = (*shared)(nb::str(name.c_str()), layer, tensor, rank);
         if (!result.is_none() && !result.is(tensor)) {
@@ -198,8 +201,12 @@ Hook make_hook(const nb::callable& callback) {
 struct Engine : InferEngine {
     using InferEngine::InferEngine;
     ~Engine() {
-        const nb::gil_scoped_release release;
-        close();
+        if (is_finalizing()) {
+            abandon();
+        } else {
+            const ReleaseGil release;
+            close();
+        }
     }
 };
 
@@ -217,7 +224,7 @@ std::vector<Device> parse_devices(const Devices& devices) {
 
 void bind_engine(nb::module_& m) {
     using namespace nb::literals;
-    using Release = nb::call_guard<nb::gil_scoped_release>;
+    using Release = nb::call_guard<ReleaseGil>;
     bind_spec(m);
     bind_batch(m);
     nb::class_<GraphCounts>(m, "GraphCounts")
@@ -231,7 +238,7 @@ void bind_engine(nb::module_& m) {
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
                bool batch_invariant, const std::string& nccl_library, bool graphs) {
-                const nb::gil_scoped_release release;
+                const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
@@ -264,7 +271,7 @@ void bind_engine(nb::module_& m) {
             [](Engine& engine) {
                 std::vector<InferEngine::StateDict> ranks;
                 {
-                    nb::gil_scoped_release release;
+                    const ReleaseGil release;
                     ranks = engine.state_dict();
                 }
                 nb::list out;
@@ -282,7 +289,7 @@ void bind_engine(nb::module_& m) {
             [](Engine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,
                const std::vector<std::string>& names_of_all_ranks) {
                 const Hook hook = callback ? make_hook(*callback) : Hook();
-                nb::gil_scoped_release release;
+                const ReleaseGil release;
                 engine.set_hooks(hook, {.rank0 = names, .all_ranks = names_of_all_ranks});
             },
             "callback"_a.none(), "names"_a, "names_of_all_ranks"_a = std::vector<std::string>(),
@@ -305,7 +312,7 @@ void bind_engine(nb::module_& m) {
                 auto& arrays = nb::cast<const Batch&>(batch);
                 std::future<StepOutput> step;
                 {
-                    nb::gil_scoped_release release;
+                    const ReleaseGil release;
                     step = engine.submit(arrays);
                 }
                 return PendingStep(std::move(batch), std::move(step));

@@ -47,7 +47,7 @@ std::shared_ptr<Backend> make_backend(const std::string& device, const std::stri
 
 void bind_ops(nb::module_& m) {
     using namespace nb::literals;
-    using Release = nb::call_guard<nb::gil_scoped_release>;
+    using Release = nb::call_guard<ReleaseGil>;
 
     m.def(
         "cpu_isas",

@@ -122,13 +122,8 @@ Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> 
     }
     TensorView view(const_cast<void*>(array.data()), from_dlpack(array.dtype(), dtype),
                     std::span(shape.data(), array.ndim()), std::span(strides.data(), array.ndim()), {});
-    // The last reference may go on any thread, which may not hold the GIL.
-    auto* keep = new nb::ndarray<nb::ro>(array);
-    std::shared_ptr<void> owner(keep, [](void* p) {
-        nb::gil_scoped_acquire gil;
-        delete static_cast<nb::ndarray<nb::ro>*>(p);
-    });
-    Tensor tensor(view, std::move(owner));
+    Tensor tensor(view, std::shared_ptr<nb::ndarray<nb::ro>>(new nb::ndarray<nb::ro>(array),
+                                                             delete_with_gil<nb::ndarray<nb::ro>>));
     tensor.read_only = read_only;
     return tensor;
 }

@@ -75,7 +75,7 @@ struct InferEngine::Joint {
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
-    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_unique<Rank>(r, spec_, size));
+    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
     group_ = make_group({.devices = options.devices,
                          .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
                          .nccl_library = options.nccl_library});
@@ -109,6 +109,7 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
 template <class F>
 auto InferEngine::submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))> {
     using T = decltype(task(std::declval<Rank&>()));
+    process_.check();              // before the lock, which a thread that is not here may hold
     std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
     if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
     if (dead_) cause_.throw_dead();
@@ -287,7 +288,17 @@ GraphCounts InferEngine::graph_counts() {
     return submit_to_ranks([](Rank& rank) { return rank.graphs->counts(); }).get();
 }
 
+void InferEngine::abandon() {
+    struct Leaked {
+        std::vector<std::unique_ptr<RankWorker>> workers;
+        std::vector<std::shared_ptr<Rank>> ranks;
+        std::shared_ptr<CommunicatorGroup> group;
+    };
+    [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, group_};
+}
+
 void InferEngine::close() {
+    if (!process_.is_current()) return abandon();
     std::vector<std::unique_ptr<RankWorker>> workers;
     {
         std::lock_guard lock(mutex_);

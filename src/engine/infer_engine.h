@@ -5,7 +5,8 @@
 // States: loading (until finish_loading), ready, dead, closed. What every rank refuses alike, such as a step that fails
 // validation, leaves the engine as it was. With several ranks, one that fails alone, or while the others count on it,
 // stops them all: the engine is dead, and every call throws EngineDeadError around the first cause. A single rank has
-// nobody to let down and never dies.
+// nobody to let down and never dies. In a process that was forked from the engine's, which has none of its threads,
+// every call throws EngineDeadError, and close abandons what there is.
 #pragma once
 
 #include <atomic>
@@ -65,6 +66,9 @@ public:
     int64_t weight_bytes() const;  // of all ranks
     GraphCounts graph_counts();    // of rank 0; all have the same
     void close();                  // frees weights, cache and threads; idempotent
+    // In place of close where threads cannot be waited for: leaves everything to the end of the process. A closed
+    // engine is what remains.
+    void abandon();
 
 private:
     // What a rank has. Only its worker touches it.
@@ -101,9 +105,10 @@ private:
     // What a task comes to, from what each rank threw: null if all is well.
     std::exception_ptr outcome(const std::vector<std::exception_ptr>& errors);
 
+    const OwnerProcess process_;
     ModelSpec spec_;
     std::shared_ptr<CommunicatorGroup> group_;
-    std::vector<std::unique_ptr<Rank>> ranks_;
+    std::vector<std::shared_ptr<Rank>> ranks_;
     FirstCause cause_;
     std::atomic<bool> dead_ = false;
     std::mutex mutex_;                                  // guards workers_; tasks reach all queues in the same order
