@@ -168,6 +168,21 @@ void copy_values(const TensorView& src, const TensorView& dst) {
     });
 }
 
+// Whether two views of host memory, neither of them empty, have bytes between their ends in common.
+bool overlap(const TensorView& a, const TensorView& b) {
+    const auto ends = [](const TensorView& t) {
+        int64_t first = 0, last = 0;  // elements from data()
+        for (int dim = 0; dim < t.ndim(); ++dim)
+            (t.stride(dim) < 0 ? first : last) += (t.shape(dim) - 1) * t.stride(dim);
+        const auto at = reinterpret_cast<uintptr_t>(t.data());
+        return std::pair(at + static_cast<uintptr_t>(first * size_bytes(t.dtype())),
+                         at + static_cast<uintptr_t>((last + 1) * size_bytes(t.dtype())));
+    };
+    const auto [a_begin, a_end] = ends(a);
+    const auto [b_begin, b_end] = ends(b);
+    return a_begin < b_end && b_begin < a_end;
+}
+
 // A Python callback as a hook: called with the GIL, on the rank's thread, while the caller of forward waits without it.
 Hook make_hook(const nb::callable& callback) {
     const std::shared_ptr<nb::callable> shared(new nb::callable(callback), delete_with_gil<nb::callable>);
@@ -186,6 +201,11 @@ Hook make_hook(const nb::callable& callback) {
                                    infinilm::name(replacement.dtype())));
             if (replacement.device().kind != DeviceKind::cpu)
                 throw DeviceError(concat("hook '", name, "': expected a replacement in host memory"));
+            if (overlap(replacement, value)) {  // a view of the tensor itself, in another order perhaps
+                const Tensor apart = allocate_host(replacement.dtype(), replacement.shape());
+                copy_values(replacement, apart);
+                replacement = apart;
+            }
             copy_values(replacement, value);
         }
         result.reset();
