@@ -88,8 +88,8 @@ void bind_spec(nb::module_& m) {
 // them.
 class PendingStep {
 public:
-    PendingStep(nb::object batch, std::future<StepOutput> future)
-        : batch_(std::move(batch)), future_(std::move(future)) {}
+    PendingStep(nb::object batch, std::future<StepOutput> future, std::shared_ptr<StepAbort> abort)
+        : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)) {}
     ~PendingStep() {
         if (is_finalizing() || !process_.is_current())
             batch_.release();  // nobody to wait for, and the step may be running yet
@@ -98,6 +98,13 @@ public:
     }
     PendingStep(PendingStep&&) = default;
 
+    void abort() { abort_->request(); }
+    bool wait_for(double seconds) {
+        process_.check();
+        const ReleaseGil release;
+        return !future_.valid() ||
+               future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+    }
     StepOutput result() {
         process_.check();
         wait();
@@ -114,6 +121,7 @@ private:
     OwnerProcess process_;
     nb::object batch_;
     std::future<StepOutput> future_;
+    std::shared_ptr<StepAbort> abort_;
 };
 
 void bind_batch(nb::module_& m) {
@@ -146,11 +154,18 @@ void bind_batch(nb::module_& m) {
             "sample_fault")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
-            "[num_rows, vocab_size] float32");
+            "[num_rows, vocab_size] float32")
+        .def_ro("aborted", &StepOutput::aborted,
+                "PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens "
+                "is not defined.");
     m.def(
         "sample_fault", [](int32_t id) { return describe(static_cast<SampleFault>(id)); }, "id"_a,
         "Why a row has a negative id: what its logits are.");
     nb::class_<PendingStep>(m, "PendingStep", "A step on its way.")
+        .def("abort", &PendingStep::abort,
+             "Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is "
+             "nearly done is done.")
+        .def("wait", &PendingStep::wait_for, "seconds"_a, "Waits so long at most; returns whether the step is done.")
         .def("result", &PendingStep::result, "Waits for the step and gives its output, once; raises what it raised.");
 }
 
@@ -331,11 +346,12 @@ void bind_engine(nb::module_& m) {
             [](Engine& engine, nb::object batch) {
                 auto& arrays = nb::cast<const Batch&>(batch);
                 std::future<StepOutput> step;
+                const auto abort = std::make_shared<StepAbort>();
                 {
                     const ReleaseGil release;
-                    step = engine.submit(arrays);
+                    step = engine.submit(arrays, abort);
                 }
-                return PendingStep(std::move(batch), std::move(step));
+                return PendingStep(std::move(batch), std::move(step), abort);
             },
             "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
             "Queues one step behind those submitted before, and returns at once.")

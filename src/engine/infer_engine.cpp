@@ -155,6 +155,8 @@ template <class F>
 auto InferEngine::together(F f) -> decltype(f()) {
     try {
         return f();
+    } catch (const StepAborted&) {  // all ranks stop at the same place
+        throw;
     } catch (...) {
         if (num_ranks() > 1) fail(std::current_exception());
         throw;
@@ -239,8 +241,9 @@ void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     });
 }
 
-std::future<StepOutput> InferEngine::submit(const Batch& batch) {
-    return submit_to_ranks([this, &batch](Rank& rank) { return run(rank, batch); });
+std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort) {
+    return submit_to_ranks(
+        [this, &batch, abort = std::move(abort)](Rank& rank) { return run(rank, batch, abort.get()); });
 }
 
 StepOutput InferEngine::forward(const Batch& batch) {
@@ -255,16 +258,27 @@ StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap)
     return {.ids = rank.decoder->sample(staged, logits), .logits = logits};
 }
 
+StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort) {
+    try {
+        return run_to_end(rank, batch, abort);
+    } catch (const StepAborted&) {
+        rank.backend->synchronize();  // what was begun
+        return {.ids = {}, .logits = {}, .aborted = true};
+    }
+}
+
 // Before and after `together` no rank waits for another, and all find the same.
-StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
+StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
+    if (abort) abort->begin(0);
     if (!rank.decoder) {
         rank.params.check_complete();
         together([&] { prepare(rank); });
     }
     if (rank.cache.spec() == KvCacheSpec{})
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-    const Batch step = resolve(batch, previous_ids);
+    Batch step = resolve(batch, previous_ids);
+    step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
     StepOutput output = together([&] {
         if (rank.tap) return compute(rank, stage(*rank.backend, step), *rank.tap);

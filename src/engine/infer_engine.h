@@ -58,8 +58,10 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
-    // Runs a step after those submitted before; the batch stays as it is until the result is there.
-    std::future<StepOutput> submit(const Batch& batch);
+    // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
+    // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
+    // begun is not ended.
+    std::future<StepOutput> submit(const Batch& batch, std::shared_ptr<StepAbort> abort = nullptr);
     // The same, for the result. Error: a row that cannot be sampled, which submit gives a SampleFault in place of an
     // id.
     StepOutput forward(const Batch& batch);
@@ -90,7 +92,8 @@ private:
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
-    StepOutput run(Rank& rank, const Batch& batch);
+    StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort);
+    StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort);
     template <class Tap>
     static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);  // on the device
     // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.

@@ -22,7 +22,7 @@ public:
     // The logits of the rows that are wanted, of all ranks: [num_rows, >= vocab_size] float32, padded to a multiple of
     // 8, as kernels of GPUs want them; absent if there are none. Everything is on the backend's device, valid until
     // the next step, on the CPU longer with batch.return_logits. Absent too where several ranks need only the best of
-    // them to sample.
+    // them to sample. StepAborted: see batch.abort, which is asked before each half of a layer and before the logits.
     template <class Tap>  // NoTap or HookTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // Token ids of them, [num_rows] int32, valid until the next step; absent if the batch has no sampling parameters.

@@ -23,7 +23,12 @@ CORE = [
     ROOT / "src/engine/rank_worker.cpp",
     ROOT / "src/cpu/thread_pool.cpp",
 ]
-TESTS = sorted((ROOT / "tests/cpp").glob("*.cpp"))
+# Of the engine, whose backend the tests make.
+ENGINE = [
+    *(path for folder in ("cache", "engine", "model") for path in sorted((ROOT / "src" / folder).glob("*.cpp"))),
+    ROOT / "src/ops/cuda_library.cpp",
+]
+TESTS = [*(path for path in ENGINE if path not in CORE), *sorted((ROOT / "tests/cpp").glob("*.cpp"))]
 BENCH = ROOT / "tests/bench/all_reduce_bench.cpp"
 FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
 HEADERS = [*ROOT.glob("src/*/*.h"), *ROOT.glob("tests/cpp/**/*.h")]

@@ -1,4 +1,4 @@
-"""The C++ tests of communicators, rank workers and thread pools: plain, and under both sanitizers."""
+"""The C++ tests of communicators, rank workers, thread pools and the engine: plain, and under both sanitizers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tes
 NAMES = {
     "a_copy_that_fails": 1,
     "abort_anytime": 150,
+    "all_ranks_stop_at_the_same_piece": 300,
+    "an_aborted_step_leaves_the_engine_usable": 1,
     "an_aborted_group_stays_aborted": 1,
     "arguments": 1,
     "barriers": 200,
+    "engine_aborted_closed_and_failed_anytime": 60,
     "lists_of_cpus": 1,
     "mismatches": 5,
     "nccl_aborts": 50,
@@ -42,6 +45,7 @@ NAMES = {
     "ranks_that_share_a_device": 1,
     "ranks_stay_on_their_node": 1,
     "the_kind_of_group": 1,
+    "weight_bytes_while_loading": 1,
     "worker_on_its_cpus": 1,
     "worker_runs_tasks_in_order": 1,
     "worker_sleeps_when_idle": 1,

@@ -1,4 +1,4 @@
-"""Processes: a fork takes no threads along, and a program may end while others make engines. Nothing hangs or aborts."""
+"""Forks take no threads along, and programs end while others make engines: nothing hangs or aborts."""
 
 from __future__ import annotations
 
