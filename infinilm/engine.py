@@ -235,7 +235,8 @@ class InferEngine:
         Parameters
         ----------
         copy
-            False: read-only tensors that share the engine's memory; True: copies.
+            False: read-only tensors that share the engine's memory; True: copies, which consumers of DLPack before 1.0
+            need.
         """
         with self._open():
             ranks = self._core.state_dict()
