@@ -1,7 +1,5 @@
 // InferEngine's joint paths: steps that are aborted, ranks that fail, close, all at any time. The backend computes
 // nothing: it counts, and calls what the test wants to happen inside a step.
-#include "engine/infer_engine.h"
-
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include "check.h"
 #include "core/sum_parts.h"
 #include "cpu/cpu_backend.h"
+#include "engine/infer_engine.h"
 #include "fake_backend.h"
 #include "model/step_abort.h"
 
@@ -125,9 +124,7 @@ Batch step_of_three() {
     return b;
 }
 
-void check_done(const StepOutput& output) {
-    CHECK(!output.aborted && output.ids && output.ids.as<int32_t>()[0] == 7);
-}
+void check_done(const StepOutput& output) { CHECK(!output.aborted && output.ids && output.ids.as<int32_t>()[0] == 7); }
 
 TEST(all_ranks_stop_at_the_same_piece) {
     for (int round = 0; round < (rounds ? rounds : 3000); ++round) {
