@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/topology.h"
 #include "core/wait.h"
 
 namespace infinilm::cpu {

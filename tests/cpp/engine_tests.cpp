@@ -25,6 +25,7 @@ public:
     ~FakeCpu() override { --backends; }
 
     Device device() const override { return {}; }
+    DeviceQueue* queue() override { return nullptr; }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
     void copy(const TensorView& src, const TensorView& dst) override {
         if (src.is_contiguous() && dst.is_contiguous()) return FakeBackend::copy(src, dst);
@@ -269,5 +270,4 @@ TEST(weight_bytes_while_loading) {
 // In place of src/cpu/cpu_backend.cpp.
 namespace infinilm::cpu {
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions&) { return std::make_unique<test::FakeCpu>(); }
-int default_num_threads() { return 2; }
 }  // namespace infinilm::cpu

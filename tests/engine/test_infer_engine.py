@@ -546,3 +546,11 @@ def test_caches_that_no_memory_holds(folder: Path, blocks: tuple[int, int]) -> N
         with pytest.raises(InfinilmError, match=r"more bytes than there are addresses|at least one block|out of host"):
             engine._core.reset_cache(*blocks)
         assert np.array_equal(logits(engine), expected)
+
+
+def test_an_unknown_activation_is_refused_by_name() -> None:
+    spec = _core.ModelSpec()
+    assert spec.mlp.activation == "silu"
+    with pytest.raises(ConfigError, match=r"activation 'gelu' is not supported; supported: silu"):
+        spec.mlp.activation = "gelu"
+    spec.mlp.activation = "silu"

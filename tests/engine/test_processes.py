@@ -118,7 +118,8 @@ def test_a_child_forked_during_a_step(folder: Path, what: str) -> None:
 PENDING = """
 import os, sys
 import numpy as np
-from infinilm import EngineDeadError, InferEngine, batch
+from infinilm import EngineDeadError, InferEngine
+from infinilm.engine import batch
 engine = InferEngine({folder!r}, device_type="cpu")
 engine.load_weights({folder!r}, use_tqdm=False)
 engine.forward(InferEngine.Input([[1]], temperature=0))
@@ -173,10 +174,11 @@ def test_a_program_ends_while_threads_make_engines(folder: Path, seconds: float)
 CORE_AT_EXIT = """
 import threading, time
 import numpy as np
-from infinilm import _core, config, families
+from infinilm import AutoConfig, _core
+from infinilm.config import families
 
 weights = {{}}
-spec = families.build_spec(config.AutoConfig.from_pretrained({folder!r}), dtype="float32", max_model_len=64)
+spec = families.build_spec(AutoConfig.from_pretrained({folder!r}), dtype="float32", max_model_len=64)
 
 def make():  # engines that nobody closes at the end, whose weights are arrays of Python
     shapes = _core.param_shapes(spec)
