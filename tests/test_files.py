@@ -7,8 +7,10 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from infinilm import AutoConfig, ConfigError, WeightError, files
 from infinilm.checkpoint import Checkpoint
@@ -129,3 +131,22 @@ def test_strict(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"\xef\xbb\xbf" + json.dumps({"ü": 1}).encode())
     assert files.read_json(tmp_path / "x.json") == {"ü": 1}
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
+)
+
+
+@given(st.dictionaries(st.text(), VALUES), st.booleans())
+def test_objects_are_read_as_they_are(value: Any, strict: bool) -> None:
+    assert files.parse_json(json.dumps(value).encode(), "x", strict=strict) == value
+
+
+@given(st.binary(max_size=40) | st.text(alphabet='{}[]":,0123456789.eE-+ntf ', max_size=40).map(str.encode))
+def test_any_bytes_are_an_object_or_an_error(raw: bytes) -> None:
+    for error in (ConfigError, WeightError):
+        try:
+            assert isinstance(files.parse_json(raw, "the name", error=error), dict)
+        except error as caught:
+            assert str(caught).startswith("the name: ")

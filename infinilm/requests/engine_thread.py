@@ -35,6 +35,7 @@ from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.counters import Counters
 from infinilm.requests.logits import HostSampler
+from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
@@ -51,6 +52,9 @@ _AHEAD_BELOW_SECONDS = 0.02
 # Works that are started between two steps. What thousands of callers ask for at once is begun in parts, so that those
 # which run do not stand still meanwhile.
 _MAX_STARTS = 500
+
+# A step that takes longer is aborted when all who have a part in it are cancelled; asked so often.
+_LOOK_EVERY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,20 +312,26 @@ class EngineThread:
 
     def _step(self) -> list[News]:
         """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
-        news = self._take_orders()
-        last, self._in_flight = self._in_flight, None
+        last = self._in_flight
+        unwanted = last is not None and self._is_for_nobody(last)
+        # Who is in an aborted step leaves the scheduler after it is undone.
+        news = [] if unwanted else self._take_orders()
+        self._in_flight = None
         failed: Step | None = None  # None: all works
         try:
-            if last is None or self._runs_ahead(last.step):
+            if last is None or (self._runs_ahead(last.step) and not unwanted):
                 self._in_flight = self._submit()
             if last is None:
                 if self._in_flight is None and self.scheduler.has_work:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                 return news
             failed = last.step
-            output = self._wait_for(last)
+            output = self._watch(last)
             failed = None
-            news += self._take_results(last, output)
+            if output.aborted:
+                self._undo(last)
+            else:
+                news += self._take_results(last, output)
             if self._in_flight is None:
                 news += self._take_orders()  # given while the step ran
                 self._in_flight = self._submit()
@@ -352,6 +362,30 @@ class EngineThread:
             return step.pending.result()
         finally:
             self._hooks.take_back()
+
+    def _watch(self, last: _InFlight) -> _core.StepOutput:
+        """Wait for a step, and abort it once it is for nobody."""
+        while not last.pending.wait(_LOOK_EVERY_SECONDS):
+            if self._is_for_nobody(last, *([self._in_flight] if self._in_flight else [])):
+                last.pending.abort()
+        return self._wait_for(last)
+
+    def _is_for_nobody(self, *steps: _InFlight) -> bool:
+        """Whether all who have a part in these steps are cancelled, and still in the scheduler."""
+        if not self._cancelled:
+            return False
+        cancelled = set(self._cancelled.copy())
+        owners = (sequence.owner for in_flight in steps for sequence in in_flight.step.sequences)
+        return all(owner in cancelled and owner in self._works and owner.finish_reason is None for owner in owners)
+
+    def _undo(self, aborted: _InFlight) -> None:
+        """Take back an aborted step, and the one behind it, which is for the same sequences."""
+        behind, self._in_flight = self._in_flight, None
+        if behind is not None:
+            behind.pending.abort()
+            self._wait_for(behind)
+            self.scheduler.undo(behind.step)
+        self.scheduler.undo(aborted.step)
 
     def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
         """End works after a step that failed. The others are computed again: the cache may hold anything."""
@@ -523,6 +557,7 @@ class EngineThread:
             except BaseException as error:
                 logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
                 self.cancel([item.work])
+        wake_loops()
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""

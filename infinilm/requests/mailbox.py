@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,36 +11,47 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["LoopMailbox", "current_mailbox"]
+__all__ = ["LoopMailbox", "current_mailbox", "wake_loops"]
 
 
 class LoopMailbox:
     """Calls functions in the thread of an event loop, in the order in which they were put.
 
-    To wake a loop takes a system call and a turn of the loop, some 50 microseconds: too much for each token of many
-    requests. What comes before the loop gets to look, usually the news of a whole step, shares one wake-up.
+    To wake a loop takes a system call and a turn of the loop: too much for each token of many requests. So a loop is
+    woken by `wake_loops`, once for the news of a whole step.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._is_called = False  # the loop will look
 
     def put(self, function: Callable[..., object], *args: Any) -> None:
-        """Have `function(*args)` called by the loop; from any thread. RuntimeError: the loop is closed."""
-        self._calls.append((function, args))
-        if not self._is_called or self.loop.is_closed():
-            self._is_called = True
-            self.loop.call_soon_threadsafe(self._look)
+        """Have `function(*args)` called by the loop after `wake_loops`, which this thread calls when it has put all.
 
-    def _look(self) -> None:
-        self._is_called = False  # first: what comes from here on wakes the loop again
+        RuntimeError: the loop is closed.
+        """
+        if self.loop.is_closed():
+            raise RuntimeError("the event loop of this request is closed")
+        self._calls.append((function, args))
+        _local.__dict__.setdefault("touched", set()).add(self)
+
+    def look(self) -> None:
+        """Make the calls, in the loop."""
         while self._calls:
             function, args = self._calls.popleft()
             function(*args)
 
 
-_local = threading.local()
+_local = threading.local()  # of a thread that puts: the mailboxes touched; of one with a loop: its mailbox
+
+
+def wake_loops() -> None:
+    """Wake every loop that this thread has put something for."""
+    touched: set[LoopMailbox] = _local.__dict__.get("touched") or set()
+    while touched:
+        mailbox = touched.pop()
+        with contextlib.suppress(RuntimeError):  # closed just now: the next `put` says so
+            mailbox.loop.call_soon_threadsafe(mailbox.look)
 
 
 def current_mailbox() -> LoopMailbox:

@@ -263,6 +263,17 @@ class Scheduler:
         everybody = len(heard) == len(samples)
         return Sampled(len(samples), taken, samples if everybody else [samples[i] for i in heard.tolist()])
 
+    def undo(self, step: Step) -> None:
+        """Take back a step that was aborted, the newest one first; its sequences are to be removed next.
+
+        What the cache holds of its tokens is not found by others.
+        """
+        for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
+            self._num_computed[sequence.slot] = start
+            self.blocks.forget_uncomputed(sequence.slot, start)
+        self._in_flight = None
+        self._previous_row.fill(-1)
+
     def recompute_all(self) -> None:
         """After a step that failed, once none is in flight: what the cache holds is not trusted any more."""
         while self.running:
@@ -513,6 +524,7 @@ class Scheduler:
         step = Step(
             batch,
             sequences,
+            starts,
             samples,
             sample_slots,
             sample_positions,

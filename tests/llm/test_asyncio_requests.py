@@ -144,6 +144,7 @@ def test_the_news_of_a_step_wake_a_loop_once(monkeypatch: pytest.MonkeyPatch) ->
         for batch in range(3):
             for item in range(100):
                 box.put(got.append, 100 * batch + item)
+            mailbox.wake_loops()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert wakes == 3
@@ -161,6 +162,8 @@ def test_nothing_put_from_threads_is_lost() -> None:
         def put(who: int) -> None:
             for i in range(2000):
                 box.put(got.append, (who, i))
+                if i % 7 == 0 or i == 1999:
+                    mailbox.wake_loops()
 
         threads = [threading.Thread(target=put, args=(who,)) for who in range(4)]
         for thread in threads:

@@ -270,7 +270,8 @@ def test_too_many_sequences_for_this_machine(folder: Path) -> None:
 
 def test_names_of_dtypes(folder: Path) -> None:
     for dtype in ("half", "fp16", "float16", "torch.float16", np.float16, np.dtype("float16")):
-        assert infinilm.plan_memory(folder, dtype=dtype) == infinilm.plan_memory(folder, dtype="float16")
+        plan = infinilm.plan_memory(folder, dtype=dtype, memory="1GiB")
+        assert plan == infinilm.plan_memory(folder, dtype="float16", memory="1GiB")
     with pytest.raises(infinilm.ConfigError, match=r"dtype: expected 'auto'.*got 'int8'"):
         infinilm.plan_memory(folder, dtype="int8")
 

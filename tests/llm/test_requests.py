@@ -509,6 +509,9 @@ def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         def submit(self, batch: Any) -> Any:
             return self
 
+        def wait(self, seconds: float) -> bool:
+            return True
+
         def result(self) -> Any:
             raise self._error
 

@@ -42,6 +42,12 @@ class Recorder:
         recorder, number, pending = self, self.num_steps, self.engine.submit(batch)
 
         class Pending:
+            def wait(self, seconds: float) -> bool:
+                return pending.wait(seconds)
+
+            def abort(self) -> None:
+                pending.abort()
+
             def result(self) -> _core.StepOutput:
                 recorder.num_open -= 1
                 output = pending.result()

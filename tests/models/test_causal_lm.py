@@ -76,6 +76,32 @@ def test_padding_that_also_ends_texts_counts_without_a_mask(model: CausalLM) -> 
     assert masked[0].tolist() == [tiny.EOS, *ROW, *plain(model, ROW, 4)[0]]
 
 
+class FakeTensor:
+    """As much of a torch tensor as is asked of one."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def detach(self) -> FakeTensor:
+        return self
+
+    cpu = detach
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.array
+
+    def new_tensor(self, data: Any) -> FakeTensor:
+        return FakeTensor(data)
+
+
+FakeTensor.__module__ = "torch"
+
+
+def test_tensors_of_torch_come_back_as_such(model: CausalLM) -> None:
+    out = model.generate(FakeTensor([ROW]), 6, attention_mask=FakeTensor([[1, 1, 1]]))
+    assert isinstance(out, FakeTensor) and out.array.tolist() == model.generate([ROW], 6).tolist()
+
+
 def test_no_input_begins_with_bos(model: CausalLM) -> None:
     assert model.generate(max_new_tokens=4)[0].tolist() == [tiny.BOS, *plain(model, [tiny.BOS], 4)[0]]
 
