@@ -7,6 +7,7 @@ build=build-sanitize
 [ -d "$build" ] || meson setup "$build" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled --prefix=/ -Dpython.install_env=prefix
 meson install -C "$build" --quiet --destdir "$PWD/$build/root" --tags runtime,python-runtime
 site=$(dirname "$(find "$build/root" -type d -name infinilm | head -n 1)")
+export INFINILM_CPU_KERNELS=$(python tests/emulated_isas.py "$build/emulated" address)
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1
