@@ -12,6 +12,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+try:
+    from infinilm._version import __version__
+except ModuleNotFoundError:  # a source tree
+    from infinilm._source_tree import __version__
+
 from infinilm.errors import (
     CacheFullError,
     ConfigError,
@@ -39,8 +44,6 @@ if TYPE_CHECKING:
     from infinilm.sampling_params import SamplingParams
     from infinilm.system import backends
     from infinilm.tensor_statistics import TensorStats, tensor_stats
-
-__version__ = "0.1.0"
 
 # Where each public name lives; loaded on first use (PEP 562), as are the modules people name in full, which keeps
 # `import infinilm` fast.
