@@ -2,7 +2,12 @@
 
 import sys
 
-from infinilm.cli import main
+from infinilm.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ImportError as error:
+        if error.name:  # a module that is missing, or that cannot be loaded
+            raise
+        sys.exit(f"infinilm: {error}")  # a source tree, which says so

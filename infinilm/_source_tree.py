@@ -1,7 +1,7 @@
 """Lets `import infinilm` work in a checkout, whose folder of this name comes before the installed package.
 
-A source tree has no compiled core. Where the package is installed as well, that one takes this one's place, whole, so
-that files of two versions never meet. Imported by `__init__.py` in a source tree only.
+A source tree has no compiled core. Where the package is installed as well, that one takes its place, whole, so that
+files of two versions never meet. `__init__.py` imports this in a source tree only, as the last thing it does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def _find_installed() -> ModuleSpec | None:
 
 
 if (found := _find_installed()) and found.loader:
+    for name in [name for name in sys.modules if name.startswith("infinilm.") and name != __name__]:
+        del sys.modules[name]  # infinilm.errors
     module = module_from_spec(found)
     sys.modules["infinilm"] = module  # which the import statement takes its result from
     found.loader.exec_module(module)

@@ -1,5 +1,5 @@
 // ModelSpec: everything the decoder needs to know of a model, as plain numbers. Made in Python from a Hugging Face
-// config.json (infinilm/families.py); families differ only here.
+// config.json (infinilm/config/families.py); families differ only here.
 #pragma once
 
 #include <cstdint>

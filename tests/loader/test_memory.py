@@ -14,8 +14,8 @@ import pytest
 
 import infinilm
 from infinilm import _core
-from infinilm.config import LlamaConfig
-from infinilm.families import build_spec
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import LlamaConfig
 
 CONFIG = {
     "model_type": "llama",
@@ -114,7 +114,7 @@ def config_only(folder: Path) -> Path:
 
 
 def test_the_cache_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinilm.memory.available_memory", lambda: 2**30)
+    monkeypatch.setattr("infinilm.requests.memory.available_memory", lambda: 2**30)
     folder = config_only(tmp_path)
     plans = [
         infinilm.plan_memory(
@@ -132,7 +132,7 @@ def test_the_cache_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kv_cache", [None, "50%"])
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache: str | None) -> None:
-    monkeypatch.setattr("infinilm.memory.available_memory", lambda: 200 * 2**20)
+    monkeypatch.setattr("infinilm.requests.memory.available_memory", lambda: 200 * 2**20)
     with pytest.raises(infinilm.CacheFullError, match=r"0 B are free beside .* of weights and .* of workspace"):
         infinilm.plan_memory(config_only(tmp_path), load_format="dummy", device="cpu", kv_cache=kv_cache)
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from llm import tiny
 
 import infinilm
 from infinilm import CacheFullError, ConfigError, DynamicCache, LlamaConfig, ReferenceModel, RequestError, WeightError
-from infinilm.hooks import SITES
+from infinilm.engine.hooks import SITES
 
 GOLDEN = sorted(p.parent for p in (Path(__file__).resolve().parents[1] / "golden").glob("*/expected.npz"))
 FLOAT32_SHARE = 1e-5  # of the largest logit: transformers computed the goldens in float32, through two or three layers

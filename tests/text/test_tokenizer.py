@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend, models, pre_tokenizers, processors
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer
 
 WORDS = ["[UNK]", "hello", "world", "<s>", "</s>", "<|end|>"]
 
