@@ -14,10 +14,10 @@ __version__ = "0+source"
 
 
 def _find_installed() -> ModuleSpec | None:
-    """The first package of this name on the path that has a core."""
+    """The first package of this name on the path that is no source tree."""
     for entry in sys.path:
         package = PathFinder.find_spec("infinilm", [entry])
-        if package and PathFinder.find_spec("infinilm._core", package.submodule_search_locations):
+        if package and PathFinder.find_spec("infinilm._version", package.submodule_search_locations):
             return package
     return None
 

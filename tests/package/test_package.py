@@ -82,7 +82,6 @@ def test_a_source_tree_gives_way_to_the_installed_package(checkout: Path, tmp_pa
     (installed / "text").mkdir(parents=True)
     (installed / "__init__.py").write_text("from infinilm._version import __version__\n")
     (installed / "_version.py").write_text('__version__ = "7.0.0"\n')
-    (installed / "_core.py").touch()  # any module of this name is the sign of a built package
     for name in ("errors", "text/__init__", "__main__"):
         (installed / f"{name}.py").write_text("print(__name__, __file__)\n")
     code = (
