@@ -1,9 +1,9 @@
 """Builds the CUDA library in steps that may fail: the package then goes without, and says why when a GPU is asked for.
 
-optional.py probe FILE COMPILER COMMAND...            prints the reason if the command fails
-optional.py compile FILE COMPILER OUTPUT COMMAND...   OUTPUT, which the command makes, holds the reason if it fails
-optional.py link OUTPUT COMMAND... -- OBJECT...       links; or, if there is a reason in place of an object, makes a
-                                                      library with nothing in it but that reason
+- `optional.py probe FILE COMPILER COMMAND...` prints the reason if the command fails.
+- `optional.py compile FILE COMPILER OUTPUT COMMAND...`: OUTPUT, which the command makes, holds the reason if it fails.
+- `optional.py link OUTPUT COMMAND... -- OBJECT...` links; or, if there is a reason in place of an object, makes a
+  library with nothing in it but that reason.
 """
 
 from __future__ import annotations

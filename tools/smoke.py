@@ -1,4 +1,4 @@
-"""A minute's trial of the installed package, for every Python it is built for: `cd / && python -W error tools/smoke.py`."""
+"""A short trial of the installed package, for every Python that it is built for: `python -W error tools/smoke.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ with infinilm.LLM("demo") as llm:
     text = first.outputs[0].text
     assert text and second.outputs[0].text
     assert "".join(event.text for event in llm.stream("Once upon a time", temperature=0, max_tokens=20)) == text
-    assert asyncio.run(llm.agenerate("Once upon a time", temperature=0, max_tokens=20)).outputs[0].text == text
+    (again,) = asyncio.run(llm.agenerate("Once upon a time", temperature=0, max_tokens=20))
+    assert again.outputs[0].text == text
     try:
         llm.generate([[2**40]])
     except infinilm.RequestError:
