@@ -51,7 +51,7 @@ class LLM:
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id (needs the [hub] extra).
+        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id.
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
