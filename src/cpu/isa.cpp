@@ -51,8 +51,9 @@ std::vector<const Kernels*> kernels_of_libraries() {
     return tables;
 }
 
-// Slowest first. avx512_bf16 stands aside because on the one machine where both were measured its dot instruction is slower than float32 FMA, so that widening the weights is faster there as well as
-// exact (`infinilm bench` measures it; docs/benchmarks.md).
+// Slowest first. avx512_bf16 stands aside because on the one machine where both were measured its dot instruction is
+// slower than float32 FMA, so that widening the weights is faster there as well as exact (`infinilm bench` measures it;
+// docs/benchmarks.md).
 // __builtin_cpu_supports also asks whether the operating system saves the registers.
 std::vector<Build> builds() {
     static const std::vector<const Kernels*> added = kernels_of_libraries();
