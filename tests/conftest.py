@@ -3,7 +3,7 @@
 `pytest -n 2` runs the "default" profile (few examples, minutes on two slow cores); `--hypothesis-profile=thorough`
 runs many. `tests/` is on the path, so that `from reference import ops` and `from ops import support` work in
 any import mode; asserts in the helpers explain themselves as those of tests do. The repository root is not
-put there by these tests: a source tree without the built `_core` must not shadow the installed package. (Run
+put there by these tests: what is tested is the installed package. (Run
 `pytest`, not `python -m pytest`, which adds the working directory.)
 """
 

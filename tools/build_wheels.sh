@@ -14,10 +14,11 @@ trap 'rm -rf "$work"' EXIT
 if [ -z "${PYTHONS:-}" ]; then
     for version in 3.10 3.11 3.12 3.13 3.14; do
         abi=cp${version/./}
-        python=/opt/python/$abi-$abi/bin/python
-        [ -x "$python" ] || python=$(command -v "python$version" || true)
-        # A name on the PATH may be a stand-in of a version manager for a version that is not there.
-        [ -n "$python" ] && "$python" -c 'pass' 2>/dev/null && PYTHONS="${PYTHONS:-} $python"
+        for python in "/opt/python/$abi-$abi/bin/python" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python \
+            "$(command -v "python$version")"; do
+            # A name on the PATH may be a stand-in of a version manager for a version that is not there.
+            if "$python" -c 'import venv' 2>/dev/null; then PYTHONS="${PYTHONS:-} $python" && break; fi
+        done
     done
 fi
 [ -n "${PYTHONS:-}" ] || { echo "no Python found: set PYTHONS" >&2; exit 1; }
@@ -25,6 +26,11 @@ read -ra pythons <<<"$PYTHONS"
 read -ra options <<<"${OPTIONS:-}"
 tag() { "$1" -c 'import sys; print("cp%d%d" % sys.version_info[:2])'; }
 is_stable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; }
+
+# Options of pip that are set outside count for the builds alone.
+settings=${PIP_CONFIG_SETTINGS:-}
+unset PIP_CONFIG_SETTINGS
+for setting in $settings; do options+=("-C$setting"); done
 
 "${pythons[-1]}" -m venv "$work/tools"
 tools=$work/tools/bin
