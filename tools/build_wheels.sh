@@ -50,7 +50,7 @@ for python in "${pythons[@]}"; do
         "$tools/wheel" tags --python-tag cp312 --abi-tag abi3 --remove "$work/$name"/*.whl
         "$tools/abi3audit" --strict --report "$work/$name"/*.whl >/dev/null
     fi
-    PATH="$tools:$PATH" "$tools/auditwheel" -q repair -w "$work/repaired-$name" "$work/$name"/*.whl
+    PATH="$tools:$PATH" "$tools/auditwheel" repair -w "$work/repaired-$name" "$work/$name"/*.whl
     "$tools/check-wheel-contents" "$work/repaired-$name"/*.whl
     cp "$work/repaired-$name"/*.whl "$folder"
 done
