@@ -9,7 +9,6 @@ For requests that come and go, stop strings and streaming of text, use `LLM`: th
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import InfinilmError, RequestError, did_you_mean
+from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.token_ids import check_token_ids, token_id_tuple
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
 
 __all__ = ["GenerationMixin", "GenerationResult", "Sampling", "TokenRows", "as_token_rows", "sample_tokens"]
-
-logger = logging.getLogger("infinilm")
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

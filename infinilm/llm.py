@@ -7,7 +7,6 @@ One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import weakref
@@ -21,18 +20,23 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checks import as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError, did_you_mean
+from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError
+from infinilm.keywords import unknown_parameter
+from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
+from infinilm.progress import can_show, progress_bar
 from infinilm.requests import steps, streams
 from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list, check_top
+from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list
 from infinilm.requests.request import LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
@@ -43,8 +47,6 @@ from infinilm.token_ids import TokenIds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-logger = logging.getLogger("infinilm")
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -87,6 +89,8 @@ class LLM:
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
         CPU threads; default: one per core this process may use.
+    revision
+        Branch, tag or commit of a hub id; default: its main branch.
     seed
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
@@ -98,6 +102,8 @@ class LLM:
         Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
         the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
         the requests of the step.
+    limits
+        Upper limits of what requests ask for: how many wait, `n`, log-probabilities, stop strings; see `RequestLimits`.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -128,29 +134,38 @@ class LLM:
         batch_invariant: bool = True,
         num_threads: int | None = None,
         seed: int | None = None,
+        revision: str | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
+        limits: RequestLimits | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
         **unknown: NoReturn,
     ) -> None:
         started = time.perf_counter()
         for name in unknown:
-            raise TypeError(f"LLM has no parameter {name!r}{did_you_mean(name, LLM.__init__.__kwdefaults__ or ())}")
-        _check_positive("max_num_seqs", max_num_seqs)
-        _check_positive("max_num_batched_tokens", max_num_batched_tokens)
+            if name in SamplingParams.__dataclass_fields__ and name != "seed":
+                raise TypeError(f"LLM has no parameter {name!r}: pass it to generate(), chat() or stream()")
+            raise unknown_parameter("LLM", name, LLM.__init__.__kwdefaults__ or ())
+        for name, flag in (
+            ("enable_prefix_caching", enable_prefix_caching),
+            ("batch_invariant", batch_invariant),
+            ("use_tqdm", use_tqdm),
+        ):
+            as_boolean(name, flag)
+        if seed is not None:
+            seed = as_integer("seed", seed, least=0, below=2**64)
         if quantization is not None:
             raise ConfigError(
                 f"quantization: expected None, since quantised weights are not available in this version, got "
                 f"{quantization!r}"
             )
-        for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
-            if value is not None:
-                _check_positive(name, value)
+        limits = RequestLimits.of(limits)
         plan = plan_model(
             model,
+            revision=revision,
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -204,11 +219,14 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
             "sliding_window": common_window(spec.attention.sliding_window),
         }
-        self._requests = RequestMaker(plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed)
+        max_open = max_num_seqs + limits.max_queued_seqs
+        self._requests = RequestMaker(
+            plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed, limits, max_open
+        )
         self.generation_config.warn()
-        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
+        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
@@ -216,6 +234,13 @@ class LLM:
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
         """The same as ``LLM(model, **kwargs)``."""
         return cls(model, **kwargs)
+
+    def __repr__(self) -> str:
+        """Name the folder, the model and where it runs."""
+        return (
+            f"<LLM {self.model_path}: {self.config.architecture}, {self.dtype} on {', '.join(self.devices)}, "
+            f"max_model_len={self.max_model_len}>"
+        )
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -264,7 +289,7 @@ class LLM:
             One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
             ``temperature=0.7`` change them.
         use_tqdm
-            Show a progress bar when there are several prompts.
+            Show a progress bar on a terminal or in a notebook: of prompts, or of the tokens of a single one.
 
         Returns
         -------
@@ -280,18 +305,14 @@ class LLM:
             the reason "error" and the exception.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        num_sequences = sum(len(r.completions) for r in requests)
-        if use_tqdm and num_sequences > 1:
-            from tqdm import tqdm
-
-            bar = tqdm(total=num_sequences, desc="generating", unit="prompt", disable=None)
-        else:
-            bar = None
-        for _ in streams.stream(self._thread, requests, ends_only=True):
-            if bar is not None:
-                bar.update()
-        if bar is not None:
-            bar.close()
+        completions = [completion for request in requests for completion in request.completions]
+        # One sequence: its tokens, as soon as it takes a while; several: those that are done.
+        is_alone = len(completions) == 1 and use_tqdm and can_show()
+        total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
+        wanted = use_tqdm and bool(completions)
+        with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
+            for _ in streams.stream(self._thread, requests, ends_only=not is_alone):
+                advance()
         return [request.output() for request in requests]
 
     def chat(
@@ -489,7 +510,7 @@ class LLM:
         RequestError
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
-        check_top("top", top, self.config.vocab_size)
+        self._requests.check_top("top", top)
         listed = as_prompt_list(prompts)
         texts: list[str | None] = []
         scores: list[PromptLogprobs] = []
@@ -545,7 +566,7 @@ class LLM:
             self.memory = memory
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails."""
+        """Free the weights, the cache and the threads; what still runs fails. Idempotent; not in a logits_processor."""
         self._thread.close()
         self._finalizer.detach()
 
@@ -586,8 +607,3 @@ class LLM:
         return Scheduler(
             memory.num_blocks, memory.block_size, max_num_seqs=memory.max_num_seqs, **self._scheduler_settings
         )
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}: expected a positive integer, got {value!r}")

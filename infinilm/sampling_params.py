@@ -8,47 +8,27 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from infinilm.errors import RequestError, did_you_mean
+from infinilm.checks import as_boolean
+from infinilm.errors import RequestError
+from infinilm.keywords import unknown_parameter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["SamplingKeywords", "SamplingParams", "make_sampling_params"]
 
-# Names that other libraries use.
-_OTHER_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "best_of": "n",
-    "stop_strings": "stop",
-    "stop_sequences": "stop",
-    "eos_token_id": "stop_token_ids",
-    "random_seed": "seed",
-    "do_sample": "temperature",
-}
-
-
-def _unknown_keyword(name: str) -> TypeError:
-    """Return the error for a keyword that is no field, with the nearest field."""
-    names = [f.name for f in fields(SamplingParams)]
-    hint = did_you_mean(_OTHER_NAMES.get(name, name), names) or f"; it has {', '.join(names)}"
-    hint = hint.replace("'temperature'", "'temperature' (0 is greedy)")
-    return TypeError(f"SamplingParams has no parameter {name!r}{hint}")
-
 
 def _check_keywords(names: Iterable[str]) -> None:
-    known = {f.name for f in fields(SamplingParams)}
+    known = [f.name for f in fields(SamplingParams)]
     for name in names:
         if name not in known:
-            raise _unknown_keyword(name)
+            raise unknown_parameter("SamplingParams", name, known, f"; it has {', '.join(known)}")
 
 
 def _type_error(name: str, expected: str, value: object) -> TypeError:
@@ -56,7 +36,7 @@ def _type_error(name: str, expected: str, value: object) -> TypeError:
 
 
 def _number(name: str, value: object, valid: Callable[[float], bool], expected: str) -> float:
-    """Return a real number as float; NaN and infinity are never valid."""
+    """Return a real number as float; it and the float32 next to it must be valid. NaN and infinity never are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _type_error(name, "a number", value)
     try:
@@ -65,6 +45,12 @@ def _number(name: str, value: object, valid: Callable[[float], bool], expected: 
         number = math.inf
     if not math.isfinite(number) or not valid(number):
         raise RequestError(f"{name} must be {expected}, got {value!r}")
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        raise RequestError(f"{name} must be {expected}, and at most 3.4e38 (it is a float32), got {value!r}") from None
+    if not valid(rounded):
+        raise RequestError(f"{name} must be {expected}, got {value!r}, which as float32 is {rounded!r}")
     return number
 
 
@@ -104,12 +90,6 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _flag(name: str, value: object) -> bool:
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # numpy's bool too
-        return bool(value)
-    raise _type_error(name, "True or False", value)
-
-
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise _type_error("logit_bias", "a dict of token id to number", value)
@@ -147,12 +127,12 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "min_tokens": lambda v: _integer("min_tokens", v, lambda x: x >= 0, ">= 0"),
     "stop": _stop_strings,
     "stop_token_ids": lambda v: _token_ids("stop_token_ids", v),
-    "include_stop_str_in_output": lambda v: _flag("include_stop_str_in_output", v),
-    "ignore_eos": lambda v: _flag("ignore_eos", v),
+    "include_stop_str_in_output": lambda v: as_boolean("include_stop_str_in_output", v),
+    "ignore_eos": lambda v: as_boolean("ignore_eos", v),
     "logprobs": lambda v: _integer("logprobs", v, lambda x: x >= 0, ">= 0, or None"),
     "prompt_logprobs": lambda v: _integer("prompt_logprobs", v, lambda x: x >= 0, ">= 0, or None"),
     "logits_processor": _logits_processor,
-    "skip_special_tokens": lambda v: _flag("skip_special_tokens", v),
+    "skip_special_tokens": lambda v: as_boolean("skip_special_tokens", v),
 }
 
 
@@ -281,11 +261,6 @@ class SamplingParams:
             raise RequestError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
-        return self.temperature == 0
 
 
 def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import copy as copying
-import logging
 import os
 import threading
 import weakref
@@ -41,8 +40,6 @@ from infinilm.errors import (
 )
 
 __all__ = ["InferEngine"]
-
-logger = logging.getLogger("infinilm")
 
 _open_engines: weakref.WeakSet[InferEngine] = weakref.WeakSet()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from infinilm.checkpoint.folder import resolve_model
+from infinilm.checks import dtype_name
 from infinilm.config.llama_config import AutoConfig
-from infinilm.errors import ConfigError, did_you_mean
+from infinilm.errors import ConfigError
+from infinilm.keywords import unknown_parameter
+from infinilm.logs import logger
 from infinilm.models.causal_lm import CausalLM
 from infinilm.models.reference import ReferenceModel
 from infinilm.text.generation_config import GenerationConfig
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from infinilm.models.engine_model import EngineModel
 
 __all__ = ["AutoLlamaModel", "AutoModelForCausalLM"]
-
-logger = logging.getLogger("infinilm")
 
 
 class AutoLlamaModel:
@@ -113,12 +113,12 @@ class AutoLlamaModel:
             An unknown parameter.
         """
         for name in unknown:
-            raise TypeError(f"from_pretrained() has no parameter {name!r}{did_you_mean(name, _PARAMETERS)}")
+            raise unknown_parameter("from_pretrained()", name, _PARAMETERS)
         started = time.perf_counter()
         model: EngineModel | ReferenceModel
         if backend == "python":
             _check_plain(device, distributed_config, cache_config)
-            model = ReferenceModel.from_pretrained(path, dtype="float32" if dtype is None else _name(dtype))
+            model = ReferenceModel.from_pretrained(path, dtype="float32" if dtype is None else dtype_name(dtype))
         elif backend == "cpp":
             model = _open_engine(path, device, dtype, distributed_config, cache_config)
         else:
@@ -174,10 +174,9 @@ class AutoModelForCausalLM:
             As `AutoLlamaModel.from_pretrained`.
         """
         for name in unknown:
-            known = (*_PARAMETERS, "torch_dtype", "device_map")
-            raise TypeError(f"from_pretrained() has no parameter {name!r}{did_you_mean(name, known)}")
+            raise unknown_parameter("from_pretrained()", name, (*_PARAMETERS, "torch_dtype", "device_map"))
         if torch_dtype is not None:
-            if dtype is not None and _name(dtype) != _name(torch_dtype):
+            if dtype is not None and dtype_name(dtype) != dtype_name(torch_dtype):
                 raise ConfigError(f"torch_dtype is {torch_dtype} and dtype is {dtype}; they mean the same, give one")
             dtype = torch_dtype
         if device_map is not None:
@@ -219,7 +218,7 @@ def _open_engine(
     folder = resolve_model(path)
     config = AutoConfig.from_pretrained(folder)
     if dtype is not None:
-        config.dtype = _name(dtype)
+        config.dtype = dtype_name(dtype)
         config.validate()
     defaults = GenerationConfig.from_folder(folder)
     engine = InferEngine(config, distributed_config, device, cache_config)
@@ -239,10 +238,3 @@ def _check_plain(device: str | None, distributed_config: DistConfig | None, cach
         raise ConfigError(f"backend='python' runs on one device, got {distributed_config}; use backend='cpp'")
     if cache_config is not None:
         raise ConfigError(f"backend='python' has a cache that grows by itself, got {cache_config!r}; leave it out")
-
-
-def _name(dtype: Any) -> str:
-    """'float32' for "float32", torch.float32 and numpy.float32."""
-    from infinilm.config.llama_config import LlamaConfig
-
-    return LlamaConfig(dtype=dtype).dtype

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import RequestError
 from infinilm.requests import steps
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.sampling_params import SamplingParams, make_sampling_params
@@ -53,6 +55,9 @@ class RequestMaker:
         Tokens of a sequence, prompt and output together.
     seed : int or None
         Makes requests without a seed of their own repeatable.
+    limits : RequestLimits
+    max_open : int
+        Sequences that can run or wait at the same time.
     """
 
     def __init__(
@@ -62,11 +67,15 @@ class RequestMaker:
         generation_config: GenerationConfig,
         max_model_len: int,
         seed: int | None,
+        limits: RequestLimits,
+        max_open: int,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._generation_config = generation_config
         self._max_model_len = max_model_len
+        self._limits = limits
+        self._max_open = max_open
         self._seeds = np.random.default_rng(seed) if seed is not None else None
         self._lock = threading.Lock()  # numpy's generators are not made for several threads
         self._request_ids = itertools.count()
@@ -86,6 +95,9 @@ class RequestMaker:
             each = [make_sampling_params(p, overrides) for p in params]
         else:
             raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(params)}")
+        for one in {id(p): p for p in each}.values():  # mostly the same for all
+            self._check_params(one)
+        self._check_number(sum(p.n + (p.prompt_logprobs is not None) for p in each))
         has_max_length = self._generation_config.max_length is not None
         uses_max_length = has_max_length and params is None and "max_tokens" not in overrides
         pairs = zip(listed, each, strict=True)
@@ -136,20 +148,21 @@ class RequestMaker:
     ) -> GenerationRequest:
         name = f"prompt {prompt_index}"
         text, ids = self.read(prompt, name, room=1)
-        self._check_params(params)
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()
         request_id = str(next(self._request_ids))
+        make_text: Callable[[], OutputText | None]
+        make_text = partial(OutputText, self._tokenizer, params) if self._tokenizer.available else _no_text
         completions = [
             Completion(
                 request_id,
                 prompt_index,
                 index,
                 steps.Sequence(ids, params, seed=(seed + index) % 2**64),
-                OutputText(self._tokenizer, params) if self._tokenizer.available else None,
+                make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
                 room if params.max_tokens is None else min(params.max_tokens, room),
@@ -159,7 +172,8 @@ class RequestMaker:
         return GenerationRequest(request_id, text, completions)
 
     def _check_params(self, params: SamplingParams) -> None:
-        """What `SamplingParams` cannot check itself: it needs the model."""
+        """What `SamplingParams` cannot check itself: it needs the model, and the limits."""
+        self._limits.check(params)
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
         vocab_size = self._config.vocab_size
@@ -170,7 +184,22 @@ class RequestMaker:
                         f"{name}: token id {token_id} is out of range; the vocabulary has ids 0..{vocab_size - 1}"
                     )
         for name in ("logprobs", "prompt_logprobs"):
-            check_top(name, getattr(params, name) or 0, vocab_size)
+            self.check_top(name, getattr(params, name) or 0)
+
+    def check_top(self, name: str, count: Any) -> None:
+        """RequestError unless `count` most probable tokens can be given."""
+        vocab_size = self._config.vocab_size
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
+            raise RequestError(f"{name} must be an int in 0..{vocab_size}, the size of the vocabulary; got {count!r}")
+        self._limits.check_top(name, count)
+
+    def _check_number(self, num_sequences: int) -> None:
+        """Before they are made: that takes memory."""
+        if num_sequences > self._max_open:
+            raise RequestError(
+                f"the call asks for {num_sequences} sequences at once, and {self._max_open} can run and wait: make "
+                "several calls, or raise limits.max_queued_seqs"
+            )
 
     def _new_seed(self) -> int:
         if self._seeds is None:
@@ -195,10 +224,8 @@ def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | Non
     return text, ids
 
 
-def check_top(name: str, count: object, vocab_size: int) -> None:
-    """RequestError unless `count` most probable tokens can be given."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
-        raise RequestError(f"{name} must be an int in 0..{vocab_size}, the size of the vocabulary; got {count!r}")
+def _no_text() -> None:
+    """Of a model without a tokenizer."""
 
 
 def as_prompt_list(prompts: Prompts) -> list[Prompt]:

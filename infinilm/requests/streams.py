@@ -9,7 +9,7 @@ from typing import cast
 from infinilm.outputs import TokenEvent
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work
+from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
 
 __all__ = ["astream", "run_prompts", "stream"]
 
@@ -24,8 +24,8 @@ def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only
     try:
         thread.submit([work for request in requests for work in request.works])
         while num_open:
+            thread.check_caller()
             event = _event(thread, inbox.get())
-            thread.check_open()
             if event is not None:
                 num_open -= event.finish_reason is not None
                 yield event
@@ -46,6 +46,7 @@ async def astream(
     try:
         thread.submit([work for request in requests for work in request.works])
         while num_open:
+            thread.check_caller()
             event = _event(thread, await inbox.get())
             if event is not None:
                 num_open -= event.finish_reason is not None
@@ -64,7 +65,7 @@ def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
         thread.submit(works)
         for _ in works:
             if (error := ends.get().error) is not None:
-                raise error
+                raise own_copy(error)
     finally:
         thread.cancel(works)
 
@@ -82,7 +83,7 @@ def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object]
 
 def _event(thread: EngineThread, news: News) -> TokenEvent | None:
     """The event of news of a completion; one whose text cannot be made is cancelled."""
-    event = cast(Completion, news.work).event(news)
+    event = cast(Completion, news.work).reader.event(news)
     if event is not None and event.error is not None:
         thread.cancel([news.work])
     return event

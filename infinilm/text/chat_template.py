@@ -8,9 +8,9 @@ tokens: the template writes them itself.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.json_files import read_json_object
+from infinilm.files import read_optional_json, read_text
+from infinilm.logs import logger
 from infinilm.text.messages import TemplateTraits, check_messages, check_tools
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatTemplate"]
 
-logger = logging.getLogger("infinilm")
-
 Message = Mapping[str, Any]
+
+_MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
+_MAX_INDENT = 100
 
 
 def _tojson(
@@ -40,6 +42,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """`tojson` as Hugging Face has it: no HTML escaping, characters left as they are."""
+    if isinstance(indent, int) and indent > _MAX_INDENT:
+        raise ValueError(f"tojson: indent must be at most {_MAX_INDENT}, got {indent}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -71,20 +75,25 @@ def _environment() -> jinja2.Environment:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Bounds what one operation can make; how long a template runs is not bounded."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [value if isinstance(value, (int, float)) else len(value) for value in (left, right)]
+            if not all(isinstance(value, (int, float)) for value in (left, right)):
+                if sizes[0] * sizes[1] > _MAX_CHARACTERS:
+                    raise ValueError(f"a text or list repeated to more than {_MAX_CHARACTERS} elements")
+            elif operator == "**" and abs(right) > 64:
+                raise ValueError(f"the power {right} is too large")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the chat template cannot be read: {error}") from error
 
 
 def _named_templates(value: object, where: Path) -> dict[str, str]:
@@ -105,11 +114,11 @@ def _folder_templates(folder: Path) -> dict[str, str]:
     templates: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
-        templates |= _named_templates((read_json_object(path) or {}).get("chat_template"), path)
-    if (folder / "chat_template.jinja").is_file():
-        templates["default"] = _read_text(folder / "chat_template.jinja")
+        templates |= _named_templates(read_optional_json(path).get("chat_template"), path)
+    with suppress(FileNotFoundError):
+        templates["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path)
+        templates[path.stem] = read_text(path)
     return templates
 
 
@@ -120,13 +129,13 @@ def _user_template(template: str | os.PathLike[str], known: Mapping[str, str]) -
             return template
         if template in known:
             return known[template]
-    path = Path(template).expanduser()
-    if not path.is_file():
+    try:
+        return read_text(Path(template).expanduser())
+    except FileNotFoundError:
         names = f", or one of the model's own ({', '.join(known)})" if known else ""
         raise ConfigError(
             f"chat_template={os.fspath(template)!r} is no file; pass Jinja text, the path of a file{names}"
-        )
-    return _read_text(path)
+        ) from None
 
 
 class ChatTemplate:
@@ -216,6 +225,10 @@ class ChatTemplate:
                     f"the chat template {name!r} of {self._source} is not valid Jinja: line {error.lineno}: "
                     f"{error.message}"
                 ) from error
+            except Exception as error:  # RecursionError; SyntaxError and others of the Python that it is made into
+                raise ConfigError(
+                    f"the chat template {name!r} of {self._source} cannot be compiled: {type(error).__name__}: {error}"
+                ) from error
         return self._compiled[name]
 
     def render(
@@ -263,7 +276,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = compiled.template.render(variables)
+            text = _render(compiled.template, variables)
         except Exception as error:  # a template can raise anything
             raise RequestError(f"the chat template of {self._source} refused the messages: {error}") from error
         # A template named for tools is taken at its word.
@@ -287,6 +300,17 @@ class ChatTemplate:
         return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
 
 
+def _render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    """Render as `Template.render` does; ValueError: more text than any context holds."""
+    parts, length = [], 0
+    for part in template.generate(variables):
+        parts.append(part)
+        length += len(part)
+        if length > _MAX_CHARACTERS:
+            raise ValueError(f"the text has more than {_MAX_CHARACTERS} characters")
+    return "".join(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     """A template ready to render."""
@@ -296,7 +320,7 @@ class _Compiled:
 
     def try_render(self, variables: Mapping[str, Any]) -> str | None:
         try:
-            return self.template.render(variables)
+            return _render(self.template, variables)
         except Exception:  # it refuses what is tried
             return None
 

@@ -6,7 +6,6 @@ more than what the file says.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.json_files import read_json_object
+from infinilm.files import read_optional_json
+from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
 from infinilm.token_ids import token_id_tuple
 
 __all__ = ["GenerationConfig"]
-
-logger = logging.getLogger("infinilm")
 
 _FILE = "generation_config.json"
 
@@ -122,12 +120,12 @@ class GenerationConfig:
         """
         home = Path(folder)
         path = home / _FILE if generation_config in ("auto", "none") else _given_path(generation_config)
-        values = read_json_object(path) or {}
-        config = read_json_object(home / "config.json") or {}
+        values = read_optional_json(path)
+        config = read_optional_json(home / "config.json")
         nested = config.get("text_config")
         places = [(path, values)]
         if path != home / _FILE:
-            places.append((home / _FILE, read_json_object(home / _FILE) or {}))
+            places.append((home / _FILE, read_optional_json(home / _FILE)))
         places += [(home / "config.json", part) for part in (config, nested) if isinstance(part, dict)]
         ids = {key: next(filter(None, (_ids(str(file), key, part) for file, part in places)), ()) for key in _IDS}
         chosen = {} if generation_config == "none" else {key: values[key] for key in values if key not in _IDS}

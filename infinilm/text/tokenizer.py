@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.json_files import read_json_object
+from infinilm.files import FETCH_AGAIN, parse_json, read_bytes, read_optional_json
 from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
+_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -39,7 +40,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in (read_json_object(folder / name) or {}).items():
+        for key, value in read_optional_json(folder / name).items():
             if key in _SPECIAL_KEYS and (text := _token_text(value)) is not None:
                 result[key] = text
     return result
@@ -78,7 +79,6 @@ class Tokenizer:
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
-        self.special_ids: frozenset[int] = frozenset()
         self._special_texts: frozenset[str] = frozenset()
         self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         self._token_bytes: dict[int, tuple[bytes, bool]] = {}  # id -> bytes, whether special
@@ -87,7 +87,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._special_texts = frozenset(token.content for token in added.values() if token.special)
         kinds = _decoder_kinds(backend)
         self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
@@ -127,12 +126,19 @@ class Tokenizer:
         home = Path(folder)
         place = home if tokenizer is None else Path(tokenizer).expanduser()
         path = place / "tokenizer.json" if place.is_dir() else place
-        if tokenizer is not None and not path.is_file():
-            raise ConfigError(f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it")
+        backend = None
+        try:
+            backend = _open_backend(path)
+        except FileNotFoundError:
+            if tokenizer is not None:
+                raise ConfigError(
+                    f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
+                    f"{_how_to_convert(path.parent)}"
+                ) from None
         generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
         special = read_special_tokens(path.parent)
         return cls(
-            _open_backend(path) if path.is_file() else None,
+            backend,
             eos_token_ids=generation.eos_token_ids,
             bos_token_id=generation.bos_token_id if "bos_token" not in special else None,
             special_tokens=special,
@@ -157,6 +163,7 @@ class Tokenizer:
             raise RequestError(
                 f"{self._source} does not exist, so text cannot be tokenised; prompts given as token ids "
                 "still work (without stop strings), or pass tokenizer= with a tokenizer.json"
+                f"{_how_to_convert(Path(self._source).parent)}"
             )
         return self._backend
 
@@ -173,7 +180,7 @@ class Tokenizer:
         TypeError
             `text` is not a str.
         RequestError
-            There is no tokenizer, or the text holds lone surrogates (not valid Unicode).
+            There is no tokenizer, the text holds lone surrogates (not valid Unicode), or the tokenizer fails on it.
         """
         backend = self._require()
         if not isinstance(text, str):
@@ -186,7 +193,10 @@ class Tokenizer:
             ) from error
         # `encode` holds the GIL to its end: a long text would stop every other thread, the engine's among them. A batch
         # of one gives the same ids, lets go of the GIL, and starts no threads.
-        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            raise RequestError(f"{self._source}: the text cannot be tokenised: {_library_error(error)}") from error
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.
@@ -196,12 +206,16 @@ class Tokenizer:
         TypeError
             `ids` is something else, such as a text.
         RequestError
-            There is no tokenizer, or an id is negative or above 2**32 - 1.
+            There is no tokenizer, an id is negative or above 2**32 - 1, or the tokenizer fails on them.
         """
         backend = self._require()
         if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
             raise TypeError(f"ids: expected a list of token ids, got {ids!r:.80} of type {type(ids).__name__}")
-        return backend.decode([_checked_id(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        checked = [_checked_id(i) for i in ids]
+        try:
+            return backend.decode(checked, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise RequestError(f"{self._source}: token ids cannot be made text: {_library_error(error)}") from error
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token's own text (not decoded), or None when the id is no token."""
@@ -240,6 +254,17 @@ class Tokenizer:
         return b"" if special and skip_special_tokens else data
 
 
+def _how_to_convert(folder: Path) -> str:
+    """The end of a message, for a folder whose tokenizer is in another format; or nothing."""
+    if not (folder / "tokenizer.model").exists():
+        return ""
+    return (
+        "; the folder has a SentencePiece tokenizer.model, which this version does not read: convert it once where "
+        "transformers and sentencepiece are installed, with "
+        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )
+
+
 def _checked_id(token_id: int) -> int:
     try:
         value = operator.index(token_id)
@@ -253,15 +278,54 @@ def _checked_id(token_id: int) -> int:
 
 
 def _open_backend(path: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer.json; FileNotFoundError: there is none."""
     import tokenizers
 
+    raw = read_bytes(path, limit=_MAX_TOKENIZER_BYTES)
+    _refuse_what_aborts(raw, path)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+        return tokenizers.Tokenizer.from_buffer(raw)
+    except BaseException as error:
         raise ConfigError(
-            f"{path}: refused by the tokenizers library {tokenizers.__version__}: {error}; the file is "
+            f"{path}: refused by the tokenizers library {tokenizers.__version__}: {_library_error(error)}; the file is "
             "damaged, or it needs a newer tokenizers"
         ) from error
+
+
+def _library_error(error: BaseException) -> str:
+    """What went wrong in the tokenizers library; raises again what did not come from there, such as Ctrl-C.
+
+    The library raises plain Exception. Where its Rust code panics it raises PanicException, which is a BaseException
+    and would pass all who catch Exception.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return str(error)
+
+
+# `"continuing_subword_prefix": "##"`, not null and not empty.
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+
+
+def _refuse_what_aborts(raw: bytes, path: Path) -> None:
+    """Refuse merges that lack their prefix: the library cuts it off without looking, and may abort the process.
+
+    (tokenizers 0.23.3, BpeBuilder::build: a panic while another is handled.) Hardly any BPE file has the key, so that
+    nothing is parsed for others.
+    """
+    if not _PREFIX.search(raw):
+        return
+    model = parse_json(raw, str(path)).get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        return
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    for merge in merges if isinstance(merges, list) else ():
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(pair, list) and not str(pair[-1] if pair else "").startswith(str(prefix)):
+            raise ConfigError(
+                f"{path}: the merge {merge!r:.80} joins a part without the continuing_subword_prefix {prefix!r:.80} of "
+                f"the model; {FETCH_AGAIN}"
+            )
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
