@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ADVICE = "-Csetup-args=-Dcuda=disabled leaves CUDA out unasked, =enabled shows all of the error"
+ADVICE = "--config-settings=setup-args=-Dcuda=disabled leaves CUDA out unasked, =enabled shows all of the error"
 
 
 def probe(file: str, compiler: str, *command: str) -> int:

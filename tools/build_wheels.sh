@@ -3,7 +3,7 @@
 #     tools/build_wheels.sh [FOLDER]          FOLDER: dist
 # One wheel for each CPython before 3.12, and one for the stable ABI of 3.12 and all later ones. Run it in a manylinux
 # container, whose compilers make wheels for older systems too; elsewhere they are for this system and later ones.
-# PYTHONS: interpreters, by default those of the container or of the PATH. OPTIONS: such as -Csetup-args=-Dcuda=enabled.
+# PYTHONS: interpreters, by default those of the container or of the PATH. OPTIONS: such as --config-settings=setup-args=-Dcuda=enabled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${1:-dist}"
@@ -30,7 +30,7 @@ is_stable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; }
 # Options of pip that are set outside count for the builds alone.
 settings=${PIP_CONFIG_SETTINGS:-}
 unset PIP_CONFIG_SETTINGS
-for setting in $settings; do options+=("-C$setting"); done
+for setting in $settings; do options+=("--config-settings=$setting"); done
 
 "${pythons[-1]}" -m venv "$work/tools"
 tools=$work/tools/bin
@@ -39,11 +39,12 @@ tools=$work/tools/bin
 built=
 for python in "${pythons[@]}"; do
     name=$(tag "$python") flags=("${options[@]}")
-    if is_stable "$python"; then name=abi3 flags+=(-Csetup-args=-Dabi3=true); fi
+    if is_stable "$python"; then name=abi3 flags+=(--config-settings=setup-args=-Dabi3=true); fi
     case " $built " in *" $name "*) continue ;; esac
     built+=" $name"
     echo "=== $name: build"
     "$python" -m venv "$work/build-$name"
+    "$work/build-$name/bin/pip" install -q -U pip  # of several settings, the first versions that took any kept one
     "$work/build-$name/bin/pip" wheel -q --no-deps . -w "$work/$name" "${flags[@]}"
     # meson-python marks all wheels of a project as abi3 or none, which fails for Python 3.10 and 3.11.
     if [ "$name" = abi3 ]; then

@@ -52,10 +52,10 @@ def test_a_kernel_that_does_not_compile(tmp_path: Path) -> None:
     assert "a.h(1): warning: odd" in optional("compile", "bad.cu", "nvcc 12.9", bad, *FAILS)
     said = optional("link", library, "g++", "-shared", "-fPIC", "--", good, bad, "-lrt")
     assert "CUDA is left out of this package: nvcc 12.9 could not compile bad.cu: b.h(2)" in said
-    assert "-Csetup-args=-Dcuda=disabled" in said
+    assert "--config-settings=setup-args=-Dcuda=disabled" in said
     reason = why_no_cuda(library, tmp_path)
     assert 'this build of infinilm has no CUDA: nvcc 12.9 could not compile bad.cu: b.h(2): error: "no"' in reason
-    assert "reinstall with -Csetup-args=-Dcuda=enabled, or use device='cpu'" in reason
+    assert "reinstall with --config-settings=setup-args=-Dcuda=enabled, or use device='cpu'" in reason
 
 
 @needs_compiler
@@ -104,7 +104,7 @@ def test_setup_asks_the_compiler(tmp_path: Path, version: str, fails: str, reaso
     done = setup(tmp_path / "auto", "auto", version, fails)
     assert done.returncode == 0, done.stdout
     (line,) = (line for line in done.stdout.splitlines() if "CUDA is left out" in line)
-    assert f"nvcc {version} (" in line and reason in line and "-Csetup-args=-Dcuda=disabled" in line
+    assert f"nvcc {version} (" in line and reason in line and "--config-settings=setup-args=-Dcuda=disabled" in line
     done = setup(tmp_path / "enabled", "enabled", version, fails)
     assert done.returncode != 0 and f"ERROR: Problem encountered: cuda=enabled, but nvcc {version} (" in done.stdout
 
