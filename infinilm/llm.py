@@ -29,7 +29,6 @@ from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestErr
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
-from infinilm.progress import can_show, progress_bar
 from infinilm.requests import steps, streams
 from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
@@ -57,7 +56,7 @@ class LLM:
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id (needs the [hub] extra).
+        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id.
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
@@ -149,19 +148,13 @@ class LLM:
             if name in SamplingParams.__dataclass_fields__ and name != "seed":
                 raise TypeError(f"LLM has no parameter {name!r}: pass it to generate(), chat() or stream()")
             raise unknown_parameter("LLM", name, LLM.__init__.__kwdefaults__ or ())
-        for name, flag in (
-            ("enable_prefix_caching", enable_prefix_caching),
-            ("batch_invariant", batch_invariant),
-            ("use_tqdm", use_tqdm),
-        ):
-            as_boolean(name, flag)
+        as_boolean("enable_prefix_caching", enable_prefix_caching)
+        as_boolean("batch_invariant", batch_invariant)
+        as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
         if quantization is not None:
-            raise ConfigError(
-                f"quantization: expected None, since quantised weights are not available in this version, got "
-                f"{quantization!r}"
-            )
+            raise ConfigError(f"quantization: expected None, as this version has none, got {quantization!r}")
         limits = RequestLimits.of(limits)
         plan = plan_model(
             model,
@@ -305,14 +298,7 @@ class LLM:
             the reason "error" and the exception.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        completions = [completion for request in requests for completion in request.completions]
-        # One sequence: its tokens, as soon as it takes a while; several: those that are done.
-        is_alone = len(completions) == 1 and use_tqdm and can_show()
-        total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
-        wanted = use_tqdm and bool(completions)
-        with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
-            for _ in streams.stream(self._thread, requests, ends_only=not is_alone):
-                advance()
+        streams.finish(self._thread, requests, use_tqdm=use_tqdm)
         return [request.output() for request in requests]
 
     def chat(

@@ -229,18 +229,14 @@ def divide_memory(
     if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
         setting = "max_cache_len" if is_static else "kv_cache"
-        too_large = free_bytes == 0 and workspace_bytes > weight_bytes
-        lower_workspace = (
-            f"; the workspace is that of max_num_seqs={max_num_seqs} and max_num_batched_tokens: lower them"
-            if too_large
-            else ""
-        )
+        remedy = f"{advice}raise {setting}"
+        if free_bytes == 0 and workspace_bytes > weight_bytes:
+            remedy = f"lower max_num_seqs (now {max_num_seqs}) or max_num_batched_tokens, or {remedy}"
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
-            f"{block_size} tokens: {advice}raise {setting} (now {given}; {format_bytes(free_bytes)} are free "
+            f"{block_size} tokens: {remedy} (now {given}; {format_bytes(free_bytes)} are free "
             f"beside {format_bytes(weight_bytes)} of weights and {format_bytes(workspace_bytes)} of workspace)"
-            f"{lower_workspace}"
         )
     num_blocks = most_blocks if isinstance(kv_cache, CacheConfig) else min(most_blocks, max_num_seqs * blocks_per_seq)
     return MemoryPlan(

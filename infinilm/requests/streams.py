@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import cast
 
 from infinilm.outputs import TokenEvent
+from infinilm.progress import can_show, progress_bar
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
 from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
 
-__all__ = ["astream", "run_prompts", "stream"]
+__all__ = ["astream", "finish", "run_prompts", "stream"]
 
 
 def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
@@ -32,6 +33,18 @@ def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only
     finally:
         thread.cancel(_all_works(requests))
     _raise_failure(requests)
+
+
+def finish(thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm: bool) -> None:
+    """Run requests to their ends, with a progress bar where it is wanted and somebody would see it."""
+    completions = [completion for request in requests for completion in request.completions]
+    # One sequence: its tokens, as soon as it takes a while; several: those that are done.
+    is_alone = len(completions) == 1 and use_tqdm and can_show()
+    total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
+    wanted = use_tqdm and bool(completions)
+    with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
+        for _ in stream(thread, requests, ends_only=not is_alone):
+            advance()
 
 
 async def astream(

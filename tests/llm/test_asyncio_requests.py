@@ -153,6 +153,28 @@ def test_the_news_of_a_step_wake_a_loop_once(monkeypatch: pytest.MonkeyPatch) ->
     assert got == list(range(300))
 
 
+def test_streams_wake_their_loop_once_per_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> tuple[int, int]:
+        loop = asyncio.get_running_loop()
+        wakes = num_tokens = 0
+        real = loop.call_soon_threadsafe
+
+        def count(*args: Any) -> Any:
+            nonlocal wakes
+            wakes += 1
+            return real(*args)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        async for event in llm.astream([[1, 2, 3 + i] for i in range(16)], **SETTINGS):
+            num_tokens += event.token_id is not None
+        return wakes, num_tokens
+
+    before = llm.metrics().num_steps
+    wakes, num_tokens = asyncio.run(main())
+    assert num_tokens == 16 * 30
+    assert 0 < wakes <= llm.metrics().num_steps - before + 2
+
+
 def test_nothing_put_from_threads_is_lost() -> None:
     got: list[tuple[int, int]] = []
 
