@@ -115,7 +115,6 @@ class Tokenizer:
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
-        self.special_ids: frozenset[int] = frozenset()
         self._special_texts: frozenset[str] = frozenset()
         self._byte_level = self._byte_fallback = self._hold_replacement = False
         self._token_bytes: dict[int, tuple[bytes, bool]] = {}  # id -> bytes, whether special
@@ -124,7 +123,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._special_texts = frozenset(token.content for token in added.values() if token.special)
         kinds = _decoder_kinds(backend)
         self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]

@@ -134,7 +134,7 @@ def test_other_dtypes_are_refused(folder: Path, value: str, message: str) -> Non
 def test_two_settings_that_differ_are_refused(folder: Path) -> None:
     config = PagedKVCacheConfig(num_blocks=9, dtype="float16")
     with pytest.raises(
-        ConfigError, match="kv_cache_dtype is 'bfloat16', but .*PagedKVCacheConfig with dtype='float16'"
+        ConfigError, match=r"kv_cache_dtype is 'bfloat16', but .*PagedKVCacheConfig with dtype='float16'"
     ):
         LLM(folder, kv_cache=config, kv_cache_dtype="bfloat16")
     with LLM(folder, kv_cache=config, kv_cache_dtype="float16") as llm:

@@ -37,7 +37,6 @@ def test_encode_and_decode(tmp_path):
     assert tokenizer.decode([1, 99, 2]) == "hello world"
     assert tokenizer.decode([]) == ""
     assert tokenizer.vocab_size == 6
-    assert tokenizer.special_ids == {3, 4, 5}
     assert (tokenizer.id_to_token(4), tokenizer.token_to_id("</s>"), tokenizer.id_to_token(99)) == ("</s>", 4, None)
     assert "6 tokens" in repr(tokenizer)
 

@@ -1,6 +1,6 @@
 // Causal attention over a paged or static cache, for prefill, chunked prefill and decode alike. Called by
 // CpuBackend::paged_attention. A work item is (sequence, kv head, block of query tokens), and where that is too coarse
-// to share out, also one chunk of keys; workers draw items from a counter, since no result depends on who computes it.
+// to share out, also one chunk of keys; threads draw items from a counter, since no result depends on who computes it.
 //
 // Bits: keys are taken in chunks that begin at multiples of chunk_keys in the sequence. Per chunk, score = one vector
 // accumulator per (query, key), lanes summed in a fixed tree; weights exp(score - the chunk's largest); values added in
@@ -14,37 +14,35 @@ namespace infinilm::cpu::INFINILM_ISA {
 constexpr int block_rows = 48;  // (query, head) rows per item: enough to pay for staging, few enough for L2
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
-constexpr int64_t items_per_worker = 4;  // at least, where items take several kv heads
-constexpr int64_t steps_ahead = 4;       // tiles between what is computed with and what is asked for
+constexpr int64_t items_per_share = 4;  // at least, where items take several kv heads
+constexpr int64_t steps_ahead = 4;      // tiles between what is computed with and what is asked for
 // Bounds shared scratch: 19 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not
 // split.
 constexpr int64_t max_partials = 32768;
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
-static int64_t block_tokens(const AttentionArgs& a) { return max64(1, block_rows / group_size(a)); }
-static int64_t max_rows(const AttentionArgs& a) { return max64(block_rows, group_size(a)); }
+static int64_t block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
+static int64_t max_rows(const AttentionArgs& a) { return larger(block_rows, group_size(a)); }
 static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.head_dim, width); }
 // A partial result: padded_dim sums, then the largest score, then the sum of weights.
 static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.head_dim, 16) + 16; }
 
 namespace {
 
-struct Range {
+// Of keys or of chunks.
+struct Interval {
     int64_t begin, end;
 };
 
 // Positions of the keys that the query at `position` sees.
-static Range visible_keys(const AttentionArgs& a, int64_t position) {
-    return {a.sliding_window > 0 ? max64(0, position + 1 - a.sliding_window) : 0, position + 1};
+static Interval visible_keys(const AttentionArgs& a, int64_t position) {
+    return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
 }
 
 // Walks over the sequences of a call and says how each is cut into items.
 struct Cursor {
     int64_t total_work = 0;  // (query, chunk) pairs over all kv heads
-    int64_t workers = 1;
+    int64_t num_shares = 1;
     int64_t seq = -1;
     int64_t first_token = 0, num_queries = 0, context = 0;  // of sequence seq
     int64_t first_chunk = 0, num_chunks = 0, num_blocks = 0;
@@ -59,9 +57,9 @@ struct Cursor {
         context = a.context_lens[s];
         first_chunk = visible_keys(a, context - num_queries).begin / chunk_keys;
         num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
-        num_blocks = (num_queries + block_tokens(a) - 1) / block_tokens(a);
+        num_blocks = (num_queries + block_queries(a) - 1) / block_queries(a);
     }
-    void start(const AttentionArgs& a, int num_workers) {
+    void start(const AttentionArgs& a, int shares) {
         int64_t work = 0;
         for (int64_t s = 0; s < a.num_seqs; ++s) {
             load(a, s);
@@ -69,23 +67,23 @@ struct Cursor {
         }
         *this = Cursor{};
         total_work = work;
-        workers = num_workers;
+        num_shares = shares;
     }
     // kv heads that one item takes. A paged cache has the heads of a block side by side, and is read fastest in that
     // order; a long block has one head's keys side by side.
     int64_t choose_kv_heads(const AttentionArgs& a) const {
         if (a.block_size >= chunk_keys) return 1;
-        const int64_t tokens = min64(num_queries, block_tokens(a)), chunks = split ? 1 : num_chunks;
-        const int64_t fit = block_rows / max64(tokens * group_size(a), 1);
-        const int64_t fair = total_work / max64(tokens * chunks * workers * items_per_worker, 1);
-        const int64_t most = max64(1, min64(min64(fit, fair), a.num_kv_heads));
+        const int64_t tokens = smaller(num_queries, block_queries(a)), chunks = split ? 1 : num_chunks;
+        const int64_t fit = block_rows / larger(tokens * group_size(a), 1);
+        const int64_t fair = total_work / larger(tokens * chunks * num_shares * items_per_share, 1);
+        const int64_t most = larger(1, smaller(smaller(fit, fair), a.num_kv_heads));
         return (a.num_kv_heads + (a.num_kv_heads + most - 1) / most - 1) / ((a.num_kv_heads + most - 1) / most);
     }
     bool next(const AttentionArgs& a) {
         if (seq + 1 >= a.num_seqs) return false;
         load(a, seq + 1);
         const int64_t partials = num_queries * a.num_heads * num_chunks;
-        split = num_chunks > 1 && min64(num_queries, block_tokens(a)) * num_chunks * fine_items > total_work &&
+        split = num_chunks > 1 && smaller(num_queries, block_queries(a)) * num_chunks * fine_items > total_work &&
                 partial_end + partials <= max_partials;
         item_begin = item_end;
         kv_per_item = choose_kv_heads(a);
@@ -101,7 +99,8 @@ struct Cursor {
     }
 };
 
-// One worker's scratch. A row is (kv head of the item, token of the block, head of the kv head's group), in this order.
+// The scratch of one thread. A row is (kv head of the item, token of the block, head of the kv head's group), in this
+// order.
 struct Workspace {
     float* q;       // [rows, head_dim] scaled
     float* scores;  // [rows, chunk_keys] then weights, of this chunk
@@ -111,13 +110,13 @@ struct Workspace {
     float *chunk_max, *chunk_weight, *total_max, *total_weight;  // [rows]
     float* copied;                                               // [2, width, head_dim] keys that are not side by side
     int64_t* at;                                                 // [chunk_keys] where each key begins in the cache
-    Range* keys;                                                 // [rows] keys of this chunk that a row sees
+    Interval* keys;                                              // [rows] keys of this chunk that a row sees
 
     static size_t bytes(const AttentionArgs& a) {
         const int64_t rows = max_rows(a), dim = padded_dim(a);
         const int64_t floats =
             3 * rows * dim + rows * chunk_keys + (tile_keys + 2 * width) * dim + 4 * round_up(rows, 16);
-        return (size_t)floats * sizeof(float) + chunk_keys * sizeof(int64_t) + (size_t)rows * sizeof(Range);
+        return (size_t)floats * sizeof(float) + chunk_keys * sizeof(int64_t) + (size_t)rows * sizeof(Interval);
     }
     Workspace(const AttentionArgs& a, void* scratch) {
         const int64_t rows = max_rows(a), dim = padded_dim(a), padded_rows = round_up(rows, 16);
@@ -133,7 +132,7 @@ struct Workspace {
         sums = p, p += rows * dim;
         totals = p, p += rows * dim;
         at = (int64_t*)p;
-        keys = (Range*)(at + chunk_keys);
+        keys = (Interval*)(at + chunk_keys);
     }
 };
 
@@ -145,22 +144,22 @@ struct Block {
     int64_t first_kv, num_kv;         // kv heads
     int64_t group, dim;               // heads of a kv head; padded_dim
     int64_t chunk;                    // keys [chunk * chunk_keys, ...)
-    Range seen;                       // keys of the chunk that any row sees
+    Interval seen;                    // keys of the chunk that any row sees
 
     int64_t kv_rows() const { return num_tokens * group; }
     int64_t rows() const { return num_kv * kv_rows(); }
     int64_t token(int64_t row) const { return first_query + row % kv_rows() / group; }  // of the sequence
     int64_t head(int64_t row) const { return (first_kv + row / kv_rows()) * group + row % group; }
     int64_t position(int64_t row) const { return seq.context - seq.num_queries + token(row); }
-    const Range& keys(int64_t row) const { return w.keys[row]; }
+    const Interval& keys(int64_t row) const { return w.keys[row]; }
 
     void start_chunk(int64_t index) {
         chunk = index;
         const int64_t first = chunk * chunk_keys;
         for (int64_t row = 0; row < rows(); ++row) {  // relative to the chunk; both ends grow with the token
-            const Range visible = visible_keys(a, position(row));
-            w.keys[row] = {min64(max64(visible.begin - first, 0), chunk_keys),
-                           max64(min64(visible.end - first, chunk_keys), 0)};
+            const Interval visible = visible_keys(a, position(row));
+            w.keys[row] = {smaller(larger(visible.begin - first, 0), chunk_keys),
+                           larger(smaller(visible.end - first, chunk_keys), 0)};
         }
         seen = {keys(0).begin, keys(rows() - 1).end};
         locate_keys();
@@ -174,7 +173,8 @@ struct Block {
             const int64_t position = chunk * chunk_keys + k;
             const int64_t block = position / a.block_size, offset = position % a.block_size;
             int64_t at = ((table[block] * (int64_t)a.num_kv_heads + first_kv) * a.block_size + offset) * a.head_dim;
-            for (int64_t end = min64(seen.end, k + a.block_size - offset); k < end; ++k, at += a.head_dim) w.at[k] = at;
+            for (int64_t end = smaller(seen.end, k + a.block_size - offset); k < end; ++k, at += a.head_dim)
+                w.at[k] = at;
         }
         const int64_t vector = seen.begin / width * width, apart = a.block_size % width ? 0 : a.head_dim;
         for (int64_t k = vector; k < seen.begin; ++k) w.at[k] = w.at[seen.begin] - (seen.begin - k) * apart;
@@ -189,15 +189,15 @@ struct Block {
 template <class F>
 static void for_row_groups(const Block& b, int64_t kv, F f) {
     for (int64_t i = 0, count; i < b.kv_rows(); i += count) {
-        count = tile_rows(b.kv_rows() - i);
+        count = rows_at_once(b.kv_rows() - i);
         f(kv * b.kv_rows() + i, count);
     }
 }
 
 // Scores of the keys that one of `count` rows sees, and of some beside them.
 static void score_group(const Block& b, int64_t tile, int64_t row, int64_t count) {
-    const int64_t begin = max64(b.keys(row).begin - tile, 0);
-    const int64_t end = min64(b.keys(row + count - 1).end - tile, tile_keys);
+    const int64_t begin = larger(b.keys(row).begin - tile, 0);
+    const int64_t end = smaller(b.keys(row + count - 1).end - tile, tile_keys);
     visit_rows(count, [&]<int ROWS>() {
         score_rows<ROWS>(b.w.q + row * b.a.head_dim, b.w.staged, b.a.head_dim, begin, end,
                          b.w.scores + row * chunk_keys + tile);
@@ -206,7 +206,7 @@ static void score_group(const Block& b, int64_t tile, int64_t row, int64_t count
 
 // Scores to weights: 2^(score - largest), zero where the row does not see the key, over whole vectors of lanes.
 static void softmax_row(const Block& b, int64_t row) {
-    const Range keys = b.keys(row);
+    const Interval keys = b.keys(row);
     if (keys.begin >= keys.end) return;
     float* s = b.w.scores + row * chunk_keys;  // [chunk_keys]
     const int64_t begin = keys.begin / width * width, end = round_up(keys.end, width);
@@ -227,17 +227,17 @@ static void softmax_row(const Block& b, int64_t row) {
 
 template <int ROWS>
 static void value_group(const Block& b, int64_t tile, int64_t row) {
-    auto clip = [&](Range r) { return Range{max64(r.begin - tile, 0), min64(r.end - tile, tile_keys)}; };
+    auto clip = [&](Interval r) { return Interval{larger(r.begin - tile, 0), smaller(r.end - tile, tile_keys)}; };
     const float* weights = b.w.scores + row * chunk_keys + tile;
     float* sums = b.w.sums + row * b.dim;
     auto alone = [&](int i, int64_t begin, int64_t end) {
         value_rows<1>(weights + i * chunk_keys, b.w.staged, begin, end, sums + i * b.dim, b.dim);
     };
     // All rows together over the keys that all see; the rest of each row's keys alone, still in order.
-    const Range all = {clip(b.keys(row + ROWS - 1)).begin, clip(b.keys(row)).end};
+    const Interval all = {clip(b.keys(row + ROWS - 1)).begin, clip(b.keys(row)).end};
     const bool together = all.begin < all.end;
     for (int i = 0; i < ROWS; ++i) {
-        const Range keys = clip(b.keys(row + i));
+        const Interval keys = clip(b.keys(row + i));
         alone(i, keys.begin, together ? all.begin : keys.end);
     }
     if (!together) return;
@@ -259,14 +259,14 @@ template <class E>
 struct Step {
     Tile<E> tile, ahead;
     int64_t kv, first;  // kv head of the block; first key of the tile in the chunk
-    Range keys;         // that any row sees, in the tile
+    Interval keys;      // that any row sees, in the tile
 };
 
 template <class E>
 static void score_step(const Block& b, const Step<E>& step) {
     const int64_t begin = step.keys.begin / width * width, end = step.keys.end, head_dim = b.a.head_dim;
     float* const copy = b.w.copied;
-    if (tile_rows(b.kv_rows()) < b.kv_rows()) {
+    if (rows_at_once(b.kv_rows()) < b.kv_rows()) {
         for (int64_t k = begin; k < end; k += width)
             stage_keys(neighbours(b, step.tile, k, copy), head_dim, b.w.staged + k);
         return for_row_groups(b, step.kv, [&](int64_t row, int64_t count) { score_group(b, step.first, row, count); });
@@ -287,7 +287,7 @@ template <class E>
 static void value_step(const Block& b, const Step<E>& step) {
     const int64_t row = step.kv * b.kv_rows();
     // A single token's rows all see the same keys.
-    if (b.num_tokens > 1 || tile_rows(b.kv_rows()) < b.kv_rows() || b.dim != b.a.head_dim) {
+    if (b.num_tokens > 1 || rows_at_once(b.kv_rows()) < b.kv_rows() || b.dim != b.a.head_dim) {
         stage_values(step.tile, step.keys.begin, step.keys.end, b.a.head_dim, b.w.staged, b.dim);
         return for_row_groups(b, step.kv, [&](int64_t first, int64_t count) {
             visit_rows(count, [&]<int ROWS>() { value_group<ROWS>(b, step.first, first); });
@@ -313,10 +313,10 @@ static void attend_chunk(const Block& b) {
         const int64_t later = index + steps_ahead, begin = first + index / b.num_kv * tile_keys;
         return Step<E>{
             tile(index, cache),
-            later < num_steps ? tile(later, cache) : tile(min64(later - num_steps, num_steps - 1), next_cache),
+            later < num_steps ? tile(later, cache) : tile(smaller(later - num_steps, num_steps - 1), next_cache),
             index % b.num_kv,
             begin,
-            {max64(b.seen.begin - begin, 0), min64(b.seen.end - begin, tile_keys)}};
+            {larger(b.seen.begin - begin, 0), smaller(b.seen.end - begin, tile_keys)}};
     };
     for (int64_t i = 0; i < num_steps; ++i) score_step(b, step(i, b.a.k_cache, b.a.v_cache));
     for (int64_t row = 0; row < b.rows(); ++row) softmax_row(b, row);
@@ -360,15 +360,15 @@ static void write_row(const Running& row, float* out, int head_dim) {
 static Running partial_row(float* partial, int64_t dim) { return {partial + dim, partial + dim + 1, partial}; }
 
 // The chunks that the query at `position` takes part in.
-static Range visible_chunks(const AttentionArgs& a, int64_t position) {
-    const Range keys = visible_keys(a, position);
+static Interval visible_chunks(const AttentionArgs& a, int64_t position) {
+    const Interval keys = visible_keys(a, position);
     return {keys.begin / chunk_keys, (keys.end - 1) / chunk_keys + 1};
 }
 
 // Adds the chunk just computed to each row's running total, or hands it to attention_merge.
 static void keep_chunk(const Block& b) {
     for (int64_t row = 0; row < b.rows(); ++row) {
-        const Range chunks = visible_chunks(b.a, b.position(row));
+        const Interval chunks = visible_chunks(b.a, b.position(row));
         if (b.chunk < chunks.begin || b.chunk >= chunks.end) continue;
         const Running part = {b.w.chunk_max + row, b.w.chunk_weight + row, b.w.sums + row * b.dim};
         const Running total = {b.w.total_max + row, b.w.total_weight + row, b.w.totals + row * b.dim};
@@ -404,19 +404,19 @@ static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& s
     const int64_t rest = item / seq.num_kv_groups;
     // The last block sees the most keys: first, so that the shortest items come at the end.
     const int64_t block = seq.num_blocks - 1 - (seq.split ? rest / seq.num_chunks : rest);
-    const int64_t first_query = block * block_tokens(a);
+    const int64_t first_query = block * block_queries(a);
     Block b{a,
             seq,
             w,
             first_query,
-            min64(block_tokens(a), seq.num_queries - first_query),
+            smaller(block_queries(a), seq.num_queries - first_query),
             first_kv,
-            min64(seq.kv_per_item, a.num_kv_heads - first_kv),
+            smaller(seq.kv_per_item, a.num_kv_heads - first_kv),
             group_size(a),
             padded_dim(a),
             0,
             {}};
-    Range chunks = {visible_chunks(a, b.position(0)).begin, visible_chunks(a, b.position(b.rows() - 1)).end};
+    Interval chunks = {visible_chunks(a, b.position(0)).begin, visible_chunks(a, b.position(b.rows() - 1)).end};
     if (seq.split) {
         const int64_t chunk = seq.first_chunk + rest % seq.num_chunks;
         if (chunk < chunks.begin || chunk >= chunks.end) return;
@@ -446,10 +446,17 @@ size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
     return (size_t)(seq.partial_end * partial_stride(args)) * sizeof(float);
 }
 
-void attention(const AttentionArgs& args, Worker worker) {
-    const Workspace workspace(args, args.scratch[worker.thread]);
+size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len) {
+    const int64_t num_chunks = (max_context_len + chunk_keys - 1) / chunk_keys;
+    if (num_chunks <= 1) return 0;  // nothing to split
+    const int64_t partials = smaller(num_tokens * args.num_heads * num_chunks, max_partials);
+    return (size_t)(partials * partial_stride(args)) * sizeof(float);
+}
+
+void attention(const AttentionArgs& args, Share share) {
+    const Workspace workspace(args, args.scratch[share.thread]);
     Cursor seq;
-    seq.start(args, worker.count);
+    seq.start(args, share.count);
     visit_element(args.cache_element, [&](auto element) {
         for (;;) {
             const int64_t item = __atomic_fetch_add(args.next_item, 1, __ATOMIC_RELAXED);
@@ -460,17 +467,17 @@ void attention(const AttentionArgs& args, Worker worker) {
     });
 }
 
-void attention_merge(const AttentionArgs& args, Worker worker) {
+void attention_merge(const AttentionArgs& args, Share share) {
     const int64_t dim = padded_dim(args);
     Cursor seq;
-    seq.start(args, worker.count);
-    int64_t count = 0;  // of (token, head) rows seen so far: dealt to the workers in turn
+    seq.start(args, share.count);
+    int64_t count = 0;  // of (token, head) rows seen so far: dealt to the shares in turn
     while (seq.next(args)) {
         if (!seq.split) continue;
         for (int64_t row = 0; row < seq.num_queries * args.num_heads; ++row) {
-            if (count++ % worker.count != worker.index) continue;
+            if (count++ % share.count != share.index) continue;
             const int64_t query = row / args.num_heads, head = row % args.num_heads;
-            const Range chunks = visible_chunks(args, seq.context - seq.num_queries + query);
+            const Interval chunks = visible_chunks(args, seq.context - seq.num_queries + query);
             const Running total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);

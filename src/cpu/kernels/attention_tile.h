@@ -12,10 +12,10 @@ constexpr int tile_keys = 32;    // keys staged at a time: 16 KB at head_dim 128
 // everywhere (of 2 vectors where there are 16 registers): four query heads per kv head are what most models have, and
 // in decode that is the whole block.
 constexpr int row_group = width == 16 ? 6 : 3;
-constexpr int64_t tile_rows(int64_t left) { return left <= 4 ? left : left < row_group ? left : row_group; }
+constexpr int64_t rows_at_once(int64_t left) { return left <= 4 ? left : left < row_group ? left : row_group; }
 constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
 
-// Calls f<count>() for a count that tile_rows gives.
+// Calls f<count>() for a count that rows_at_once gives.
 template <class F>
 INFINILM_INLINE void visit_rows(int64_t count, F f) {
     switch (count) {
