@@ -1,17 +1,17 @@
 // Causal attention over a paged or static cache, for prefill, chunked prefill and decode alike. Called by
-// CpuBackend::paged_attention. A work item is (sequence, kv head, block of query tokens), and where that is too coarse
+// CpuBackend::paged_attention. A work item is (sequence, kv heads, block of query tokens), and where that is too coarse
 // to share out, also one chunk of keys; threads draw items from a counter, since no result depends on who computes it.
 //
-// Bits: keys are taken in chunks that begin at multiples of chunk_keys in the sequence. Per chunk, score = one vector
-// accumulator per (query, key), lanes summed in a fixed tree; weights exp(score - the chunk's largest); values added in
-// the order of keys. Chunks are then merged in order (the online softmax of Milakov & Gimelshein 2018, blocked as in
+// Bits: keys are taken in chunks that begin at multiples of chunk_keys in the sequence. Per chunk, score = one
+// accumulator per (query, key), head_dim ascending; weights 2^(score - the chunk's largest); values added in the order
+// of keys. Chunks are then merged in order (the online softmax of Milakov & Gimelshein 2018, blocked as in
 // FlashAttention, Dao et al. 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's
 // result does not depend on the queries beside it, on how the prompt was chunked, on block_size, batch or threads.
 #include "cpu/kernels/attention_tile.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-constexpr int block_rows = 48;  // (query, head) rows per item: enough to pay for staging, few enough for L2
+constexpr int block_rows = 96;  // (query, head) rows per item: enough to pay for staging, few enough for L2
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
 constexpr int64_t items_per_share = 4;  // at least, where items take several kv heads
