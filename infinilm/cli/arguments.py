@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,26 @@ def add_model_settings(
 def flag(name: str) -> str:
     """An option as it is written on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def as_options(message: str, args: argparse.Namespace) -> str:
+    """Write the settings that a message of the library names as options of the command, where they are such.
+
+    Settings are known by an underscore, by a "=" behind them, or by standing first: others may be plain words. What
+    follows ": " is a key of the file named before it, and stays.
+    """
+    names = sorted(vars(args).keys() - {"model", "prompt"}, key=len, reverse=True)
+    any_name, spelled = "|".join(names), "|".join(name for name in names if "_" in name)
+    setting = re.compile(
+        rf"(?<![\w./'-])(?<!: )(?:(?P<given>{any_name})=(?P<blank>(?=\s|$))?|(?P<spelled>{spelled})(?![\w.]))"
+        rf"|^(?P<first>{any_name})(?=: | must )"
+    )
+
+    def option(match: re.Match[str]) -> str:
+        name = flag(match["given"] or match["spelled"] or match["first"])
+        return f"{name}=" if match["given"] and match["blank"] is None else name
+
+    return setting.sub(option, message)
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, several: bool = False) -> None:
