@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -62,7 +63,7 @@ CALLS = st.lists(
 
 def cut(text: str, places: list[int]) -> list[str]:
     borders = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(borders)]
 
 
 @given(FORMS, CALLS, st.sampled_from(["", "Let me look.\n"]), st.lists(st.integers(0, 10**6), max_size=30))
