@@ -12,9 +12,9 @@ import os
 import queue
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,18 @@ from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestErr
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.requests import steps
 from infinilm.requests.block_manager import common_window
-from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.engine_thread import EngineThread, completion_event
 from infinilm.requests.handle import Request
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs
+from infinilm.requests.request import Deliver, GenerationRequest, LogitsWork, News, PromptLogprobs, raise_failure
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from infinilm.requests.event_loop import AsyncRequests
 
 logger = logging.getLogger("infinilm")
 
@@ -342,10 +345,8 @@ class LLM:
         **sampling: Any,
     ) -> list[RequestOutput]:
         """`generate` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the requests."""
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in self._astream(requests, ends_only=True):
-            pass
-        return [request.output() for request in requests]
+        async with self._asubmit(self._requests.make(prompts, sampling_params, sampling), ends_only=True) as running:
+            return await running.wait()
 
     def astream(
         self,
@@ -355,6 +356,22 @@ class LLM:
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
         return self._astream(self._requests.make(prompts, sampling_params, sampling))
+
+    def asubmit(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
+    ) -> AsyncRequests:
+        """`submit` for asyncio, of one prompt or several: what servers need.
+
+        Returns
+        -------
+        AsyncRequests
+            ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and
+            ``async with`` cancels what is unfinished at its end.
+        """
+        return self._asubmit(self._requests.make(prompts, sampling_params, sampling))
 
     # ---- logits and log-probabilities ----
 
@@ -492,39 +509,25 @@ class LLM:
         try:
             self._thread.submit([work for request in requests for work in request.works])
             while num_open:
-                event = self._event(inbox.get())
+                event = completion_event(inbox.get(), self._thread)
                 self._thread.check_open()
                 if event is not None:
                     num_open -= event.finish_reason is not None
                     yield event
         finally:
             self._thread.cancel([work for request in requests for work in request.all_works])
-        _raise_failure(requests)
+        raise_failure(requests)
 
-    async def _astream(self, requests: list[GenerationRequest], ends_only: bool = False) -> AsyncIterator[TokenEvent]:
-        """`_stream` for asyncio."""
-        import asyncio  # it takes a while, and most programs do without
+    def _asubmit(self, requests: list[GenerationRequest], ends_only: bool = False) -> AsyncRequests:
+        from infinilm.requests.event_loop import AsyncRequests  # asyncio takes a while to import; most do without
 
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[News] = asyncio.Queue()
-        num_open = _listen(requests, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news), ends_only)
-        try:
-            self._thread.submit([work for request in requests for work in request.works])
-            while num_open:
-                event = self._event(await inbox.get())
-                if event is not None:
-                    num_open -= event.finish_reason is not None
+        return AsyncRequests(self, self._thread, requests, ends_only=ends_only)
+
+    async def _astream(self, requests: list[GenerationRequest]) -> AsyncIterator[TokenEvent]:
+        async with self._asubmit(requests) as running:
+            async for events in running.steps():
+                for event in events:
                     yield event
-        finally:
-            self._thread.cancel([work for request in requests for work in request.all_works])
-        _raise_failure(requests)
-
-    def _event(self, news: News) -> TokenEvent | None:
-        """The event of news of a completion; one whose text cannot be made is cancelled."""
-        event = cast(Completion, news.work).event(news)
-        if event is not None and event.error is not None:
-            self._thread.cancel([news.work])
-        return event
 
     def _run_prompts(self, works: list[LogitsWork]) -> None:
         """Run prompts to their ends; raises what makes one of them fail."""
@@ -540,18 +543,11 @@ class LLM:
             self._thread.cancel(works)
 
 
-def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object], ends_only: bool) -> int:
+def _listen(requests: list[GenerationRequest], deliver: Deliver, ends_only: bool) -> int:
     """Have the news of requests delivered; returns the number of their sequences."""
     for request in requests:
         request.listen(deliver, ends_only=ends_only)
     return sum(len(request.completions) for request in requests)
-
-
-def _raise_failure(requests: list[GenerationRequest]) -> None:
-    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
-    failures = [request.failure for request in requests]
-    if failures and failures[0] is not None and all(failure is not None for failure in failures):
-        raise failures[0]
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import EngineDeadError, InfinilmError
-from infinilm.outputs import EngineMetrics
+from infinilm.outputs import EngineMetrics, TokenEvent
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.request import Completion, LogitsWork, News, Work
 from infinilm.requests.scheduler import Scheduler
@@ -420,12 +420,20 @@ class EngineThread:
 
     def _deliver(self, news: Iterable[News]) -> None:
         """Tell the callers. Who cannot be told is cancelled, alone."""
+        senders: set[Callable[[], object]] = set()  # of those that are woken once all is told
         for item in news:
             try:
-                item.work.deliver(item)
+                sender = item.work.deliver(item)
+                if sender is not None:
+                    senders.add(sender)
             except BaseException as error:
                 logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
                 self.cancel([item.work])
+        for sender in senders:
+            try:
+                sender()
+            except BaseException as error:
+                logger.warning("an event loop cannot be woken: %s", error)
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
@@ -441,6 +449,14 @@ class EngineThread:
             raise
         finally:
             self.scheduler.remove(sequence)
+
+
+def completion_event(news: News, thread: EngineThread) -> TokenEvent | None:
+    """The event of news of a completion; one whose text cannot be made is cancelled."""
+    event = cast(Completion, news.work).event(news)
+    if event is not None and event.error is not None:
+        thread.cancel([news.work])
+    return event
 
 
 class _Counters:

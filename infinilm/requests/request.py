@@ -22,9 +22,10 @@ from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
 
-__all__ = ["Completion", "GenerationRequest", "LogitsWork", "News", "PromptLogprobs", "Work"]
+__all__ = ["Completion", "GenerationRequest", "LogitsWork", "News", "PromptLogprobs", "Work", "raise_failure"]
 
 Float32Array = npt.NDArray[np.float32]
+Deliver = Callable[["News"], Callable[[], object] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,8 @@ class Work:
     Attributes
     ----------
     deliver : callable
-        Called by the engine thread with the news; must not take long.
+        Called by the engine thread with the news; must not take long. May return what is to be called once all
+        requests of the step are told.
     followers : list of Work
         Wait until this one has a token or has ended: what it computed helps them.
     """
@@ -55,7 +57,7 @@ class Work:
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         sequence.owner = self
-        self.deliver: Callable[[News], object] = lambda news: None
+        self.deliver: Deliver = lambda news: None
         self.followers: list[Work] = []
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
@@ -350,7 +352,7 @@ class GenerationRequest:
         errors = [c.failure for c in self.completions]
         return errors[0] if all(e is not None for e in errors) else None
 
-    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
+    def listen(self, deliver: Deliver, *, ends_only: bool = False) -> None:
         """Give the news of the completions, or only the last of each, to `deliver`, which the engine thread calls."""
         for completion in self.completions:
             completion.deliver = deliver
@@ -377,3 +379,10 @@ class GenerationRequest:
             prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
             metrics=metrics,
         )
+
+
+def raise_failure(requests: list[GenerationRequest]) -> None:
+    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
+    failures = [request.failure for request in requests]
+    if failures and failures[0] is not None and all(failure is not None for failure in failures):
+        raise failures[0]

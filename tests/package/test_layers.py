@@ -19,6 +19,7 @@ FLOORS = (
     ("models", "requests"),
     ("llm",),
     ("bench", "debug"),
+    ("server",),
     ("cli",),
     ("__main__",),
 )
