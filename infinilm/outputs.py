@@ -185,6 +185,8 @@ class TokenEvent:
         Which of the `n` sequences of the prompt this belongs to, in 0..n-1.
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
+    top_logprobs : mapping of int to float, optional
+        With `logprob`: as one entry of `CompletionOutput.logprobs`.
     """
 
     request_id: str
@@ -195,6 +197,7 @@ class TokenEvent:
     finish_reason: str | None = None
     completion: int = 0
     error: BaseException | None = None
+    top_logprobs: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,6 +277,7 @@ class Completion(Work):
             reason,
             completion=self.index,
             error=error,
+            top_logprobs=None if news.logprob is None else self.logprobs[num_tokens - 1],
         )
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:

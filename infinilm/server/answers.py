@@ -7,11 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infinilm.outputs import RequestOutput, TokenEvent
+from infinilm.outputs import RequestOutput
 from infinilm.text.reasoning import ReasoningSplitter
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
-__all__ = ["Choice", "ChoiceMaker", "chat_logprobs", "completion_logprobs", "new_id", "usage"]
+__all__ = [
+    "Choice",
+    "ChoiceMaker",
+    "chat_logprobs",
+    "completion_logprobs",
+    "finish_reason",
+    "joined_calls",
+    "new_id",
+    "usage",
+]
 
 TokenBytes = Callable[[int], bytes]
 
@@ -165,8 +174,6 @@ def completion_logprobs(
     return result
 
 
-def finish_reason(event: TokenEvent, num_calls: int) -> str | None:
+def finish_reason(reason: str | None, num_calls: int) -> str | None:
     """By OpenAI's names."""
-    if event.finish_reason == "stop" and num_calls:
-        return "tool_calls"
-    return event.finish_reason
+    return "tool_calls" if reason == "stop" and num_calls else reason

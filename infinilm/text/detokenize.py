@@ -11,16 +11,11 @@ from collections.abc import Sequence
 
 from infinilm.errors import RequestError
 from infinilm.sampling_params import SamplingParams
-from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer, may_be_byte
 
 __all__ = ["IncrementalDetokenizer", "OutputText", "StopStrings", "overlap"]
 
 _MAX_STEPS_BACK = 4  # deltas that the window of a stream may grow back by at once
-
-
-def _may_be_byte(token: str) -> bool:
-    """Whether a byte-fallback decoder may read the token as one byte, `<0xE2>`."""
-    return len(token) <= 6 and token.startswith("<0x") and token.endswith(">")
 
 
 class IncrementalDetokenizer:
@@ -61,7 +56,7 @@ class IncrementalDetokenizer:
         if token is None:
             return ""
         self._window.append(token_id)
-        if self._tokenizer._byte_fallback and _may_be_byte(token):
+        if self._tokenizer._byte_fallback and may_be_byte(token):
             return ""
         return self._advance(final=False)
 

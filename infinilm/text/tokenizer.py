@@ -232,6 +232,17 @@ class Tokenizer:
         """Return the id of a token's own text, or None."""
         return self._require().token_to_id(token)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text, bytes of UTF-8 or a part of a character; special ones as their names."""
+        if self._byte_level:
+            return self._visible_bytes(token_id, skip_special_tokens=False)
+        token = self.id_to_token(token_id)
+        if token is None:
+            return b""
+        if may_be_byte(token) and self._byte_fallback:
+            return bytes([int(token[3:-1], 16)])
+        return token.replace("\u2581", " ").encode("utf-8")
+
     def _visible(self, token_id: int, skip_special_tokens: bool) -> str | None:
         """Return the token's own text, or None when decoding drops it."""
         token = self.id_to_token(token_id)
@@ -300,3 +311,8 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes(table[char] for char in token)
     except KeyError:
         return token.encode("utf-8")
+
+
+def may_be_byte(token: str) -> bool:
+    """Whether a byte-fallback decoder may read the token as one byte, `<0xE2>`."""
+    return len(token) <= 6 and token.startswith("<0x") and token.endswith(">")
