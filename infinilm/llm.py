@@ -38,6 +38,7 @@ from infinilm.requests.request import Deliver, GenerationRequest, LogitsWork, Ne
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class LLM:
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
         A folder with tokenizer files, and a template (text or path), instead of the checkpoint's.
+    generation_config
+        Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
+        those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
         Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
         the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
@@ -126,6 +130,7 @@ class LLM:
         seed: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
+        generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
@@ -164,7 +169,8 @@ class LLM:
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
-        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer)
+        self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
+        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer, self.generation_config)
         self.chat_template: ChatTemplate = ChatTemplate.from_folder(
             plan.path, chat_template, self.tokenizer.special_tokens
         )
@@ -198,7 +204,8 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
             "sliding_window": common_window(spec.attention.sliding_window),
         }
-        self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
+        self._requests = RequestMaker(plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed)
+        self.generation_config.warn()
         self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
         self._finalizer = weakref.finalize(self, self._thread.close)
@@ -210,7 +217,24 @@ class LLM:
         """The same as ``LLM(model, **kwargs)``."""
         return cls(model, **kwargs)
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What requests without `SamplingParams` of their own begin with; their keywords are changes to it.
+
+        Of generation_config.json, see `GenerationConfig`. A `SamplingParams` that a caller gives is taken whole: to
+        change one thing of the model's defaults in it, use ``dataclasses.replace(llm.default_sampling_params, n=2)``.
+        """
+        return self.generation_config.sampling_params
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The same as `default_sampling_params`."""
+        return self.default_sampling_params
+
     # ---- text and tokens ----
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The same as the attribute `tokenizer`."""
+        return self.tokenizer
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -237,7 +261,8 @@ class LLM:
         prompts
             A text, a list of token ids, or a list of either.
         sampling_params
-            One for all prompts or one per prompt; keywords such as ``temperature=0.7`` make or change them.
+            One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
+            ``temperature=0.7`` change them.
         use_tqdm
             Show a progress bar when there are several prompts.
 

@@ -22,15 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.safetensors_header import (
-    STORED_DTYPES,
-    TensorInfo,
-    file_errors,
-    parse_json_object,
-    read_header,
-    short_repr,
-)
+from infinilm.checkpoint.safetensors_header import STORED_DTYPES, TensorInfo, file_errors, read_header, short_repr
 from infinilm.errors import ConfigError, WeightError, did_you_mean
+from infinilm.json_files import read_json_object
 
 __all__ = ["Checkpoint", "TensorInfo", "WeightEngine", "load_weights", "resolve_model"]
 
@@ -59,9 +53,8 @@ _QUANTISED_SUFFIXES = (
 def _read_index(folder: Path) -> dict[str, Path]:
     """Return tensor name -> file of `model.safetensors.index.json`."""
     path = folder / _INDEX
-    with file_errors(path):
-        raw = path.read_bytes()
-    weight_map = parse_json_object(raw, path, "the index").get("weight_map")
+    index = read_json_object(path, error=WeightError, strict=True)
+    weight_map = (index or {}).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightError(f"{path}: expected an object 'weight_map' of tensor name to file name")
     return {name: folder / _checked_file_name(path, name, value) for name, value in weight_map.items()}

@@ -10,7 +10,6 @@ https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
-import json
 import math
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from infinilm.errors import WeightError
+from infinilm.json_files import parse_json_object
 
 __all__ = ["STORED_DTYPES", "StoredDtype", "TensorInfo", "read_header"]
 
@@ -100,38 +100,6 @@ def file_errors(path: Path) -> Iterator[None]:
         raise WeightError(f"{path}: no such file; is the download complete?") from error
     except OSError as error:
         raise WeightError(f"{path}: cannot be read: {error}") from error
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key!r} appears twice")
-        result[key] = value
-    return result
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, Any]:
-    """Parse a JSON object strictly: UTF-8, no duplicate keys, no NaN.
-
-    Raises
-    ------
-    WeightError
-        Names `path` and the trouble.
-    """
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise WeightError(f"{path}: {what} is not UTF-8 ({error.reason} at byte {error.start}); {DAMAGED}") from error
-    except (ValueError, RecursionError) as error:
-        raise WeightError(f"{path}: {what} is not valid JSON ({error}); {DAMAGED}") from error
-    if not isinstance(value, dict):
-        raise WeightError(f"{path}: {what} must be a JSON object, got {type(value).__name__}; {DAMAGED}")
-    return value
 
 
 def _read_header_bytes(path: Path) -> tuple[bytes, int]:
@@ -254,7 +222,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     raw, size = _read_header_bytes(path)
     if not raw.startswith(b"{"):
         raise WeightError(f"{path}: the header must begin with '{{', got {short_repr(raw[:8])}; {DAMAGED}")
-    header = parse_json_object(raw, path, "the header")
+    header = parse_json_object(raw, f"{path}: the header", error=WeightError, strict=True)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):
         raise WeightError(f"{path}: __metadata__ must map strings to strings; {DAMAGED}")

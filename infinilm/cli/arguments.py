@@ -76,15 +76,21 @@ def flag(name: str) -> str:
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """Add what decides how tokens are chosen; `max_tokens` is the default of --max-tokens."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default 1")
+    group = parser.add_argument_group(
+        "sampling", "What is not given is as the generation_config.json of the model says, else off."
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; 1 where nothing is said")
     group.add_argument("--top-k", type=int, metavar="K", help="choose among the K most probable tokens")
     group.add_argument("--top-p", type=float, metavar="P", help="choose among the tokens that make up probability P")
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the most probable one")
     group.add_argument("--seed", type=int, metavar="N", help="makes the output repeatable")
     group.add_argument(
-        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"new tokens; default {max_tokens}"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"new tokens; {max_tokens} where nothing is said",
     )
+    parser.set_defaults(default_max_tokens=max_tokens)
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--stop-token-ids", type=integer_list, metavar="ID,ID", help="end after one of these tokens")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end-of-text token")
@@ -146,10 +152,12 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if name in args}
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Make the parameters; an option that is not given keeps the library's default."""
+def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = None) -> SamplingParams:
+    """Make the parameters; what is not given is as in `defaults`, those of the model."""
     from infinilm.sampling_params import make_sampling_params
 
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return make_sampling_params(None, given)
+    if defaults is None or defaults.max_tokens is None:
+        given = {"max_tokens": args.default_max_tokens} | given
+    return make_sampling_params(defaults, given)

@@ -238,9 +238,10 @@ def _read_prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # a bad option is told before the model is loaded
     prompt = _read_prompt(args)
     with _open_llm(args) as llm:
+        params = sampling_params(args, llm.default_sampling_params)
         events = llm.stream([prompt], params)  # a bad request raises here, before anything is printed
         if not args.no_echo:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))
@@ -265,9 +266,10 @@ def _stats(llm: LLM, num_prompt_tokens: int, reply: _Reply) -> str:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # a bad option is told before the model is loaded
     interactive = sys.stdin.isatty()
     with _open_llm(args) as llm:
+        params = sampling_params(args, llm.default_sampling_params)
         if interactive:
             import readline  # noqa: F401 (line editing and history of input())
 

@@ -24,6 +24,7 @@ import numpy as np
 from infinilm.config import families
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.errors import ConfigError, did_you_mean
+from infinilm.json_files import read_json_object
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -349,24 +350,12 @@ class AutoConfig:
             supported.
         """
         file = Path(path) / "config.json"
-        try:
-            content = file.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        values = read_json_object(file)
+        if values is None:
             problem = "the folder has no config.json" if file.parent.is_dir() else "there is no such folder"
             raise FileNotFoundError(
                 f"{file}: {problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
-            ) from None
-        try:
-            values = json.loads(content.decode("utf-8-sig"))
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{file}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}; "
-                "the file may be cut short, download it again"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file}: not UTF-8 at byte {error.start}; download it again") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file}: must hold a JSON object; got a {type(values).__name__}")
+            )
         try:
             return LlamaConfig.from_dict(values)
         except ConfigError as error:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.config.llama_config import AutoConfig
 from infinilm.errors import ConfigError, did_you_mean
-from infinilm.generation import eos_token_ids_of
 from infinilm.models.reference import ReferenceModel
+from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from infinilm.cache import CacheConfig
@@ -158,13 +158,14 @@ def _open_engine(
     if dtype is not None:
         config.dtype = _name(dtype)
         config.validate()
+    defaults = GenerationConfig.from_folder(folder)
     engine = InferEngine(config, distributed_config, device, cache_config)
     try:
         engine.load_weights(folder)
     except BaseException:
         engine.close()
         raise
-    return EngineModel(engine, eos_token_ids=eos_token_ids_of(folder, config), grow_cache=cache_config is None)
+    return EngineModel(engine, generation_config=defaults, grow_cache=cache_config is None)
 
 
 def _check_plain(device: str | None, distributed_config: DistConfig | None, cache_config: CacheConfig | None) -> None:

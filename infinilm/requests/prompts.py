@@ -6,6 +6,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.text.detokenize import OutputText
+from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.token_ids import check_token_ids
 
 __all__ = ["Prompt", "Prompts", "RequestMaker"]
 
@@ -34,15 +37,25 @@ class RequestMaker:
     ----------
     config : LlamaConfig
     tokenizer : Tokenizer
+    generation_config : GenerationConfig
+        Decides for requests that come without `SamplingParams`; their keywords count more.
     max_model_len : int
         Tokens of a sequence, prompt and output together.
     seed : int or None
         Makes requests without a seed of their own repeatable.
     """
 
-    def __init__(self, config: LlamaConfig, tokenizer: Tokenizer, max_model_len: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tokenizer: Tokenizer,
+        generation_config: GenerationConfig,
+        max_model_len: int,
+        seed: int | None,
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._generation_config = generation_config
         self._max_model_len = max_model_len
         self._seeds = np.random.default_rng(seed) if seed is not None else None
         self._lock = threading.Lock()  # numpy's generators are not made for several threads
@@ -52,7 +65,8 @@ class RequestMaker:
         """Requests of a call, one per prompt. RequestError: one of them can never be served."""
         listed = as_prompt_list(prompts)
         if params is None or isinstance(params, SamplingParams):
-            each = [make_sampling_params(params, overrides)] * len(listed)
+            base = self._generation_config.sampling_params if params is None else params
+            each = [make_sampling_params(base, overrides)] * len(listed)
         elif not isinstance(params, (list, tuple)):
             raise TypeError(
                 f"sampling_params: expected SamplingParams, a list of them, or None, got {type(params).__name__}; pass "
@@ -62,7 +76,10 @@ class RequestMaker:
             each = [make_sampling_params(p, overrides) for p in params]
         else:
             raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(params)}")
-        return [self._make_one(i, prompt, p) for i, (prompt, p) in enumerate(zip(listed, each, strict=True))]
+        has_max_length = self._generation_config.max_length is not None
+        uses_max_length = has_max_length and params is None and "max_tokens" not in overrides
+        pairs = zip(listed, each, strict=True)
+        return [self._make_one(i, prompt, p, uses_max_length) for i, (prompt, p) in enumerate(pairs)]
 
     def encode(self, prompt: Prompt, name: str, room: int) -> npt.NDArray[np.int32]:
         """Token ids of a prompt, [num_tokens]; `room` tokens must be left for the output. RequestError: see there."""
@@ -71,32 +88,23 @@ class RequestMaker:
 
     def check_ids(self, ids: Sequence[int], name: str, room: int) -> npt.NDArray[np.int32]:
         """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
-        try:
-            array = np.asarray(ids)
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise ValueError
-        except ValueError:
-            raise RequestError(f"{name}: expected a text or a flat list of token ids, got {ids!r:.80}") from None
-        if not array.size:
-            raise RequestError(f"{name} is empty: it needs at least one token to start from, such as the BOS token")
-        vocab_size = self._config.vocab_size
-        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-        if bad.size:
-            raise RequestError(
-                f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; "
-                f"the vocabulary has ids 0..{vocab_size - 1}"
-            )
+        array = check_token_ids(ids, name, self._config.vocab_size)
         if array.size + room > self._max_model_len:
             raise RequestError(
                 f"{name} has {array.size} tokens; the context holds {self._max_model_len}"
                 f"{' and one must be left for the answer' if room else ''}: shorten it, or raise max_model_len "
                 f"(the model was made for {self._config.max_position_embeddings} positions)"
             )
-        return array.astype(np.int32)
+        return array
 
-    def _make_one(self, prompt_index: int, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
-        ids = self.encode(prompt, f"prompt {prompt_index}", room=1)
+    def _make_one(
+        self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool
+    ) -> GenerationRequest:
+        name = f"prompt {prompt_index}"
+        ids = self.encode(prompt, name, room=1)
         self._check_params(params)
+        if uses_max_length and params.max_tokens is None:
+            params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.text.tokenizer import Tokenizer, read_json_object, read_special_tokens
+from infinilm.json_files import read_json_object
+from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
 if TYPE_CHECKING:
     import jinja2
@@ -99,7 +100,7 @@ def _folder_templates(folder: Path) -> dict[str, str]:
     templates: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
-        templates |= _named_templates(read_json_object(path).get("chat_template"), path)
+        templates |= _named_templates((read_json_object(path) or {}).get("chat_template"), path)
     if (folder / "chat_template.jinja").is_file():
         templates["default"] = _read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
+from infinilm.json_files import read_json_object
+from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,25 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizer"]
 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or `{}` when there is no such file.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or does not hold a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _token_text(value: object) -> str | None:
@@ -54,32 +37,10 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json_object(folder / name).items():
+        for key, value in (read_json_object(folder / name) or {}).items():
             if key in _SPECIAL_KEYS and (text := _token_text(value)) is not None:
                 result[key] = text
     return result
-
-
-def _token_ids(value: object, where: str) -> tuple[int, ...] | None:
-    """Normalise an id or a list of ids; None when there is none."""
-    if value is None:
-        return None
-    items = value if isinstance(value, list) else [value]
-    if not all(type(item) is int and item >= 0 for item in items):
-        raise ConfigError(f"{where} must be a token id >= 0 or a list of them, got {value!r}")
-    return tuple(dict.fromkeys(items)) or None
-
-
-def _config_ids(folder: Path, key: str, files: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids under `key` in the first of `files` that has it (also inside text_config)."""
-    for name in files:
-        config = read_json_object(folder / name)
-        nested = config.get("text_config")
-        for source in (config, nested if isinstance(nested, dict) else {}):
-            ids = _token_ids(source.get(key), f"{folder / name}: {key}")
-            if ids is not None:
-                return ids
-    return ()
 
 
 class Tokenizer:
@@ -135,7 +96,12 @@ class Tokenizer:
             self.bos_token_id = backend.token_to_id(self.special_tokens["bos_token"])
 
     @classmethod
-    def from_folder(cls, folder: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Tokenizer:
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        generation_config: GenerationConfig | None = None,
+    ) -> Tokenizer:
         """Open the tokenizer of a checkpoint folder.
 
         Parameters
@@ -145,6 +111,8 @@ class Tokenizer:
             eos_token of tokenizer_config.json.
         tokenizer : str or path, optional
             Another folder, or a tokenizer.json, to take the tokenizer from; eos ids still come from `folder`.
+        generation_config : GenerationConfig, optional
+            Has the eos ids; None: that of `folder`.
 
         Raises
         ------
@@ -156,12 +124,12 @@ class Tokenizer:
         path = place / "tokenizer.json" if place.is_dir() else place
         if tokenizer is not None and not path.is_file():
             raise ConfigError(f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it")
-        bos = _config_ids(home, "bos_token_id", ("generation_config.json", "config.json"))
+        generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
         special = read_special_tokens(path.parent)
         return cls(
             _open_backend(path) if path.is_file() else None,
-            eos_token_ids=_config_ids(home, "eos_token_id", ("generation_config.json", "config.json")),
-            bos_token_id=bos[0] if bos and "bos_token" not in special else None,
+            eos_token_ids=generation.eos_token_ids,
+            bos_token_id=generation.bos_token_id if "bos_token" not in special else None,
             special_tokens=special,
             source=str(path),
         )

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 # From the ground up. A name is a module or package of `infinilm`; those of one line know nothing of each other.
 FLOORS = (
     ("_core", "errors"),  # _core is the compiled module
-    ("sampling_params", "outputs", "devices"),
+    ("sampling_params", "outputs", "devices", "json_files", "token_ids"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
     ("engine", "generation"),
