@@ -33,6 +33,7 @@ from infinilm.cli.arguments import (
 )
 from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.output import drop_stdout, note, put, stopped, use_utf8
+from infinilm.cli.serve import add_serve, run_serve
 from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_chat(command("chat", _chat, "Talk with a model."))
     _add_info(command("info", _info, "Describe this installation, this machine and, if asked, a model."))
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
+    add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
     return parser
 
