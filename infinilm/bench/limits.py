@@ -20,7 +20,7 @@ import numpy as np
 from infinilm import _core
 from infinilm.config.families import build_spec
 from infinilm.errors import ConfigError
-from infinilm.requests.memory import format_bytes
+from infinilm.requests.memory import available_memory, format_bytes
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
@@ -183,7 +183,7 @@ def count_work(llm: LLM) -> Work:
 
 def measure_limits(num_threads: int, dtype: str) -> Limits:
     """Measure read bandwidth and arithmetic peak of `num_threads` cores, with the kernels of compute dtype `dtype`."""
-    read, flops = _core.measure_cpu_limits(num_threads, dtype)
+    read, flops = _core.measure_cpu_limits(num_threads, dtype, available_memory() // 4)
     return Limits(read, flops)
 
 

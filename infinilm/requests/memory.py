@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -234,63 +233,6 @@ def divide_memory(
     )
 
 
-# A worker of the CPU backend: a panel of weights of 128 KiB and up to 504 KiB of lanes (src/cpu/kernels/linear.cpp);
-# the rows of a block of attention are fewer.
-_SCRATCH_BYTES_PER_THREAD = 640 * 1024
-# Partial results of attention at most, and the keys of each (src/cpu/kernels/attention.cpp).
-_MAX_PARTIALS, _KEYS_PER_PARTIAL = 32768, 256
-# Logits of a row that a rank gives where the best decide (src/ops/backend.h).
-_MAX_CANDIDATES = 64
-
-
-def workspace_bytes(
-    spec: _core.ModelSpec, *, max_num_tokens: int, max_num_seqs: int, num_threads: int | None, num_ranks: int = 1
-) -> int:
-    """Bytes that the steps of a model take at most, besides weights and cache: on one GPU, or of all ranks of the CPU.
-
-    Parameters
-    ----------
-    spec
-        Of the rank.
-    max_num_tokens
-        Tokens of a step.
-    max_num_seqs
-        Sequences of a step; each may have a token drawn.
-    num_threads
-        Workers of the CPU backends; None: a GPU, whose attention takes a few megabytes more.
-    num_ranks
-        Ranks, whose logits are gathered.
-    """
-    attention, inner = spec.attention, spec.mlp.intermediate_size
-    q_dim, kv_dim = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    # src/model/decoder.cpp, reserve: x, normed, last; q, k, v; the heads' outputs; gate * up; cos, sin and ids.
-    element_bytes = 4 if num_threads is not None or spec.dtype == "float32" else 2
-    activations = element_bytes * (3 * spec.hidden_size + 2 * q_dim + 2 * kv_dim + inner)
-    activations += 8 * len(spec.rope.inv_freq) + 4
-    # Rows of logits in float32: those of the tokens drawn, a buffer that is kept; and, where prompts are scored, those
-    # of their tokens in a step.
-    row_bytes = 4 * (-(-spec.vocab_size // 8) * 8)
-    num_rows = max_num_seqs + min(max_num_tokens, MAX_COLLECTED_ROWS)
-    total = max_num_tokens * activations + num_rows * row_bytes
-    if num_ranks > 1:  # what it gathers, and its own part of that: of the logits, and of the best with their ids
-        total += num_rows * (row_bytes + row_bytes // num_ranks + 32)
-        total += num_rows * 8 * _MAX_CANDIDATES * (2 * num_ranks + 1)
-    if num_threads is None:
-        # src/dist/nccl.cpp: what the ranks send each other of an activation, and a copy of it of padded length.
-        exchanged = 2 * element_bytes * max_num_tokens * spec.hidden_size if num_ranks > 1 else 0
-        return total + exchanged
-    # What the workers share: x as the linears read it, or partial results of attention.
-    x_bytes = 2 if spec.dtype == "bfloat16" and _core.cpu_multiplies_bf16() else 4
-    num_partials = max_num_tokens * attention.num_heads * -(-spec.max_model_len // _KEYS_PER_PARTIAL)
-    shared = max(
-        x_bytes * max_num_tokens * max(spec.hidden_size, q_dim, inner),
-        4 * min(num_partials, _MAX_PARTIALS) * (attention.head_dim + 16),
-    )
-    # Log-probabilities are read, and changed logits drawn from, by way of two copies of these rows.
-    copies = 2 * row_bytes * max(max_num_seqs, min(max_num_tokens, LOGPROB_ROWS))
-    return num_ranks * (total + shared) + copies + max(num_threads, num_ranks) * _SCRATCH_BYTES_PER_THREAD
-
-
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """All that is decided before a model is loaded."""
@@ -353,17 +295,21 @@ def plan_model(
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     num_sharing = num_ranks if on_cpu else 1
-    # On a CPU the ranks have parts of the same pages.
-    weight_bytes = _weight_bytes(
-        spec if on_cpu else local, stored if on_cpu and computed == "float32" else computed, 1 if on_cpu else num_ranks
-    )
-    workspace = workspace_bytes(
-        local,
-        max_num_tokens=max(max_num_batched_tokens, max_num_seqs),  # every sequence that decodes gets its token
-        max_num_seqs=max_num_seqs,
-        num_threads=(num_threads or _core.default_num_threads()) if on_cpu else None,
+    # On a CPU the ranks have parts of the same pages, in the checkpoint's dtype unless inputs are rounded to another.
+    kept = stored if on_cpu and computed == "float32" else computed
+    weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
+    num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
+    workspace = _core.workspace_bytes(
+        spec,
+        device=devices[0],
         num_ranks=num_ranks,
+        num_threads=num_threads or 0,
+        num_tokens=num_tokens,
+        num_rows=max_num_seqs,
+        num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS),
     )
+    if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
+        workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
     plan = divide_memory(
         weight_bytes=weight_bytes,
         workspace_bytes=workspace,
@@ -409,16 +355,3 @@ def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {dtype!r}")
     return dtype
-
-
-def _weight_bytes(spec: _core.ModelSpec, kept: str, num_ranks: int) -> int:
-    """Bytes of the weights as the engine keeps them: on a CPU in place, unless the dtype asks for a conversion.
-
-    `spec`: of one of `num_ranks` ranks, which has its part of the vocabulary.
-    """
-    element_bytes = 2 if kept in ("bfloat16", "float16") else 4
-    num_elements = 0
-    for name, shape in _core.param_shapes(spec).items():
-        share = num_ranks if name.startswith(("model.embed_tokens.", "lm_head.")) else 1
-        num_elements += -(-shape[0] // share) * math.prod(shape[1:])
-    return element_bytes * num_elements

@@ -29,9 +29,9 @@ bool request_tiles() {
 }
 #endif
 
-// Slowest first. The emulations are for tests. avx512_bf16 stands aside because its dot instruction does half of what
-// float32 FMA does on the one machine where both were measured (Sapphire Rapids, 2 cores: 211 and 415 GFLOP/s), so
-// that widening the weights is faster there as well as exact; matrix tiles do 14 times as much (6000 GFLOP/s).
+// Slowest first. The emulations are for tests. avx512_bf16 stands aside because on the one machine where both were
+// measured its dot instruction is slower than float32 FMA, so that widening the weights is faster there as well as
+// exact (`infinilm bench` measures it; docs/benchmarks.md).
 // __builtin_cpu_supports also asks whether the operating system saves the registers.
 std::vector<Build> builds() {
     std::vector<Build> all = {

@@ -7,7 +7,7 @@
 // (linear_tile.cpp multiplies bf16 by bf16 in the builds that have matrix tiles, in an order of its own.)
 //
 // Few tokens (stream): bound by reading the weights once from memory. A few weight rows at a time, read where they are.
-// Many tokens (packed): bound by arithmetic. linear_prepare writes x in the order in which the tiles read it; each
+// Many tokens (packed): bound by arithmetic. linear_pack_x writes x in the order in which the tiles read it; each
 // worker copies a panel of weight rows, widened, into its scratch (in L2) and multiplies a block of tokens with it.
 // in_features is cut into blocks so that a panel fits; between blocks the unreduced lanes wait in scratch.
 // Measured on Zen 3 as share of FMA peak, 512 tokens, 96 bf16 rows of 2048: weights in place 78%, panels of whole rows
@@ -24,7 +24,7 @@ namespace {
 template <class W>
 struct Widened {
     using Weight = W;
-    using X = float;       // as linear_prepare leaves x
+    using X = float;       // as linear_pack_x leaves x
     using Staged = float;  // as a panel holds weights
     static constexpr int step = width;
     static vec load_weight(const W* p) { return load(p); }
@@ -82,8 +82,8 @@ constexpr int stream_max_tokens = 24;  // measured: the packed path is faster fr
 int64_t num_groups_of(const LinearArgs& args) { return (args.num_tokens + tile_tokens - 1) / tile_tokens; }
 bool streams(const LinearArgs& args) { return args.num_tokens <= stream_max_tokens; }
 // Few tokens are not split: every worker would read the weights again.
-Share share_of(const LinearArgs& args, Worker worker) {
-    return split_work(args, worker, split_outputs, streams(args) ? stream_max_tokens : tile_tokens);
+Area area_of(const LinearArgs& args, Share share) {
+    return split_work(args, share, split_outputs, streams(args) ? stream_max_tokens : tile_tokens);
 }
 
 // in_features in blocks of equal size.
@@ -189,7 +189,7 @@ INFINILM_INLINE void stream_tile(vec (&acc)[Tokens][stream_rows], const Streams<
     }
 }
 
-// Where the product finds the x of a few tokens: as it came, or in shared scratch if linear_prepare changed its type.
+// Where the product finds the x of a few tokens: as it came, or in shared scratch if linear_pack_x changed its type.
 template <class Format>
 struct StreamedX {
     static constexpr bool converted = sizeof(typename Format::X) != sizeof(float);
@@ -235,8 +235,8 @@ void stream_range(const LinearArgs& args, const Range& range) {
 }
 
 template <class Format>
-void stream(const LinearArgs& args, Worker worker) {
-    for_each_range(args, share_of(args, worker), [&](const Range& range) { stream_range<Format>(args, range); });
+void stream(const LinearArgs& args, Share share) {
+    for_each_range(args, area_of(args, share), [&](const Range& range) { stream_range<Format>(args, range); });
 }
 
 // ---- Many tokens: packed x, panels of weights ----
@@ -323,15 +323,15 @@ int64_t panel_bytes(const Blocks& blocks) {
 }
 
 template <class Format>
-void multiply_packed(const LinearArgs& args, Worker worker) {
+void multiply_packed(const LinearArgs& args, Share share) {
     const Blocks blocks = blocks_of<Format>(args);
-    auto* panel = (typename Format::Staged*)args.scratch[worker.thread];
-    vec* lanes = (vec*)((char*)args.scratch[worker.thread] + panel_bytes<Format>(blocks));
-    const Share share = share_of(args, worker);
-    for_each_range(args, share, [&](const Range& range) {
+    auto* panel = (typename Format::Staged*)args.scratch[share.thread];
+    vec* lanes = (vec*)((char*)args.scratch[share.thread] + panel_bytes<Format>(blocks));
+    const Area area = area_of(args, share);
+    for_each_range(args, area, [&](const Range& range) {
         const int64_t panel_outputs = panel_rows / range.rows_per_output;
-        for (int64_t token = share.token_begin; token < share.token_end; token += block_tokens) {
-            const int64_t token_end = smaller(token + block_tokens, share.token_end);
+        for (int64_t token = area.token_begin; token < area.token_end; token += block_tokens) {
+            const int64_t token_end = smaller(token + block_tokens, area.token_end);
             for (int64_t first = 0; first < range.count; first += panel_outputs) {
                 const int64_t left = (range.count - first) * range.rows_per_output;
                 const int rows = (int)smaller(panel_rows, round_up(left, tile_rows));
@@ -359,18 +359,18 @@ void pack_token(const LinearArgs& args, int64_t token, int64_t begin, int64_t si
 }
 
 template <class Format>
-void pack_x(const LinearArgs& args, Worker worker) {
+void pack_x(const LinearArgs& args, Share share) {
     constexpr int step = Format::step;
     auto* const x = (typename Format::X*)args.shared_scratch;
     if (streams(args)) {  // rows as they are, in the type of the product
         const int64_t size = round_up(args.in_features, step);
-        for (int64_t token = worker.index; token < args.num_tokens; token += worker.count)
+        for (int64_t token = share.index; token < args.num_tokens; token += share.count)
             pack_token<Format>(args, token, 0, size, x + token * size, step);
         return;
     }
     const Blocks blocks = blocks_of<Format>(args);
-    const int64_t num_groups = num_groups_of(args), end = num_groups * (worker.index + 1) / worker.count;
-    for (int64_t group = num_groups * worker.index / worker.count; group < end; ++group)
+    const int64_t num_groups = num_groups_of(args), end = num_groups * (share.index + 1) / share.count;
+    for (int64_t group = num_groups * share.index / share.count; group < end; ++group)
         for (int64_t block = 0; block < blocks.count; ++block)
             for (int i = 0; i < tile_tokens; ++i)
                 pack_token<Format>(args, group * tile_tokens + i, block * blocks.size, blocks.size,
@@ -408,19 +408,19 @@ size_t linear_shared_scratch_bytes(const LinearArgs& args) {
     });
 }
 
-void linear_prepare(const LinearArgs& args, Worker worker) {
+void linear_pack_x(const LinearArgs& args, Share share) {
     if constexpr (has_tiles)
-        if (args.multiply_bf16) return tile_linear_prepare(args, worker);
+        if (args.multiply_bf16) return tile_linear_pack_x(args, share);
     if (linear_shared_scratch_bytes(args) == 0) return;
-    visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, worker); });
+    visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, share); });
 }
 
-void linear(const LinearArgs& args, Worker worker) {
+void linear(const LinearArgs& args, Share share) {
     if constexpr (has_tiles)
-        if (args.multiply_bf16) return tile_linear(args, worker);
+        if (args.multiply_bf16) return tile_linear(args, share);
     visit_format(args, [&](auto format) {
-        if (streams(args)) return stream<decltype(format)>(args, worker);
-        multiply_packed<decltype(format)>(args, worker);
+        if (streams(args)) return stream<decltype(format)>(args, share);
+        multiply_packed<decltype(format)>(args, share);
     });
 }
 

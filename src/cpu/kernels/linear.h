@@ -10,11 +10,8 @@ namespace infinilm::cpu::INFINILM_ISA {
 constexpr bool has_tiles = INFINILM_BF16_TILE;
 size_t tile_linear_scratch_bytes(const LinearArgs& args);
 size_t tile_linear_shared_scratch_bytes(const LinearArgs& args);
-void tile_linear_prepare(const LinearArgs& args, Worker worker);
-void tile_linear(const LinearArgs& args, Worker worker);
-
-INFINILM_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-INFINILM_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+void tile_linear_pack_x(const LinearArgs& args, Share share);
+void tile_linear(const LinearArgs& args, Share share);
 
 // Outputs [begin, begin + count) of one segment, or of gate and up together.
 struct Range {
@@ -31,20 +28,20 @@ INFINILM_INLINE const Weight* row_of(const Range& range, int64_t output, int64_t
     return (const Weight*)range.weight[which] + smaller(output, range.count - 1) * range.weight_stride[which];
 }
 
-struct Share {
+struct Area {
     int64_t output_begin, output_end, token_begin, token_end;
 };
 
 // Over outputs first, so many at once; where these are too few for all workers, over tokens as well.
-INFINILM_INLINE Share split_work(const LinearArgs& args, Worker worker, int64_t split_outputs, int64_t split_tokens) {
+INFINILM_INLINE Area split_work(const LinearArgs& args, Share share, int64_t split_outputs, int64_t split_tokens) {
     int64_t num_outputs = args.segments[0].out_features;
     if (!args.silu_mul)
         for (int i = 1; i < args.num_segments; ++i) num_outputs += args.segments[i].out_features;
     const int64_t units = (num_outputs + split_outputs - 1) / split_outputs;
     const int64_t groups = (args.num_tokens + split_tokens - 1) / split_tokens;
-    const int64_t parts = smaller(worker.count, units);
-    const int64_t token_parts = parts == 0 ? 1 : smaller(worker.count / parts, groups);
-    const int64_t part = parts == 0 ? 0 : worker.index % parts, token_part = parts == 0 ? 1 : worker.index / parts;
+    const int64_t parts = smaller(share.count, units);
+    const int64_t token_parts = parts == 0 ? 1 : smaller(share.count / parts, groups);
+    const int64_t part = parts == 0 ? 0 : share.index % parts, token_part = parts == 0 ? 1 : share.index / parts;
     if (token_part >= token_parts) return {0, 0, 0, 0};
     return {units * part / parts * split_outputs, smaller(num_outputs, units * (part + 1) / parts * split_outputs),
             groups * token_part / token_parts * split_tokens,
@@ -53,11 +50,11 @@ INFINILM_INLINE Share split_work(const LinearArgs& args, Worker worker, int64_t 
 
 // f(range) for the part of every segment that belongs to the share.
 template <class F>
-INFINILM_INLINE void for_each_range(const LinearArgs& args, const Share& share, F f) {
+INFINILM_INLINE void for_each_range(const LinearArgs& args, const Area& area, F f) {
     int64_t first = 0;  // output of the segment's first row
     for (int i = 0; i < (args.silu_mul ? 1 : args.num_segments); ++i) {
-        const int64_t begin = share.output_begin > first ? share.output_begin : first;
-        const int64_t end = smaller(share.output_end, first + args.segments[i].out_features);
+        const int64_t begin = area.output_begin > first ? area.output_begin : first;
+        const int64_t end = smaller(area.output_end, first + args.segments[i].out_features);
         const int64_t skip = begin - first;
         first += args.segments[i].out_features;
         if (begin >= end) continue;

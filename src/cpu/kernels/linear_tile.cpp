@@ -5,7 +5,7 @@
 // last one filled with zeros; then + bias, silu_mul, + residual. What else is in the tiles does not matter to it, so a
 // row of the result has the same bits for 1 token or 1000, any threads, any split.
 //
-// The weights are A, 16 rows of 64 bytes straight from the matrix; x is B, packed by linear_prepare; C is transposed
+// The weights are A, 16 rows of 64 bytes straight from the matrix; x is B, packed by linear_pack_x; C is transposed
 // when it is written. A panel is two A tiles, 32 rows or 16 of gate and 16 of up, and a pass is it times two columns of
 // B. One pass is bound by reading the weights, and takes the A tiles one after the other; of several passes the first
 // reads the panel from memory, the others from L2, and each loads four tiles for four multiplications. Measured on a
@@ -208,26 +208,26 @@ size_t tile_linear_shared_scratch_bytes(const LinearArgs& args) {
     return (size_t)(columns.count * steps_of(args) * packed_step_bytes(columns));
 }
 
-void tile_linear_prepare(const LinearArgs& args, Worker worker) {
+void tile_linear_pack_x(const LinearArgs& args, Share share) {
     const Columns columns = columns_of(args);
     const int64_t steps = steps_of(args), all = columns.count * steps;
-    for (int64_t i = all * worker.index / worker.count; i < all * (worker.index + 1) / worker.count; ++i)
+    for (int64_t i = all * share.index / share.count; i < all * (share.index + 1) / share.count; ++i)
         pack_step(args, i / steps * columns.tokens, columns.tokens, i % steps,
                   (char*)args.shared_scratch + i * packed_step_bytes(columns));
 }
 
-void tile_linear(const LinearArgs& args, Worker worker) {
+void tile_linear(const LinearArgs& args, Share share) {
     const Columns columns = columns_of(args);
     const int64_t panel_outputs = args.silu_mul ? tile_rows : panel_tiles * tile_rows;
     const int64_t pass_tokens = panel_tiles * columns.tokens;
-    const Share share = split_work(args, worker, panel_outputs, pass_tokens);
-    if (share.output_begin >= share.output_end) return;
+    const Area area = split_work(args, share, panel_outputs, pass_tokens);
+    if (area.output_begin >= area.output_end) return;
     Tiles tiles(columns.tokens);
-    for_each_range(args, share, [&](const Range& range) {
-        for (int64_t token = share.token_begin; token < share.token_end; token += block_tokens)
+    for_each_range(args, area, [&](const Range& range) {
+        for (int64_t token = area.token_begin; token < area.token_end; token += block_tokens)
             for (int64_t first = 0; first < range.count; first += panel_outputs)
-                multiply_panel(tiles, args, range, first, token, smaller(token + block_tokens, share.token_end),
-                               (char*)args.scratch[worker.thread]);
+                multiply_panel(tiles, args, range, first, token, smaller(token + block_tokens, area.token_end),
+                               (char*)args.scratch[share.thread]);
     });
 }
 

@@ -1,4 +1,4 @@
-#include "cache/kv_cache.h"
+#include "model/kv_cache.h"
 
 namespace infinilm {
 

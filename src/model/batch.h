@@ -2,8 +2,8 @@
 // Prefill, chunked prefill and decode differ only in the numbers.
 #pragma once
 
-#include "cache/kv_cache.h"
 #include "core/tensor.h"
+#include "model/kv_cache.h"
 #include "model/spec.h"
 #include "ops/backend.h"
 

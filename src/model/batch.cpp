@@ -1,8 +1,9 @@
-#include "engine/batch.h"
+#include "model/batch.h"
 
 #include <algorithm>
 #include <bit>
 
+#include "ops/device_queue.h"
 #include "ops/values.h"
 
 namespace infinilm {
@@ -66,9 +67,7 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
     check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
-    check.tensor("block_table", b.block_table, {"num_seqs", "max_blocks_per_seq"}, DType::int32);
-    check.tensor("context_lens", b.context_lens, {"num_seqs"}, DType::int32);
-    check.tensor("cu_seqlens_q", b.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    check_sequence_arrays(check, b);
     check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
     check_ids(check, "input_ids", b.input_ids, spec.vocab_size);
     check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);
@@ -84,23 +83,20 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
                             .block_size = cache.block_size,
                             .sliding_window = all ? 0 : *std::ranges::max_element(windows)});
     if (!b.temperature) return;
-    check.tensor("temperature", b.temperature, {"num_rows"}, DType::float32);
-    check.tensor("top_k", b.top_k, {"num_rows"}, DType::int32);
-    check.tensor("top_p", b.top_p, {"num_rows"}, DType::float32);
-    check.tensor("min_p", b.min_p, {"num_rows"}, DType::float32);
-    check.tensor("random_val", b.random_val, {"num_rows"}, DType::float32);
+    check_sampling_arrays(check, b);
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 
 Batch stage(Backend& backend, const Batch& batch) {
     Batch staged = batch;
-    if (backend.device().kind == DeviceKind::cpu) return staged;
+    DeviceQueue* const queue = backend.queue();
+    if (!queue) return staged;
     Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
                               &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val};
     std::vector<TensorView> arrays;
     for (const Tensor* field : fields) arrays.push_back(*field);
-    arrays = backend.upload(arrays);
+    arrays = queue->upload(arrays);
     for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
     return staged;
 }
@@ -108,7 +104,7 @@ Batch stage(Backend& backend, const Batch& batch) {
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
     // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.
-    if (!output.ids && !output.logits) backend.synchronize();
+    if (!output.ids && !output.logits && backend.queue()) backend.queue()->synchronize();
     if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
         host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);
