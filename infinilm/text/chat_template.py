@@ -8,8 +8,10 @@ tokens: the template writes them itself.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
 from infinilm.json_files import read_json_object
+from infinilm.text.messages import TemplateTraits, check_messages, check_tools
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
 if TYPE_CHECKING:
     import jinja2
 
 __all__ = ["ChatTemplate"]
+
+logger = logging.getLogger("infinilm")
 
 Message = Mapping[str, Any]
 
@@ -124,57 +129,6 @@ def _user_template(template: str | os.PathLike[str], known: Mapping[str, str]) -
     return _read_text(path)
 
 
-def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Check a conversation and return it as plain dicts.
-
-    Parameters
-    ----------
-    messages : sequence of mappings
-        Each with `role` (str) and `content`: a str, a list of parts (dicts), or None beside `tool_calls`.
-
-    Raises
-    ------
-    RequestError
-        Says which message is wrong and how.
-    """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError(
-            "messages must be a list of {'role': ..., 'content': ...} dicts, got "
-            f"{type(messages).__name__}; for plain text use generate()"
-        )
-    if not messages:
-        raise RequestError("messages must hold at least one message, got an empty list")
-    return [_checked_message(i, message) for i, message in enumerate(messages)]
-
-
-def _checked_message(index: int, message: object) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be a dict with 'role' and 'content', got {type(message).__name__}")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"{where} must have a 'role' such as 'user', got {role!r}; its keys are {list(message)}")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return dict(message)
-    is_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
-    if not isinstance(content, str) and not is_parts:
-        got = "no 'content'" if "content" not in message else f"'content' of type {type(content).__name__}"
-        raise RequestError(f"{where} (role {role!r}) must have a 'content' that is a str or a list of parts, got {got}")
-    return dict(message)
-
-
-def _check_tools(tools: object) -> list[Mapping[str, Any]] | None:
-    if tools is None:
-        return None
-    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise RequestError(f"tools must be a list of JSON schema dicts, got {type(tools).__name__}")
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, Mapping):
-            raise RequestError(f"tools[{i}] must be a JSON schema dict, got {type(tool).__name__}")
-    return list(tools) or None
-
-
 class ChatTemplate:
     """The chat templates of a model.
 
@@ -198,7 +152,8 @@ class ChatTemplate:
         self.templates: Mapping[str, str] = MappingProxyType(dict(templates))
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self._source = source
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compiled: dict[str, _Compiled] = {}
+        self._told: set[str] = set()  # roles
 
     @classmethod
     def from_folder(
@@ -242,7 +197,7 @@ class ChatTemplate:
     def _name(self, with_tools: bool) -> str:
         return "tool_use" if with_tools and "tool_use" in self.templates else "default"
 
-    def _select(self, with_tools: bool) -> jinja2.Template:
+    def _select(self, with_tools: bool) -> _Compiled:
         name = self._name(with_tools)
         if not self.templates:
             raise ConfigError(
@@ -258,8 +213,11 @@ class ChatTemplate:
             environment = _environment()
             import jinja2
 
+            source = self.templates[name]
             try:
-                self._compiled[name] = environment.from_string(self.templates[name])
+                self._compiled[name] = _Compiled(
+                    environment.from_string(source), TemplateTraits.of(source, environment)
+                )
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigError(
                     f"the chat template {name!r} of {self._source} is not valid Jinja: line {error.lineno}: "
@@ -277,10 +235,14 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text of a conversation.
 
+        Messages whose content the template leaves out, as some do with the role "system", are told in the log, once per
+        role.
+
         Parameters
         ----------
         messages : sequence of mappings
-            See `check_messages`.
+            See `check_messages`. Content in parts is joined where the template reads texts, and the role "developer"
+            becomes "system" where the template does not name it.
         tools : sequence of mappings, optional
             JSON schemas of functions that the model may call.
         add_generation_prompt : bool
@@ -291,13 +253,14 @@ class ChatTemplate:
         Raises
         ------
         RequestError
-            The messages are malformed, or the template refuses them: its own message is given.
+            The messages are malformed, or hold more than text, or the template refuses them: its own message is given.
+            Or there are tools and the template does not use them, so that the model would not know of them.
         ConfigError
             There is no template, or it is not valid Jinja.
         """
-        conversation = check_messages(messages)
-        schemas = _check_tools(tools)
-        template = self._select(schemas is not None)
+        schemas = check_tools(tools)
+        compiled = self._select(schemas is not None)
+        conversation = check_messages(messages, compiled.traits)
         variables = {
             "documents": None,
             **self.special_tokens,
@@ -307,10 +270,59 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return template.render(variables)
+            text = compiled.template.render(variables)
         except Exception as error:  # a template can raise anything
             raise RequestError(f"the chat template of {self._source} refused the messages: {error}") from error
+        # A template named for tools is taken at its word.
+        asks = schemas is not None and "tool_use" not in self.templates
+        if asks and compiled.try_render(variables | {"tools": None}) == text:
+            raise RequestError(
+                f"tools: the chat template of {self._source} does not use them, so the model would not know of them; "
+                "describe them in a message, or pass a chat_template that does"
+            )
+        for role in compiled.unseen_roles(variables, conversation, text) - self._told:
+            self._told.add(role)
+            logger.warning(
+                "the chat template of %s leaves out what messages of the role %r say: the model does not see it",
+                self._source,
+                role,
+            )
+        return text
 
     def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the token ids of `render(messages, **options)`, no special tokens added (no double BOS)."""
         return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A template ready to render."""
+
+    template: jinja2.Template
+    traits: TemplateTraits
+
+    def try_render(self, variables: Mapping[str, Any]) -> str | None:
+        try:
+            return self.template.render(variables)
+        except Exception:  # it refuses what is tried
+            return None
+
+    def unseen_roles(
+        self, variables: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], text: str
+    ) -> set[str]:
+        """Roles of messages of which `text`, the rendered conversation, shows nothing.
+
+        Templates may change what they show (trim it, cut reasoning off). So where the content itself is not found, the
+        conversation is rendered once more with a mark in the place of each such content.
+        """
+        contents = [message.get("content") for message in conversation]
+        missing = {
+            i: f"content-{i}-of-{len(contents)}"
+            for i, content in enumerate(contents)
+            if isinstance(content, str) and content.strip() and content.strip() not in text
+        }
+        if not missing:
+            return set()
+        marked = [{**m, "content": missing[i]} if i in missing else m for i, m in enumerate(conversation)]
+        shown = self.try_render({**variables, "messages": marked})
+        return set() if shown is None else {conversation[i]["role"] for i, mark in missing.items() if mark not in shown}
