@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +10,15 @@ from typing import Any
 
 from infinilm.outputs import RequestOutput
 from infinilm.text.reasoning import ReasoningSplitter
+from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 __all__ = [
     "Choice",
     "ChoiceMaker",
+    "CompletionLogprobs",
+    "TokenLogprob",
     "chat_logprobs",
-    "completion_logprobs",
     "finish_reason",
     "joined_calls",
     "new_id",
@@ -23,6 +26,8 @@ __all__ = [
 ]
 
 TokenBytes = Callable[[int], bytes]
+TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
+"""A token id, its log-probability, and those of the most probable tokens."""
 
 
 def new_id(prefix: str) -> str:
@@ -133,7 +138,7 @@ def chat_logprobs(
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         data = token_bytes(token_id)
-        return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
 
     return {
         "content": [
@@ -147,31 +152,52 @@ def chat_logprobs(
     }
 
 
-def completion_logprobs(
-    tokens: Sequence[tuple[int, float | None, Mapping[int, float] | None]],
-    top: int,
-    token_bytes: TokenBytes,
-    offset: int,
-) -> dict[str, Any]:
-    """`logprobs` of a text completion, whose first token begins at a character of the text."""
-    result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+class CompletionLogprobs:
+    """Makes `logprobs` of one choice of a text completion, in pieces or at once.
 
-    def name(token_id: int) -> str:
-        data = token_bytes(token_id)
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError:  # a part of a character: as OpenAI shows it
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    Parameters
+    ----------
+    top : int
+        How many of the most probable tokens are told.
+    tokenizer : Tokenizer
+    skips_special : bool
+        Special tokens are not in the text.
+    """
 
-    for token_id, logprob, tops in tokens:
-        shown = name(token_id)
-        result["tokens"].append(shown)
-        result["token_logprobs"].append(logprob)
-        best = None if tops is None else {name(other): value for other, value in list(tops.items())[:top]}
-        result["top_logprobs"].append(best)
-        result["text_offset"].append(offset)
-        offset += len(shown)
-    return result
+    def __init__(self, top: int, tokenizer: Tokenizer, skips_special: bool) -> None:
+        self._top, self._tokenizer, self._skips_special = top, tokenizer, skips_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0  # characters of the text so far
+
+    def add(self, tokens: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+        """Of the tokens that follow."""
+        result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token_id, logprob, tops in tokens:
+            data = self._tokenizer.token_bytes(token_id)
+            best = None if tops is None else dict(list(tops.items())[: self._top])
+            result["tokens"].append(_token_name(data))
+            result["token_logprobs"].append(None if logprob is None else _finite(logprob))
+            result["top_logprobs"].append(
+                None
+                if best is None
+                else {_token_name(self._tokenizer.token_bytes(other)): _finite(value) for other, value in best.items()}
+            )
+            result["text_offset"].append(self._offset)
+            if not (self._skips_special and self._tokenizer.is_special(token_id)):
+                self._offset += len(self._decoder.decode(data))
+        return result
+
+
+def _token_name(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:  # a part of a character: as OpenAI shows it
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; the number is OpenAI's for what cannot be."""
+    return max(logprob, -9999.0)
 
 
 def finish_reason(reason: str | None, num_calls: int) -> str | None:

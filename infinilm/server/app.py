@@ -31,6 +31,8 @@ __all__ = ["make_app"]
 
 logger = logging.getLogger("infinilm.server")
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
+
 T = TypeVar("T")
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -118,9 +120,15 @@ async def _whole(
                 if gone.done():
                     return Response(status_code=499)  # nobody reads it
                 raise service.timed_out()
-            with bad_request():
-                outputs.result()
+            for choice in (choice for output in outputs.result() for choice in output.outputs):
+                if choice.error is not None:
+                    raise choice.error
             return JSONResponse(answer(running))
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # of this request alone
+            logger.warning("a request failed: %s", error)
+            raise service.failed(error) from error
         finally:
             for task in (outputs, gone):
                 task.cancel()
@@ -186,6 +194,11 @@ async def _json(service: Service, request: Request) -> dict[str, Any]:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from error
+    if _SURROGATE.search(data):  # may be one half of a pair, which is no text
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(f"the body holds a lone surrogate, which is no valid Unicode: {error.reason}") from error
     if not isinstance(values, dict):
         raise ApiError(f"the body must be a JSON object, got {type(values).__name__}")
     return values
@@ -234,7 +247,8 @@ async def _tokenize(service: Service, request: Request) -> Response:
             _, ids = service.render(messages, chosen, generate is not False, extra)
         else:
             special = body.take("add_special_tokens", boolean)
-            ids = llm.tokenize(body.need("prompt", text), add_special_tokens=special is not False)
+            with bad_request("prompt"):
+                ids = llm.tokenize(body.need("prompt", text), add_special_tokens=special is not False)
         wants_texts = body.take("return_token_strs", boolean)
         body.finish()
         texts = [llm.tokenizer.id_to_token(i) for i in ids] if wants_texts else None

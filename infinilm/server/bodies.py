@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from infinilm.errors import did_you_mean
 
-__all__ = ["ApiError", "Body", "boolean", "integer", "list_of", "number", "one_of", "text"]
+__all__ = ["ApiError", "Body", "boolean", "integer", "list_of", "number", "one_of", "some_text", "text"]
 
 T = TypeVar("T")
 Kind = Callable[[str, object], T]
@@ -107,6 +107,13 @@ def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise _wrong(name, "a string", value)
     return value
+
+
+def some_text(name: str, value: object) -> str:
+    """Any string but the empty one."""
+    if text(name, value) == "":
+        raise _wrong(name, "a string that is not empty", value)
+    return text(name, value)
 
 
 def boolean(name: str, value: object) -> bool:

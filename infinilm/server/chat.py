@@ -98,7 +98,7 @@ def read_chat(service: Service, values: Mapping[str, Any]) -> ChatCall:
         raise ApiError(
             f"tools: the chat template of {model} teaches no way to call them that is known here", param="tools"
         )
-    keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids)))
+    keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
     if wants_logprobs:
         keywords["logprobs"] = top or 0

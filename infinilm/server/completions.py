@@ -10,7 +10,7 @@ from typing import Any
 from infinilm.outputs import CompletionOutput, RequestOutput, TokenEvent
 from infinilm.requests.event_loop import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.answers import completion_logprobs, new_id, usage
+from infinilm.server.answers import CompletionLogprobs, TokenLogprob, new_id, usage
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, mapping, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
 from infinilm.server.service import Service, bad_request
@@ -18,6 +18,7 @@ from infinilm.server.service import Service, bad_request
 __all__ = ["CompletionCall", "completion_chunks", "read_completion", "whole_completion"]
 
 _MAX_PROMPTS = 1024
+_MAX_CHOICES = 4096  # of all prompts together
 
 
 @dataclass(slots=True)
@@ -33,6 +34,10 @@ class CompletionCall:
     include_usage: bool
     return_token_ids: bool
     model: str
+
+    def logprobs_maker(self, service: Service) -> CompletionLogprobs:
+        """One for each choice."""
+        return CompletionLogprobs(self.logprobs or 0, service.llm.tokenizer, self.params.skip_special_tokens)
 
 
 def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
@@ -51,15 +56,18 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     return_token_ids = bool(body.take("return_token_ids", boolean))
     body.refuse("suffix", "no model that is known here fills in a middle", "")
     best_of = body.take("best_of", integer(1))
-    if best_of is not None and best_of != (values.get("n") or 1):
-        raise ApiError("best_of is not supported: it must be n, or left out", param="best_of")
     longest = max(map(len, prompts))
     scores_only = values.get("max_tokens") == 0
     if scores_only and not echo:
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
-    room = service.room(longest - (1 if scores_only else 0))
+    room = service.room(longest - (1 if scores_only else 0), "prompt")
     keywords = take_sampling(body, llm.default_sampling_params, room)
     body.finish()
+    n = keywords.get("n", llm.default_sampling_params.n)
+    if best_of not in (None, n):
+        raise ApiError("best_of is not supported: it must be n, or left out", param="best_of")
+    if len(prompts) * n > _MAX_CHOICES:
+        raise ApiError(f"n: expected at most {_MAX_CHOICES} answers to all prompts together", param="n")
     if values.get("max_tokens") is None and llm.default_sampling_params.max_tokens is None:
         keywords["max_tokens"] = min(16, room)  # OpenAI's default
     if scores_only:
@@ -100,11 +108,7 @@ def whole_completion(service: Service, call: CompletionCall, running: AsyncReque
     """The answer of completions that have ended."""
     outputs = running.outputs()
     choices = [_choice(service, call, i, o, c) for i, o in enumerate(outputs) for c in o.outputs]
-    counted = usage(outputs)
-    if call.scores_only:
-        counted["total_tokens"] -= counted["completion_tokens"]
-        counted["completion_tokens"] = 0
-    return {**_head(service, call), "choices": choices, "usage": counted}
+    return {**_head(service, call), "choices": choices, "usage": _usage(call, outputs)}
 
 
 def _head(service: Service, call: CompletionCall) -> dict[str, Any]:
@@ -122,15 +126,12 @@ def _choice(
 ) -> dict[str, Any]:
     answer = "" if call.scores_only else choice.text
     ids = [] if call.scores_only else list(choice.token_ids)
-    before = _echoed(service, output) if call.echo else ""
+    before = _echoed(service, call, output)
     logprobs = None
     if call.logprobs is not None:
-        tokens: list[tuple[int, float | None, Mapping[int, float] | None]] = []
-        if call.echo:
-            for token_id, tops in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
-                tokens.append((token_id, None if tops is None else tops[token_id], tops))
+        tokens = _prompt_tokens(call, output)
         tokens += [(t, tops[t], tops) for t, tops in zip(ids, choice.logprobs or (), strict=False)]
-        logprobs = completion_logprobs(tokens, call.logprobs, service.token_bytes, 0)
+        logprobs = call.logprobs_maker(service).add(tokens)
     return {
         "index": index * call.params.n + choice.index,
         "text": before + answer,
@@ -140,8 +141,20 @@ def _choice(
     }
 
 
-def _echoed(service: Service, output: RequestOutput) -> str:
-    return service.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=True)
+def _echoed(service: Service, call: CompletionCall, output: RequestOutput) -> str:
+    """The text before an answer."""
+    if not call.echo:
+        return ""
+    skips_special = call.params.skip_special_tokens
+    return service.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=skips_special)
+
+
+def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLogprob]:
+    """Of the text before an answer."""
+    if not call.echo:
+        return []
+    listed = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+    return [(token_id, None if tops is None else tops[token_id], tops) for token_id, tops in listed]
 
 
 async def completion_chunks(
@@ -150,7 +163,7 @@ async def completion_chunks(
     """The chunks of a stream."""
     head = _head(service, call)
     no_usage = {"usage": None} if call.include_usage else {}
-    begun: dict[int, int] = {}  # choice -> characters given
+    makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
     async for events in running.steps():
         grouped: dict[int, list[TokenEvent]] = {}
         for event in events:
@@ -160,18 +173,32 @@ async def completion_chunks(
             if last.error is not None:
                 raise last.error
             piece = "" if call.scores_only else "".join(e.text for e in of_choice)
-            if index not in begun and call.echo:
-                piece = _echoed(service, running.outputs()[of_choice[0].index]) + piece
-            tokens = [(e.token_id, e.logprob, e.top_logprobs) for e in of_choice if e.token_id is not None]
-            logprobs = None
-            if call.logprobs is not None and tokens:
-                logprobs = completion_logprobs(tokens, call.logprobs, service.token_bytes, begun.get(index, 0))
-            begun[index] = begun.get(index, 0) + len(piece)
+            tokens: list[TokenLogprob] = [
+                (e.token_id, e.logprob, e.top_logprobs) for e in of_choice if e.token_id is not None
+            ]
+            given: dict[str, Any] = {"token_ids": [token_id for token_id, _, _ in tokens]}
+            if call.scores_only:
+                tokens, given["token_ids"] = [], []
+            if index not in makers:
+                output = running.outputs()[of_choice[0].index]
+                makers[index] = call.logprobs_maker(service) if call.logprobs is not None else None
+                piece = _echoed(service, call, output) + piece
+                if call.logprobs is not None:
+                    tokens = _prompt_tokens(call, output) + tokens
+                given["prompt_token_ids"] = list(output.prompt_token_ids)
+            maker = makers[index]
+            logprobs = maker.add(tokens) if maker is not None and tokens else None
             if not (piece or last.finish_reason or logprobs):
                 continue
-            choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": last.finish_reason}
-            if call.return_token_ids:
-                choice["token_ids"] = [token_id for token_id, _, _ in tokens]
-            yield {**head, "choices": [choice], **no_usage}
+            reason = "length" if call.scores_only and last.finish_reason else last.finish_reason
+            choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": reason}
+            yield {**head, "choices": [choice | (given if call.return_token_ids else {})], **no_usage}
     if call.include_usage:
-        yield {**head, "choices": [], "usage": usage(running.outputs())}
+        yield {**head, "choices": [], "usage": _usage(call, running.outputs())}
+
+
+def _usage(call: CompletionCall, outputs: list[RequestOutput]) -> dict[str, Any]:
+    counted = usage(outputs)
+    if call.scores_only:  # the token behind the prompt is not told
+        counted |= {"completion_tokens": 0, "total_tokens": counted["prompt_tokens"]}
+    return counted

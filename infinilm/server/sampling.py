@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, number, text
+from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, number, some_text
+from infinilm.server.service import bad_request
 
 __all__ = ["MAX_CHOICES", "MAX_TOP_LOGPROBS", "take_sampling"]
 
@@ -23,7 +24,7 @@ _FIELDS = {
     "min_p": number(0, 1),
     "repetition_penalty": number(1e-3, 1e3),
     "min_tokens": integer(0),
-    "stop": list_of(text, _MAX_STOP_STRINGS),
+    "stop": list_of(some_text, _MAX_STOP_STRINGS),
     "stop_token_ids": list_of(integer(0)),
     "ignore_eos": boolean,
     "include_stop_str_in_output": boolean,
@@ -83,17 +84,8 @@ def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, 
 
 def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingParams:
     """The parameters of a request. Raises ApiError that names the field."""
-    try:
+    with bad_request():
         return dataclasses.replace(defaults, **keywords)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise _bad_parameter(error) from error
-    except Exception as error:
-        raise _bad_parameter(error) from error
-
-
-def _bad_parameter(error: Exception) -> ApiError:
-    name = str(error).split(" ", 1)[0].rstrip(":")
-    return ApiError(str(error), param=name if name in {f.name for f in dataclasses.fields(SamplingParams)} else None)
 
 
 def _token_id(key: str) -> int:

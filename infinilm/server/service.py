@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import infinilm
-from infinilm.errors import EngineDeadError, InfinilmError, RequestError
+from infinilm.errors import CacheFullError, EngineDeadError
 from infinilm.llm import LLM
 from infinilm.requests.event_loop import AsyncRequests
 from infinilm.sampling_params import SamplingParams
@@ -20,6 +22,9 @@ from infinilm.server.settings import ServerSettings
 __all__ = ["Service", "bad_request"]
 
 T = TypeVar("T")
+
+# What the library's errors begin with, if a field is at fault.
+_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
 
 
 class Service:
@@ -103,15 +108,15 @@ class Service:
             prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
             return prompt, self.llm.tokenizer.encode(prompt, add_special_tokens=False)
 
-    def room(self, num_tokens: int) -> int:
-        """Tokens that the context has left behind a prompt; ApiError if there are none."""
+    def room(self, num_tokens: int, param: str) -> int:
+        """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
             raise ApiError(
                 f"the prompt has {num_tokens} tokens; the context of this server holds {limit}, and one must be left "
                 "for the answer: shorten the prompt",
                 code="context_length_exceeded",
-                param="messages",
+                param=param,
             )
         return limit - num_tokens
 
@@ -138,6 +143,8 @@ class Service:
 
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
+        if isinstance(error, CacheFullError):
+            return ApiError(str(error))
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
@@ -199,13 +206,11 @@ class Service:
 
 
 @contextlib.contextmanager
-def bad_request(param: str | None = None) -> Any:
-    """What the library refuses is the client's to put right, naming the field."""
+def bad_request(param: str | None = None) -> Iterator[None]:
+    """What the library refuses is the client's to put right; `param`: the field at fault, if its words do not say."""
     try:
         yield
-    except EngineDeadError:
-        raise
-    except (RequestError, TypeError, ValueError) as error:
-        raise ApiError(str(error), param=param) from error
-    except InfinilmError as error:  # such as: it can never fit into the cache
-        raise ApiError(str(error), param=param) from error
+    except (CacheFullError, TypeError, ValueError) as error:
+        begin = re.match(r"[a-z_]*", str(error))
+        named = begin[0] if begin is not None and begin[0] in _FIELDS else param
+        raise ApiError(str(error), param=named) from error
