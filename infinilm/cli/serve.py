@@ -111,23 +111,16 @@ def run_serve(args: argparse.Namespace) -> int:
             **model_settings(args),
         )
 
-    try:
-        return serve(
-            load,
-            settings,
-            host=args.host,
-            port=args.port,
-            ssl_keyfile=args.ssl_keyfile,
-            ssl_certfile=args.ssl_certfile,
-            log_requests=args.log_requests,
-            tell=note,
-        )
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise ConfigError(
-            f"cannot listen at {args.host}:{args.port}: {error.strerror}; choose another --port"
-        ) from None
+    return serve(
+        load,
+        settings,
+        host=args.host,
+        port=args.port,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        log_requests=args.log_requests,
+        tell=note,
+    )
 
 
 def _model_name(model: str) -> str:

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
+from infinilm.errors import ConfigError
 from infinilm.llm import LLM
 from infinilm.server.app import make_app
 from infinilm.server.service import Service
@@ -52,7 +54,7 @@ def serve(
 
     Raises
     ------
-    OSError
+    ConfigError
         The address cannot be had.
     Exception
         What made the loading fail.
@@ -70,9 +72,9 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except BaseException:
+    except OSError as error:
         listener.close()
-        raise
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
     listener.listen(2048)
     return listener
 
@@ -122,7 +124,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     serving = asyncio.ensure_future(server.serve([listener]))
-    loading = asyncio.ensure_future(asyncio.to_thread(load))
+    loading = _in_daemon(load)
     stopping = asyncio.ensure_future(stop.wait())
     llm: LLM | None = None
     try:
@@ -147,11 +149,36 @@ async def _serve(
         server.should_exit = True
         await asyncio.wait({serving}, timeout=5)
         stopping.cancel()
-        if llm is None and not loading.done():
-            with contextlib.suppress(Exception):
-                llm = await loading
+        loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+
+def _in_daemon(load: Callable[[], LLM]) -> asyncio.Future[LLM]:
+    """Load in a thread that the process does not wait for: a signal ends it while a large model is being read."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[LLM] = loop.create_future()
+
+    def tell(llm: LLM | None, error: BaseException | None) -> None:
+        if loaded.done():  # cancelled
+            return
+        if llm is not None:
+            loaded.set_result(llm)
+        else:
+            loaded.set_exception(error or RuntimeError("there is no model"))
+
+    def work() -> None:
+        llm: LLM | None = None
+        failure: BaseException | None = None
+        try:
+            llm = load()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, llm, failure)
+
+    threading.Thread(target=work, name="infinilm-load", daemon=True).start()
+    return loaded
 
 
 async def _until(condition: Callable[[], bool]) -> None:

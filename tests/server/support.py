@@ -33,11 +33,12 @@ SECONDS = 120  # for anything to happen, on machines with much else to do
 class ServerProcess:
     """A running `infinilm serve`; `url` is where it listens."""
 
-    def __init__(self, *arguments: str, folder: Path) -> None:
-        # Not in the checkout, whose source tree would be imported instead of the installed package.
-        command = [sys.executable, "-m", "infinilm", "serve", "--port", "0", "--api-key", KEY, *arguments]
+    def __init__(self, *python: str, folder: Path) -> None:
+        """Run Python with arguments, not in the checkout: its source tree would be imported instead of the package."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, *python], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+        )
         self.lines: list[str] = []
         self._found = threading.Event()
         self.url = ""
@@ -71,7 +72,14 @@ class ServerProcess:
 
 @contextmanager
 def served(*arguments: str, folder: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(*arguments, folder=folder)
+    with started("-m", "infinilm", "serve", "--port", "0", "--api-key", KEY, *arguments, folder=folder) as server:
+        yield server
+
+
+@contextmanager
+def started(*python: str, folder: Path) -> Iterator[ServerProcess]:
+    """A server that Python starts with these arguments."""
+    server = ServerProcess(*python, folder=folder)
     try:
         yield server
     finally:
