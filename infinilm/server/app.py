@@ -21,10 +21,13 @@ from starlette.routing import Route
 
 import infinilm
 from infinilm.requests.event_loop import AsyncRequests
+from infinilm.server.blocks import BlockBuilder
 from infinilm.server.bodies import ApiError, Body, anything, boolean, text
-from infinilm.server.chat import chat_chunks, read_chat, whole_chat
+from infinilm.server.chat import ChatCall, chat_chunks, read_chat, whole_chat
 from infinilm.server.completions import completion_chunks, read_completion, whole_completion
 from infinilm.server.guard import App, Guard, error_body
+from infinilm.server.messages import read_message
+from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 
 __all__ = ["make_app"]
@@ -49,6 +52,9 @@ def make_app(service: Service) -> App:
     routes = [
         route("/v1/chat/completions", "POST", _chat),
         route("/v1/completions", "POST", _completion),
+        route("/v1/responses", "POST", _response),
+        route("/v1/messages", "POST", _message),
+        route("/v1/messages/count_tokens", "POST", _count_tokens),
         route("/v1/models", "GET", _models),
         route("/v1/models/{name:path}", "GET", _model),
         route("/tokenize", "POST", _tokenize),
@@ -60,23 +66,31 @@ def make_app(service: Service) -> App:
     ]
     if service.settings.page:
         routes.append(route("/", "GET", _page))
-    app = Starlette(routes=routes, exception_handlers={ApiError: _api_error, HTTPException: _http_error})
+    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
     return Guard(app, service.settings)
 
 
 # ---- errors ----
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error_body(error), error.status, headers=error.headers)
+    return JSONResponse(error_body(error, request.url.path), error.status, headers=error.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
     found = ApiError(what.get(error.status_code, str(error.detail)), error.status_code)
-    return JSONResponse(error_body(found), found.status, headers=error.headers)
+    return JSONResponse(error_body(found, request.url.path), found.status, headers=error.headers)
+
+
+async def _failure(request: Request, _: Exception) -> Response:
+    """What was not foreseen; the guard logs it."""
+    return await _api_error(request, ApiError("the server failed; its log says why", 500))
+
+
+_HANDLERS: Mapping[Any, Any] = {ApiError: _api_error, HTTPException: _http_error, Exception: _failure}
 
 
 # ---- generation ----
@@ -100,6 +114,33 @@ async def _completion(service: Service, request: Request) -> Response:
         )
     return await _whole(
         service, request, call.prompts, call.params, lambda running: whole_completion(service, call, running)
+    )
+
+
+async def _response(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    return await _blocks(service, request, *await asyncio.to_thread(read_response, service, values))
+
+
+async def _message(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    return await _blocks(service, request, *await asyncio.to_thread(read_message, service, values))
+
+
+async def _count_tokens(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    call, _ = await asyncio.to_thread(read_message, service, values, counts_only=True)
+    return JSONResponse({"input_tokens": len(call.prompt_token_ids)})
+
+
+async def _blocks(service: Service, request: Request, call: ChatCall, builder: BlockBuilder) -> Response:
+    prompts = [call.prompt_token_ids]
+    if call.is_stream:
+        return await _stream(
+            service, prompts, call.params, lambda running: builder.events(call, running), path=request.url.path
+        )
+    return await _whole(
+        service, request, prompts, call.params, lambda running: builder.whole(call, running.outputs()[0])
     )
 
 
@@ -140,8 +181,12 @@ async def _stream(
     prompts: list[list[int]],
     params: Any,
     chunks: Callable[[AsyncRequests], AsyncIterator[dict[str, Any]]],
+    path: str = "",
 ) -> Response:
-    """Server-sent events. What is wrong with the request is said before the stream begins."""
+    """Server-sent events. What is wrong with the request is said before the stream begins.
+
+    Events that have a type carry it as their name too, and the last of them ends the stream; otherwise `[DONE]` does.
+    """
     entered = contextlib.AsyncExitStack()
     running = await entered.enter_async_context(service.running(prompts, params))
 
@@ -150,12 +195,13 @@ async def _stream(
             try:
                 async for chunk in service.in_time(chunks(running)):
                     yield _event(chunk)
-                yield b"data: [DONE]\n\n"
+                if not path:
+                    yield b"data: [DONE]\n\n"
             except ApiError as error:
-                yield _event(error_body(error))
+                yield _event(error_body(error, path))
             except Exception as error:  # of this request alone
                 logger.warning("a request failed: %s", error)
-                yield _event(error_body(service.failed(error)))
+                yield _event(error_body(service.failed(error), path))
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return _ClosingStream(lines(), media_type="text/event-stream", headers=headers, on_end=entered.aclose)
@@ -177,7 +223,8 @@ class _ClosingStream(StreamingResponse):
 
 
 def _event(values: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    name = f"event: {values['type']}\n".encode() if "type" in values else b""
+    return name + b"data: " + json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def _disconnected(request: Request) -> None:

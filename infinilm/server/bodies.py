@@ -90,6 +90,11 @@ class Body:
         if value is not None and value not in neutral:
             raise ApiError(f"{self._where}{name} is not supported: {why}", param=self._where + name)
 
+    def rest(self) -> dict[str, Any]:
+        """The fields that nobody took."""
+        left, self._left = self._left, {}
+        return left
+
     def finish(self) -> None:
         """Refuse fields that were not taken."""
         for name in self._left:

@@ -27,9 +27,14 @@ logger = logging.getLogger("infinilm.server")
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+def error_body(error: ApiError, path: str = "") -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read, and on the paths that have another also in that."""
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": told}
+    if path.startswith("/v1/responses"):
+        return {"type": "error", **told, "error": told}
+    return {"error": told}
 
 
 class Guard:
@@ -76,11 +81,11 @@ class Guard:
             self._check(scope["method"], scope["path"], headers)
             await self._app(scope, self._bounded(receive, headers), sending)
         except ApiError as error:
-            await send_error(sending, error)
+            await send_error(sending, error, scope["path"])
         except Exception:
             logger.exception("a request to %s failed", scope["path"])
             if not started:
-                await send_error(sending, ApiError("the server failed; its log says why", 500))
+                await send_error(sending, ApiError("the server failed; its log says why", 500), scope["path"])
             elif not complete:
                 raise  # the connection is closed: nobody takes half an answer for a whole one
 
@@ -144,9 +149,9 @@ class Guard:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError, path: str) -> None:
     """Answer with an error."""
     headers = [(b"content-type", b"application/json")]
     headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error_body(error)).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(error_body(error, path)).encode()})

@@ -128,7 +128,8 @@ async def _serve(
     stopping = asyncio.ensure_future(stop.wait())
     llm: LLM | None = None
     try:
-        await asyncio.wait({loading, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        first: set[asyncio.Future[Any]] = {loading, serving, stopping}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and not stop.is_set():
             llm = loading.result()
             service.serve(llm)

@@ -137,11 +137,13 @@ class ScriptedLLM(LLM):
     script = ""
 
     def asubmit(self, prompts: Any, sampling_params: Any = None, **sampling: Any) -> AsyncRequests:
-        ids = [*self.tokenizer.encode(self.script, add_special_tokens=False), min(self.eos_token_ids)]
+        ids = [*self.tokenizer.encode(self.script, add_special_tokens=False), min(self.tokenizer.eos_token_ids)]
+
+        num_prompt = len(prompts[0])
 
         def next_token(token_ids: Sequence[int], logits: Any) -> Any:
             logits[:] = -1e30
-            logits[ids[len(token_ids)]] = 0
+            logits[ids[len(token_ids) - num_prompt]] = 0
             return logits
 
         return super().asubmit(prompts, dataclasses.replace(sampling_params, logits_processor=next_token), **sampling)

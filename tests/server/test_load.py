@@ -214,6 +214,17 @@ def test_a_request_that_fails_is_one_error(
     assert post(host, max_tokens=1).status_code == 200
 
 
+def test_what_nobody_foresaw(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(llm._requests, "make", broken)
+    for stream in (False, True):
+        answer = post(host, stream=stream)
+        assert answer.status_code == 500 and "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_engine(tiny_folder: Path, stream: bool) -> None:
     with LLM(tiny_folder) as llm, hosted(llm) as host:
