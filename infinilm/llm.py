@@ -33,8 +33,17 @@ from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread, completion_event
 from infinilm.requests.handle import Request
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.requests.request import Deliver, GenerationRequest, LogitsWork, News, PromptLogprobs, raise_failure
+from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, check_top
+from infinilm.requests.reduce import reduce_prompts, run_works
+from infinilm.requests.request import (
+    Deliver,
+    GenerationRequest,
+    HiddenPool,
+    LogitsWork,
+    News,
+    PromptLogprobs,
+    raise_failure,
+)
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.chat_template import ChatTemplate
@@ -408,7 +417,7 @@ class LLM:
         def take(first: int, logits: npt.NDArray[np.float32]) -> None:
             out[first : first + len(logits)] = logits
 
-        self._run_prompts([LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
+        run_works(self._thread, [LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
         return out
 
     def score(self, prompts: Prompts, *, top: int = 0) -> list[Score]:
@@ -432,23 +441,43 @@ class LLM:
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
         check_top("top", top, self.config.vocab_size)
-        listed = as_prompt_list(prompts)
-        scores: list[PromptLogprobs] = []
-        works: list[LogitsWork] = []
-        for i, prompt in enumerate(listed):
-            ids = self._requests.encode(prompt, f"prompt {i}", room=0)
-            scores.append(PromptLogprobs(ids, top))
-            works.append(LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
-        self._run_prompts(works)
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top))
         return [
             Score(
                 prompt if isinstance(prompt, str) else None,
-                work.sequence.prompt_token_ids.tolist(),
+                ids.tolist(),
                 score.logprobs,
                 score.top_logprobs if top else None,
             )
-            for prompt, work, score in zip(listed, works, scores, strict=True)
+            for prompt, ids, score in reduced
         ]
+
+    def embed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """Vectors of texts: the hidden states after the final norm, of each as one of length 1.
+
+        They do not depend on what else runs. How well they tell texts apart is up to the model: those made for
+        embeddings are trained for it.
+
+        Parameters
+        ----------
+        prompts
+            A text, a list of token ids, or a list of either.
+        pooling
+            "mean" of all tokens, or the "last" token, as the model was trained.
+
+        Returns
+        -------
+        float32 array, [num_prompts, hidden_size]
+
+        Raises
+        ------
+        RequestError
+            A prompt that can never be served, or another pooling. Nothing was run then.
+        """
+        if pooling not in ("mean", "last"):
+            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in reduced])
 
     # ---- state ----
 
@@ -553,19 +582,6 @@ class LLM:
             async for events in running.steps():
                 for event in events:
                     yield event
-
-    def _run_prompts(self, works: list[LogitsWork]) -> None:
-        """Run prompts to their ends; raises what makes one of them fail."""
-        ends: queue.SimpleQueue[News] = queue.SimpleQueue()
-        for work in works:
-            work.deliver = ends.put
-        try:
-            self._thread.submit(works)
-            for _ in works:
-                if (error := ends.get().error) is not None:
-                    raise error
-        finally:
-            self._thread.cancel(works)
 
 
 def _listen(requests: list[GenerationRequest], deliver: Deliver, ends_only: bool) -> int:

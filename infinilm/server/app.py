@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import infinilm
 from infinilm.requests.event_loop import AsyncRequests
 from infinilm.server.blocks import BlockBuilder
 from infinilm.server.bodies import ApiError, Body, anything, boolean, text
 from infinilm.server.chat import ChatCall, chat_chunks, read_chat, whole_chat
 from infinilm.server.completions import completion_chunks, read_completion, whole_completion
+from infinilm.server.embeddings import embed
 from infinilm.server.guard import App, Guard, error_body
 from infinilm.server.messages import read_message
 from infinilm.server.responses import read_response
@@ -55,6 +55,7 @@ def make_app(service: Service) -> App:
         route("/v1/responses", "POST", _response),
         route("/v1/messages", "POST", _message),
         route("/v1/messages/count_tokens", "POST", _count_tokens),
+        route("/v1/embeddings", "POST", _embeddings),
         route("/v1/models", "GET", _models),
         route("/v1/models/{name:path}", "GET", _model),
         route("/tokenize", "POST", _tokenize),
@@ -131,6 +132,13 @@ async def _count_tokens(service: Service, request: Request) -> Response:
     values = await _json(service, request)
     call, _ = await asyncio.to_thread(read_message, service, values, counts_only=True)
     return JSONResponse({"input_tokens": len(call.prompt_token_ids)})
+
+
+async def _embeddings(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    with service.admitted(0):
+        loop = asyncio.get_running_loop()
+        return JSONResponse(await loop.run_in_executor(service.embedders, embed, service, values))
 
 
 async def _blocks(service: Service, request: Request, call: ChatCall, builder: BlockBuilder) -> Response:
@@ -327,8 +335,8 @@ async def _health(service: Service, _: Request) -> Response:
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
 
-async def _version(_: Service, __: Request) -> Response:
-    return JSONResponse({"version": infinilm.__version__})
+async def _version(service: Service, _: Request) -> Response:
+    return JSONResponse({"version": service.version})
 
 
 async def _metrics(service: Service, _: Request) -> Response:

@@ -13,7 +13,7 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import CompletionLogprobs, TokenLogprob, new_id, usage
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, mapping, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
-from infinilm.server.service import Service, bad_request
+from infinilm.server.service import Service
 
 __all__ = ["CompletionCall", "completion_chunks", "read_completion", "whole_completion"]
 
@@ -45,7 +45,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     llm, body = service.llm, Body(values)
     model = service.check_model(body.need("model", text))
     special = body.take("add_special_tokens", boolean)
-    prompts = _prompts(service, body.need("prompt", anything), special is not False)
+    prompts = service.prompts("prompt", body.need("prompt", anything), _MAX_PROMPTS, special is not False)
     echo = bool(body.take("echo", boolean))
     top = body.take("logprobs", integer(0, MAX_TOP_LOGPROBS))
     is_stream = bool(body.take("stream", boolean))
@@ -87,21 +87,6 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         return_token_ids,
         model,
     )
-
-
-def _prompts(service: Service, value: object, add_special_tokens: bool) -> list[list[int]]:
-    """One text, one list of ids, or a list of either."""
-    several = isinstance(value, list) and not (value and type(value[0]) is int)
-    items = value if isinstance(value, list) and several else [value]
-    if not items or len(items) > _MAX_PROMPTS:
-        raise ApiError(f"prompt: expected 1 to {_MAX_PROMPTS} prompts, got {len(items)}", param="prompt")
-    with bad_request("prompt"):
-        return [
-            service.llm.tokenize(item, add_special_tokens=add_special_tokens)
-            if isinstance(item, str)
-            else service.check_ids(item)
-            for item in items
-        ]
 
 
 def whole_completion(service: Service, call: CompletionCall, running: AsyncRequests) -> dict[str, Any]:

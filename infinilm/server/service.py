@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib.metadata
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import infinilm
 from infinilm.errors import CacheFullError, EngineDeadError
 from infinilm.llm import LLM
 from infinilm.requests.event_loop import AsyncRequests
@@ -45,8 +46,11 @@ class Service:
         self._death: BaseException | None = None
         self._died = asyncio.Event()
         self.created = int(time.time())
-        self.fingerprint = f"infinilm-{infinilm.__version__}"
+        self.version = importlib.metadata.version("infinilm")
+        self.fingerprint = f"infinilm-{self.version}"
         self._llm: LLM | None = None
+        # Embedding waits in a thread for the engine; not in those that tokenise for everybody.
+        self.embedders = ThreadPoolExecutor(16, thread_name_prefix="infinilm-embed")
         self._num_admitted = 0  # calls between admission and their last byte
         self._num_prompt_tokens = 0  # of those
         self._idle = asyncio.Event()
@@ -124,11 +128,22 @@ class Service:
         """What a token adds to a text, special tokens as their names."""
         return self.llm.tokenizer.token_bytes(token_id)
 
-    def check_ids(self, ids: object) -> list[int]:
-        """Token ids of a prompt; ApiError if they are none."""
-        if not isinstance(ids, list) or not all(type(token_id) is int for token_id in ids):
-            raise ApiError("prompt: expected a text, a list of token ids, or a list of either", param="prompt")
-        return ids
+    def prompts(self, name: str, value: object, most: int, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of a field that is a text, a list of token ids, or a list of either; ApiError if it is not."""
+        several = isinstance(value, list) and not (value and type(value[0]) is int)
+        items = value if isinstance(value, list) and several else [value]
+        if not 1 <= len(items) <= most:
+            raise ApiError(f"{name}: expected 1 to {most} texts or lists of token ids, got {len(items)}", param=name)
+        result: list[list[int]] = []
+        for item in items:
+            if isinstance(item, str):
+                with bad_request(name):
+                    result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
+            elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
+                result.append(item)
+            else:
+                raise ApiError(f"{name}: expected a text, a list of token ids, or a list of either", param=name)
+        return result
 
     # ---- time ----
 
@@ -169,14 +184,19 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
-        num_tokens = sum(map(len, prompts))
-        self._admit(num_tokens)
-        try:
+        with self.admitted(sum(map(len, prompts))):
             with bad_request():
                 started = self.llm.asubmit([list(prompt) for prompt in prompts], params)
             async with started as running:
                 yield running
                 self.metrics.finish(running.outputs())
+
+    @contextlib.contextmanager
+    def admitted(self, num_tokens: int) -> Iterator[None]:
+        """Count a call whose prompts have so many tokens; ApiError if too many wait."""
+        self._admit(num_tokens)
+        try:
+            yield
         except EngineDeadError as error:
             raise self.failed(error) from error
         finally:
@@ -213,4 +233,6 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     except (CacheFullError, TypeError, ValueError) as error:
         begin = re.match(r"[a-z_]*", str(error))
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param
+        if named == "prompt":  # as the library calls it, whatever the field is called
+            named = param or named
         raise ApiError(str(error), param=named) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -357,3 +359,23 @@ def test_parameters_of_the_model_hold(client: openai.OpenAI, demo: LLM) -> None:
     assert params.top_p != 1 and params.temperature != 1
     text = demo.chat(MESSAGES, seed=2, use_tqdm=False)[0].outputs[0].text
     assert client.chat.completions.create(model="demo", messages=MESSAGES, seed=2).choices[0].message.content == text
+
+
+def test_embeddings(client: openai.OpenAI, demo: LLM, server: ServerProcess, headers: dict[str, str]) -> None:
+    texts = ["The cat sat", "A dog ran away from home"]
+    expected = demo.embed(texts)
+    for form in ("float", "base64"):
+        answer = client.embeddings.create(model="demo", input=texts, encoding_format=form)  # type: ignore[arg-type]
+        found = [item.embedding for item in answer.data]
+        if form == "base64":
+            found = [np.frombuffer(base64.b64decode(item), "<f4") for item in found]  # type: ignore[arg-type, misc]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert answer.usage.prompt_tokens == sum(len(demo.tokenize(text)) for text in texts)
+    by_default = client.embeddings.create(model="demo", input=demo.tokenize(texts[0])).data
+    np.testing.assert_allclose(by_default[0].embedding, expected[0], rtol=1e-6)
+    last = client.embeddings.create(model="demo", input=texts, extra_body={"pooling": "last"}).data
+    np.testing.assert_allclose(last[1].embedding, demo.embed(texts, "last")[1], rtol=1e-6)
+    for fields in ({"dimensions": 8}, {"input": []}, {"input": "word " * 600}, {"input": [[]]}, {"pooling": "max"}):
+        answer = post(server, headers, "/v1/embeddings", **({"model": "demo", "input": "x"} | fields))
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == next(iter(fields))
