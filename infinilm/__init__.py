@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import infinilm.logs  # noqa: F401 (says where warnings go)
 from infinilm.errors import (
     CacheFullError as CacheFullError,
     ConfigError as ConfigError,
     DeviceError as DeviceError,
     EngineDeadError as EngineDeadError,
     InfinilmError as InfinilmError,
+    QueueFullError as QueueFullError,
     RequestError as RequestError,
     WeightError as WeightError,
 )
@@ -60,10 +62,13 @@ if TYPE_CHECKING:
         Score as Score,
         TokenEvent as TokenEvent,
     )
-    from infinilm.requests import MemoryPlan as MemoryPlan, Request as Request, plan_memory as plan_memory
+    from infinilm.requests import (
+        MemoryPlan as MemoryPlan,
+        Request as Request,
+        RequestLimits as RequestLimits,
+        plan_memory as plan_memory,
+    )
     from infinilm.sampling_params import SamplingParams as SamplingParams
-
-__version__ = "0.1.0"
 
 # Public names by the module that has them; loaded on first use (PEP 562), which keeps `import infinilm` fast. A test
 # holds this against the imports above, which are for type checkers.
@@ -88,7 +93,7 @@ _LAZY = {
             "Score",
             "TokenEvent",
         ),
-        "infinilm.requests": ("MemoryPlan", "Request", "plan_memory"),
+        "infinilm.requests": ("MemoryPlan", "Request", "RequestLimits", "plan_memory"),
         "infinilm.sampling_params": ("SamplingParams",),
     }.items()
     for name in names
@@ -109,7 +114,7 @@ def __getattr__(name: str) -> Any:
                 raise
             raise ImportError(
                 f"infinilm in {__path__[0]} has no compiled core: it is a source tree. Install it with "
-                "'pip install .', and run from another folder"
+                "'pip install .', and use the Python that it was installed for"
             ) from None
     if name in _MODULES:
         return importlib.import_module(f"infinilm.{name}")
@@ -122,3 +127,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
+
+
+try:
+    from infinilm._version import __version__ as __version__
+except ModuleNotFoundError:  # a source tree: where the package is installed too, that one takes its place
+    from infinilm._source_tree import __version__ as __version__

@@ -87,7 +87,9 @@ class PreparedLinear:
     def out_features(self) -> int: ...
 
 class Backend:
-    """The ops of one device, for tests and experiments."""
+    """
+    The ops of one device, for tests and experiments; one thread at a time.
+    """
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
@@ -308,11 +310,25 @@ class StepOutput:
     def logits(self) -> Tensor | None:
         """[num_rows, vocab_size] float32"""
 
+    @property
+    def aborted(self) -> bool:
+        """
+        PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens is not defined.
+        """
+
 def sample_fault(id: int) -> str:
     """Why a row has a negative id: what its logits are."""
 
 class PendingStep:
     """A step on its way."""
+
+    def abort(self) -> None:
+        """
+        Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is nearly done is done.
+        """
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; returns whether the step is done."""
 
     def result(self) -> StepOutput:
         """Waits for the step and gives its output, once; raises what it raised."""

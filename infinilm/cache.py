@@ -7,18 +7,16 @@ tables join to sequences. `InferEngine` takes a configuration and asks it for it
 
 from __future__ import annotations
 
-import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from infinilm.config.families import DTYPES
+from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.errors import CacheFullError, ConfigError
+from infinilm.logs import logger
 
 __all__ = [
     "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig", "resolve_cache_dtype"
 ]  # fmt: skip
-
-logger = logging.getLogger("infinilm")
 
 UNLIMITED = 2**64 - 1
 """`max_cache_len` that means: as many tokens as the model has positions."""
@@ -233,42 +231,38 @@ def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, devi
     ConfigError
         Another value, or one that the device has not.
     """
-    if requested not in (None, "auto", *DTYPES):
+    wanted = "auto" if requested is None else dtype_name(requested)
+    if wanted not in ("auto", *DTYPES):
         raise ConfigError(
-            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {requested!r}"
-            + ("; a quantised KV cache is not available in this version" if "8" in str(requested) else "")
+            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(requested)}"
+            + ("; a quantised KV cache is not available in this version" if "8" in wanted else "")
         )
     if device.partition(":")[0] == "cuda":
-        if requested not in (None, "auto", computed):
+        if wanted not in ("auto", computed):
             raise ConfigError(
                 f"kv_cache_dtype: on a GPU the KV cache has the dtype that is computed in, {computed!r}, got "
-                f"{requested!r}; leave it out, or pass dtype={requested!r}"
+                f"{wanted!r}; leave it out, or pass dtype={wanted!r}"
             )
         return computed
-    return auto if requested in (None, "auto") else str(requested)
+    return auto if wanted == "auto" else wanted
 
 
 def _store_dtype(config: StaticKVCacheConfig | PagedKVCacheConfig) -> None:
     """Keep `dtype` as one of `DTYPES` or None, or refuse it."""
     if config.dtype is None:
         return
-    dtype = str(config.dtype).removeprefix("torch.")
+    dtype = dtype_name(config.dtype)
     if dtype not in DTYPES:
         raise ConfigError(
-            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, DTYPES))} or None, got {config.dtype!r}"
+            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, DTYPES))} or None, got "
+            f"{short_repr(config.dtype)}"
         )
     object.__setattr__(config, "dtype", dtype)
 
 
 def _store_integer(config: CacheConfig, name: str, value: object) -> None:
     """Keep `value` as an int, or refuse it."""
-    try:
-        number = -1 if isinstance(value, bool) else value.__index__()  # type: ignore[attr-defined]
-    except AttributeError:
-        number = -1
-    if not 1 <= number <= UNLIMITED:
-        raise ConfigError(f"{type(config).__name__}: {name} must be an integer in [1, 2**64), got {value!r}")
-    object.__setattr__(config, name, number)
+    object.__setattr__(config, name, as_integer(f"{type(config).__name__}: {name}", value, below=UNLIMITED + 1))
 
 
 def _check_bytes(num_bytes: int, setting: str) -> None:

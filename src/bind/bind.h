@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "bind/gil.h"
 #include "core/tensor.h"
 
 namespace infinilm {

@@ -2,6 +2,7 @@
 // Allocation, loading, sharding and the list of what is missing all derive from it; adding a weight is adding a row.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -98,7 +99,7 @@ private:
     ModelWeights weights_;
     std::vector<ParamRow> rows_;
     std::map<std::string, size_t> by_name_;
-    int64_t bytes_ = 0;
+    std::atomic<int64_t> bytes_ = 0;  // also read while another thread loads
     bool prepared_ = false;
 };
 

@@ -93,11 +93,43 @@ struct Blocks {
 template <class Format>
 Blocks blocks_of(const LinearArgs& args) {
     const int64_t limit = panel_row_bytes / (int64_t)sizeof(typename Format::Staged);
-    const int64_t count = (args.in_features + limit - 1) / limit;
+    const int64_t count = args.in_features > 0 ? (args.in_features + limit - 1) / limit : 1;
     return {count, round_up((args.in_features + count - 1) / count, Format::step)};
 }
 
 // ---- What one worker does ----
+
+// A tile of gate and up: one silu for all its tokens and outputs, a lane for each. Outputs first, first + stride, ...
+// of which the first `count` are in the range.
+template <int Tokens, int Rows>
+INFINILM_INLINE void finish_gated(const LinearArgs& args, const Range& range, int64_t first, int64_t stride, int count,
+                                  int64_t token, int64_t token_end, const vec (&acc)[Tokens][Rows]) {
+    constexpr int outputs = Rows / 2;
+    static_assert(Tokens * outputs <= width);
+    vec gate = zero(), up = zero();
+#pragma GCC unroll 8
+    for (int j = 0; j < outputs; ++j) {
+        const int64_t output = first + (j < count ? j : 0) * stride;
+#pragma GCC unroll 8
+        for (int i = 0; i < Tokens; ++i) {
+            const float g = reduce_add(acc[i][2 * j]), u = reduce_add(acc[i][2 * j + 1]);
+            gate[i * outputs + j] = range.bias[0] ? g + range.bias[0][output] : g;
+            up[i * outputs + j] = range.bias[1] ? u + range.bias[1][output] : u;
+        }
+    }
+    const vec product = silu(gate) * up;
+    const int64_t column = range.begin + first;
+#pragma GCC unroll 8
+    for (int i = 0; i < Tokens; ++i) {
+        if (token + i >= token_end) return;
+        const float* residual = args.residual ? args.residual + (token + i) * args.residual_stride + column : nullptr;
+        float* out = args.out + (token + i) * args.out_stride + column;
+#pragma GCC unroll 8
+        for (int j = 0; j < outputs; ++j)
+            if (j < count)
+                out[j * stride] = residual ? product[i * outputs + j] + residual[j * stride] : product[i * outputs + j];
+    }
+}
 
 // Reduces a tile and writes it. Its rows belong to outputs first, first + stride, ... of the range (gate and up side by
 // side where there are two per output); what hangs over the range or over token_end is dropped.
@@ -106,23 +138,14 @@ INFINILM_INLINE void finish(const LinearArgs& args, const Range& range, int64_t 
                             int64_t token_end, const vec (&acc)[Tokens][Rows]) {
     int count = Rows / range.rows_per_output;
     while (count > 0 && first + (count - 1) * stride >= range.count) --count;
+    if (range.rows_per_output == 2) return finish_gated(args, range, first, stride, count, token, token_end, acc);
     for (int i = 0; i < Tokens && token + i < token_end; ++i) {
         float sum[Rows];
 #pragma GCC unroll 8
         for (int j = 0; j < Rows; ++j) sum[j] = reduce_add(acc[i][j]);
-        if (range.rows_per_output == 2) {
-            float gate[width] = {};
-            for (int j = 0; j < count; ++j) {
-                const int64_t output = first + j * stride;
-                gate[j] = range.bias[0] ? sum[2 * j] + range.bias[0][output] : sum[2 * j];
-                sum[j] = range.bias[1] ? sum[2 * j + 1] + range.bias[1][output] : sum[2 * j + 1];
-            }
-            store(gate, silu(load(gate)));
-            for (int j = 0; j < count; ++j) sum[j] = gate[j] * sum[j];
-        } else if (range.bias[0]) {
-            for (int j = 0; j < count; ++j) sum[j] += range.bias[0][first + j * stride];
-        }
         const int64_t column = range.begin + first;
+        if (range.bias[0])
+            for (int j = 0; j < count; ++j) sum[j] += range.bias[0][first + j * stride];
         if (args.residual) {
             const float* residual = args.residual + (token + i) * args.residual_stride + column;
             for (int j = 0; j < count; ++j) sum[j] += residual[j * stride];
