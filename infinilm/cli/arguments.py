@@ -187,11 +187,8 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = (
-        "device", "dtype", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids", "max_model_len",
-        "revision",
-    )  # fmt: skip
-    return {name: getattr(args, name) for name in names if name in args}
+    names = ("device", "dtype", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids", "max_model_len")
+    return {name: getattr(args, name) for name in (*names, "revision") if name in args}
 
 
 _SAMPLING = [
