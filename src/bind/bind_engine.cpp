@@ -60,6 +60,9 @@ void bind_spec(nb::module_& m) {
         .def_prop_rw(
             "dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
             [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
+        .def_prop_rw(
+            "quantization", [](const ModelSpec& s) { return std::string(name(s.quantization)); },
+            [](ModelSpec& s, const std::string& text) { s.quantization = quantization_from_string(text); })
         .def_rw("vocab_size", &ModelSpec::vocab_size)
         .def_rw("hidden_size", &ModelSpec::hidden_size)
         .def_rw("num_layers", &ModelSpec::num_layers)

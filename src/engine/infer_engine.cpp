@@ -223,7 +223,7 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
         for (const ParamRow& row : rank.params.rows()) {
             const bool kept = static_cast<bool>(*row.destination);
             if (!kept && row.loaded && rank.params.has_part(row))
-                throw WeightError(concat("state_dict: '", row.name, "' was made on the device and is not kept"));
+                throw WeightError(concat("state_dict: '", row.name, "' was made for load_dummy and is not kept"));
             if (kept)
                 out[static_cast<size_t>(rank.index)].emplace_back(row.name, *row.destination).second.read_only = true;
         }

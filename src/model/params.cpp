@@ -145,6 +145,7 @@ void Params::keep(ParamRow& row, Tensor part) {
 }
 
 void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
+    dummy_ = true;
     for (ParamRow& row : rows_) {
         if (ranges(row).empty()) {
             keep(row, {});
@@ -190,10 +191,14 @@ void Params::check_complete() const {
 void Params::prepare(Backend& backend) {
     check_complete();
     auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain, int head_dim = 0) {
-        w.prepared = ops::prepare_linear(backend, w.parts, kind, head_dim);
+        w.prepared = ops::prepare_linear(backend, w.parts, kind, head_dim, model_.quantization);
+    };
+    auto prepare_vocabulary = [&](LinearWeights& w) {
+        const Quantization q = model_.quantization == Quantization::none ? Quantization::none : Quantization::int8;
+        w.prepared = ops::prepare_linear(backend, w.parts, LinearKind::plain, 0, q);
     };
     auto prepare_vector = [&](VectorWeights& w) { w.prepared = backend.prepare_vector(w.loaded); };
-    prepare(weights_.embed_tokens);
+    prepare_vocabulary(weights_.embed_tokens);
     for (LayerWeights& layer : weights_.layers) {
         prepare_vector(layer.input_layernorm);
         prepare(layer.qkv_proj, LinearKind::qkv, spec_.attention.head_dim);
@@ -208,11 +213,12 @@ void Params::prepare(Backend& backend) {
     if (spec_.tie_word_embeddings)
         weights_.lm_head.prepared = weights_.embed_tokens.prepared;
     else
-        prepare(weights_.lm_head);
+        prepare_vocabulary(weights_.lm_head);
     prepared_ = true;
-    // Dummy weights made on a device: the prepared form is enough. Files stay mapped, which costs nothing.
-    for (const ParamRow& row : rows_)
-        if (row.destination->device().kind != DeviceKind::cpu) *row.destination = {};
+    // Of random weights the prepared form is enough. Files stay mapped, which costs nothing.
+    if (dummy_)
+        for (const ParamRow& row : rows_)
+            if (row.shape.size() == 2) *row.destination = {};
 }
 
 void Params::clear() {
@@ -235,7 +241,7 @@ void Params::clear() {
     }
     drop(weights_.norm);
     drop(weights_.lm_head);
-    prepared_ = false;
+    prepared_ = dummy_ = false;
 }
 
 }  // namespace infinilm

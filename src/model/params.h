@@ -98,7 +98,7 @@ private:
     std::vector<ParamRow> rows_;
     std::map<std::string, size_t> by_name_;
     int64_t bytes_ = 0;
-    bool prepared_ = false;
+    bool prepared_ = false, dummy_ = false;
 };
 
 }  // namespace infinilm

@@ -15,8 +15,7 @@
 
 namespace infinilm {
 
-// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v), without copying where
-// possible.
+// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).
 struct LinearPart {
     Tensor weight;  // [out_features, in_features], any floating dtype; in host memory rows may be strided
     Tensor bias;    // [out_features] or absent
@@ -245,7 +244,8 @@ public:
 
     // Load time. The sources are in host memory or on the device, of any floating dtype.
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
-                                                           int head_dim) = 0;  // head_dim: of qkv, else 0
+                                                           int head_dim,  // of qkv, else 0
+                                                           Quantization quantization) = 0;
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                   // a norm weight; absent stays absent
     virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;     // for benchmarks: deviation 0.02
 

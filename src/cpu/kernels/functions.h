@@ -5,6 +5,9 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
+// pack.cpp
+void pack(const PackArgs& args, Worker worker);
+
 // linear.cpp
 size_t linear_scratch_bytes(const LinearArgs& args);
 size_t linear_shared_scratch_bytes(const LinearArgs& args);

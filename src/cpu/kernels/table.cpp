@@ -14,6 +14,7 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .name = INFINILM_TEXT(INFINILM_ISA),
     .multiplies_bf16 = INFINILM_BF16_DOT || INFINILM_BF16_TILE,
     .vector_width = isa::width,
+    .pack = isa::pack,
     .linear_scratch_bytes = isa::linear_scratch_bytes,
     .linear_shared_scratch_bytes = isa::linear_shared_scratch_bytes,
     .linear_prepare = isa::linear_prepare,
