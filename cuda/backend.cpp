@@ -11,6 +11,7 @@
 #include "graph.h"
 #include "host.h"
 #include "kernels.h"
+#include "ops/device_queue.h"
 #include "peers.h"
 
 namespace infinilm::cuda {
@@ -35,7 +36,7 @@ int count(int64_t size) { return static_cast<int>(size); }
 
 }  // namespace
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public DeviceQueue {
 public:
     explicit CudaBackend(const CudaOptions& options)
         : options_(options), type_(type_of(options.dtype)), device_{DeviceKind::cuda, options.device} {
@@ -64,10 +65,12 @@ public:
 
     Device device() const override { return device_; }
     DType activation_dtype() const override { return options_.dtype; }
-    void* stream() const override { return stream_; }
+    DeviceQueue* queue() override { return this; }
 
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override;
     void copy(const TensorView& src, const TensorView& dst) override;
+
+    void* stream() const override { return stream_; }
     std::vector<TensorView> upload(std::span<const TensorView> arrays) override;
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {

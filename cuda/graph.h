@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "ops/backend.h"
+#include "ops/device_queue.h"
 
 namespace infinilm::cuda {
 

@@ -1,10 +1,10 @@
-// OneShot (src/ops/backend.h) over the kernel of one_shot.h.
+// OneShot (src/ops/device_queue.h) over the kernel of one_shot.h.
 #pragma once
 
 #include <memory>
 
 #include "kernels.h"
-#include "ops/backend.h"
+#include "ops/device_queue.h"
 
 namespace infinilm::cuda {
 

@@ -13,119 +13,91 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import (
-    CacheFullError,
-    ConfigError,
-    DeviceError,
-    EngineDeadError,
-    InfinilmError,
-    RequestError,
-    WeightError,
+    CacheFullError as CacheFullError,
+    ConfigError as ConfigError,
+    DeviceError as DeviceError,
+    EngineDeadError as EngineDeadError,
+    InfinilmError as InfinilmError,
+    RequestError as RequestError,
+    WeightError as WeightError,
 )
 
 if TYPE_CHECKING:
-    from infinilm._core import Tensor, from_dlpack
-    from infinilm.cache import CacheConfig, PagedCacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
-    from infinilm.comparison import Comparison, compare
-    from infinilm.config import AutoConfig, LlamaConfig
-    from infinilm.distributed import CommunicationGroup, DistConfig, RankInfo
-    from infinilm.engine import InferEngine
-    from infinilm.generation import GenerationMixin
-    from infinilm.hooks import HookRegistry
-    from infinilm.llm import LLM
-    from infinilm.memory import MemoryPlan, plan_memory
-    from infinilm.models import AutoLlamaModel, AutoModelForCausalLM, DynamicCache, ReferenceModel
-    from infinilm.outputs import CompletionOutput, EngineMetrics, RequestMetrics, RequestOutput, Score, TokenEvent
-    from infinilm.request import Request
-    from infinilm.sampling_params import SamplingParams
-    from infinilm.system import backends
-    from infinilm.tensor_statistics import TensorStats, tensor_stats
+    from infinilm._core import Tensor as Tensor, from_dlpack as from_dlpack
+    from infinilm.cache import (
+        CacheConfig as CacheConfig,
+        PagedCacheConfig as PagedCacheConfig,
+        PagedKVCacheConfig as PagedKVCacheConfig,
+        StaticKVCacheConfig as StaticKVCacheConfig,
+    )
+    from infinilm.config import AutoConfig as AutoConfig, LlamaConfig as LlamaConfig
+    from infinilm.debug import (
+        Comparison as Comparison,
+        TensorStats as TensorStats,
+        compare as compare,
+        tensor_stats as tensor_stats,
+    )
+    from infinilm.devices import backends as backends
+    from infinilm.distributed import (
+        CommunicationGroup as CommunicationGroup,
+        DistConfig as DistConfig,
+        RankInfo as RankInfo,
+    )
+    from infinilm.engine import HookRegistry as HookRegistry, InferEngine as InferEngine
+    from infinilm.generation import GenerationMixin as GenerationMixin
+    from infinilm.llm import LLM as LLM
+    from infinilm.models import (
+        AutoLlamaModel as AutoLlamaModel,
+        AutoModelForCausalLM as AutoModelForCausalLM,
+        DynamicCache as DynamicCache,
+        ReferenceModel as ReferenceModel,
+    )
+    from infinilm.outputs import (
+        CompletionOutput as CompletionOutput,
+        EngineMetrics as EngineMetrics,
+        RequestMetrics as RequestMetrics,
+        RequestOutput as RequestOutput,
+        Score as Score,
+        TokenEvent as TokenEvent,
+    )
+    from infinilm.requests import MemoryPlan as MemoryPlan, Request as Request, plan_memory as plan_memory
+    from infinilm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
-# Where each public name lives; loaded on first use (PEP 562), as are the modules people name in full, which keeps
-# `import infinilm` fast.
+# Public names by the module that has them; loaded on first use (PEP 562), which keeps `import infinilm` fast. A test
+# holds this against the imports above, which are for type checkers.
 _LAZY = {
-    "AutoConfig": "infinilm.config",
-    "AutoLlamaModel": "infinilm.models",
-    "AutoModelForCausalLM": "infinilm.models",
-    "CacheConfig": "infinilm.cache",
-    "CommunicationGroup": "infinilm.distributed",
-    "Comparison": "infinilm.comparison",
-    "CompletionOutput": "infinilm.outputs",
-    "DistConfig": "infinilm.distributed",
-    "DynamicCache": "infinilm.models",
-    "EngineMetrics": "infinilm.outputs",
-    "GenerationMixin": "infinilm.generation",
-    "HookRegistry": "infinilm.hooks",
-    "InferEngine": "infinilm.engine",
-    "LLM": "infinilm.llm",
-    "LlamaConfig": "infinilm.config",
-    "MemoryPlan": "infinilm.memory",
-    "PagedCacheConfig": "infinilm.cache",
-    "PagedKVCacheConfig": "infinilm.cache",
-    "RankInfo": "infinilm.distributed",
-    "ReferenceModel": "infinilm.models",
-    "Request": "infinilm.request",
-    "RequestMetrics": "infinilm.outputs",
-    "RequestOutput": "infinilm.outputs",
-    "SamplingParams": "infinilm.sampling_params",
-    "Score": "infinilm.outputs",
-    "StaticKVCacheConfig": "infinilm.cache",
-    "Tensor": "infinilm._core",
-    "TensorStats": "infinilm.tensor_statistics",
-    "TokenEvent": "infinilm.outputs",
-    "backends": "infinilm.system",
-    "compare": "infinilm.comparison",
-    "from_dlpack": "infinilm._core",
-    "plan_memory": "infinilm.memory",
-    "tensor_stats": "infinilm.tensor_statistics",
+    name: module
+    for module, names in {
+        "infinilm._core": ("Tensor", "from_dlpack"),
+        "infinilm.cache": ("CacheConfig", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"),
+        "infinilm.config": ("AutoConfig", "LlamaConfig"),
+        "infinilm.debug": ("Comparison", "TensorStats", "compare", "tensor_stats"),
+        "infinilm.devices": ("backends",),
+        "infinilm.distributed": ("CommunicationGroup", "DistConfig", "RankInfo"),
+        "infinilm.engine": ("HookRegistry", "InferEngine"),
+        "infinilm.generation": ("GenerationMixin",),
+        "infinilm.llm": ("LLM",),
+        "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
+        "infinilm.outputs": (
+            "CompletionOutput",
+            "EngineMetrics",
+            "RequestMetrics",
+            "RequestOutput",
+            "Score",
+            "TokenEvent",
+        ),
+        "infinilm.requests": ("MemoryPlan", "Request", "plan_memory"),
+        "infinilm.sampling_params": ("SamplingParams",),
+    }.items()
+    for name in names
 }
 
-_MODULES = ("cache", "distributed", "engine", "generation", "hooks", "models")
+# Modules that people name in full after `import infinilm`.
+_MODULES = ("cache", "config", "distributed", "engine", "generation", "models")
 
-__all__ = [
-    "LLM",
-    "AutoConfig",
-    "AutoLlamaModel",
-    "AutoModelForCausalLM",
-    "CacheConfig",
-    "CacheFullError",
-    "CommunicationGroup",
-    "Comparison",
-    "CompletionOutput",
-    "ConfigError",
-    "DeviceError",
-    "DistConfig",
-    "DynamicCache",
-    "EngineDeadError",
-    "EngineMetrics",
-    "GenerationMixin",
-    "HookRegistry",
-    "InferEngine",
-    "InfinilmError",
-    "LlamaConfig",
-    "MemoryPlan",
-    "PagedCacheConfig",
-    "PagedKVCacheConfig",
-    "RankInfo",
-    "ReferenceModel",
-    "Request",
-    "RequestError",
-    "RequestMetrics",
-    "RequestOutput",
-    "SamplingParams",
-    "Score",
-    "StaticKVCacheConfig",
-    "Tensor",
-    "TensorStats",
-    "TokenEvent",
-    "WeightError",
-    "backends",
-    "compare",
-    "from_dlpack",
-    "plan_memory",
-    "tensor_stats",
-]
+__all__ = sorted([*_LAZY, *(name for name in globals() if name.endswith("Error"))])
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 
-from infinilm.cli import main
+from infinilm.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -64,7 +64,7 @@ def cuda_devices() -> list[dict[str, Any]]:
     """The usable GPUs, at least one. DeviceError: why there is none."""
 
 def default_num_threads() -> int:
-    """Cores this process may use."""
+    """CPUs this process may use, no more than its cgroups' quota."""
 
 def uniform(seed: int, position: int) -> float:
     """The uniform draw in [0, 1) of a request's seed at a position."""
@@ -72,8 +72,10 @@ def uniform(seed: int, position: int) -> float:
 def fill_uniform(seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """uniform() for many requests at once."""
 
-def measure_cpu_limits(num_threads: int = 0, compute_dtype: str = 'float32') -> tuple[float, float]:
-    """Measured read bandwidth in bytes/s and arithmetic peak in flop/s."""
+def measure_cpu_limits(num_threads: int = 0, compute_dtype: str = 'float32', buffer_bytes: int = 1073741824) -> tuple[float, float]:
+    """
+    Measured read bandwidth in bytes/s and arithmetic peak in flop/s. buffer_bytes: what is read, 64 MiB to 1 GiB.
+    """
 
 class PreparedLinear:
     """Weights of a linear in a backend's own form."""
@@ -273,6 +275,16 @@ class ModelSpec:
 
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
+
+def weight_bytes(spec: ModelSpec, dtype: str, num_ranks: int = 1) -> int:
+    """
+    Bytes of the parameters as tensors of a dtype: of the rank that has most.
+    """
+
+def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int) -> int:
+    """
+    Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.
+    """
 
 def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
     """

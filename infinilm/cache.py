@@ -11,8 +11,8 @@ import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from infinilm.config.families import DTYPES
 from infinilm.errors import CacheFullError, ConfigError
-from infinilm.families import DTYPES
 
 __all__ = ["CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"]
 

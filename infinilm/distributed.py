@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinilm import _core
-from infinilm.arrays import as_tensor
+from infinilm.devices.arrays import as_tensor
+from infinilm.devices.system import resolve_device
 from infinilm.errors import ConfigError, DeviceError
-from infinilm.system import resolve_device
 
 __all__ = ["CommunicationGroup", "DistConfig", "RankInfo"]
 

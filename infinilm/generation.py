@@ -26,7 +26,7 @@ from infinilm.errors import InfinilmError, RequestError, did_you_mean
 from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from infinilm.config import LlamaConfig
+    from infinilm.config.llama_config import LlamaConfig
 
 __all__ = ["GenerationMixin", "GenerationResult", "Sampling", "TokenRows", "as_token_rows", "sample_tokens"]
 
@@ -300,7 +300,7 @@ def _token_row(ids: Any, index: int, vocab_size: int, allow_empty: bool) -> Int3
 
 def eos_token_ids_of(folder: str | os.PathLike[str], config: LlamaConfig) -> frozenset[int]:
     """Ids that end a generation: those of generation_config.json, else those of config.json."""
-    from infinilm.tokenizer import read_json_object
+    from infinilm.text.tokenizer import read_json_object
 
     value = read_json_object(Path(folder) / "generation_config.json").get("eos_token_id")
     if value is None:

@@ -19,24 +19,26 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from infinilm import _core, steps
-from infinilm.block_manager import common_window
+from infinilm import _core
 from infinilm.cache import CacheConfig
-from infinilm.chat import ChatTemplate
-from infinilm.checkpoint import Checkpoint, load_weights
-from infinilm.config import LlamaConfig
-from infinilm.engine_thread import EngineThread
+from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import LlamaConfig
+from infinilm.devices.system import nccl_library
+from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError, did_you_mean
-from infinilm.families import build_spec
-from infinilm.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
-from infinilm.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs, Request
+from infinilm.requests import steps
+from infinilm.requests.block_manager import common_window
+from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.handle import Request
+from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
+from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
+from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs
+from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingParams
-from infinilm.scheduler import Scheduler
-from infinilm.system import nccl_library
-from infinilm.tokenizer import Tokenizer
+from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("infinilm")
 
@@ -329,7 +331,7 @@ class LLM:
         requests = self._requests.make(prompt, sampling_params, sampling)
         if len(requests) != 1:
             raise RequestError(f"submit takes one prompt, got {len(requests)}: call it for each, or use stream")
-        handle = Request(self, requests[0])
+        handle = Request(self, self._thread, requests[0])
         self._thread.submit(requests[0].works)
         return handle
 

@@ -249,11 +249,6 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
-        return self.temperature == 0
-
 
 def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
     """Return `params` with some fields replaced, as in `llm.generate(prompt, params, max_tokens=5)`.

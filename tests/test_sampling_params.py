@@ -38,8 +38,7 @@ def test_frozen_slotted_and_copied():
     ):
         assert twin == params
         assert hash(twin) == hash(params)
-    assert params.is_greedy
-    assert not SamplingParams().is_greedy
+    assert params.temperature == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ Per checkpoint: config.json (as written here, in 4.x or 5.x spelling), safetenso
 `input_ids` [n], `logits` float32 [n, vocab_size], `greedy_ids` [16], `max_model_len`. All is computed in
 float32 from the weights as stored, eager attention, greedy tokens by full recomputation. Rope types whose
 frequencies depend on the length in transformers are frozen at those for max_model_len tokens, see
-infinilm/rope.py. A seed is accepted only if every greedy token leads by 1e-3 of the largest logit.
+infinilm/config/rope.py. A seed is accepted only if every greedy token leads by 1e-3 of the largest logit.
 """
 
 from __future__ import annotations

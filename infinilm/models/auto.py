@@ -7,8 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-from infinilm.checkpoint import resolve_model
-from infinilm.config import AutoConfig
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.config.llama_config import AutoConfig
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.generation import eos_token_ids_of
 from infinilm.models.reference import ReferenceModel
@@ -145,7 +145,7 @@ def _open_engine(
 ) -> EngineModel:
     from infinilm import _core
     from infinilm.distributed import DistConfig
-    from infinilm.engine import InferEngine
+    from infinilm.engine.infer_engine import InferEngine
     from infinilm.models.engine_model import EngineModel
 
     if device is not None and ":" in device:  # "cuda:1"
@@ -179,6 +179,6 @@ def _check_plain(device: str | None, distributed_config: DistConfig | None, cach
 
 def _name(dtype: Any) -> str:
     """'float32' for "float32", torch.float32 and numpy.float32."""
-    from infinilm.config import LlamaConfig
+    from infinilm.config.llama_config import LlamaConfig
 
     return LlamaConfig(dtype=dtype).dtype

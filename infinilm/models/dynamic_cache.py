@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import RequestError
-
 __all__ = ["DynamicCache"]
 
 Array = npt.NDArray[Any]
@@ -32,7 +30,7 @@ class DynamicCache:
     Attributes
     ----------
     lengths : numpy.ndarray, int64 [num_rows]
-        Tokens in the cache, the same in every layer. Read it; `crop`, `reset` and `advance` write it.
+        Tokens in the cache, the same in every layer. Read it; `advance` writes it.
     """
 
     def __init__(
@@ -89,38 +87,6 @@ class DynamicCache:
     def advance(self, counts: Sequence[int]) -> None:
         """Count the tokens that were appended to every layer: `counts` [num_rows]."""
         self.lengths += np.asarray(counts, np.int64)
-
-    def crop(self, lengths: int | Sequence[int]) -> None:
-        """Forget the end of rows: at most `lengths` tokens stay, one number for all rows or one per row.
-
-        Raises
-        ------
-        RequestError
-            A length is negative, or there is not one per row.
-        """
-        limits = np.asarray(lengths, np.int64)
-        if limits.ndim > 1 or (limits.ndim == 1 and len(limits) != self.num_rows) or (limits < 0).any():
-            raise RequestError(f"crop: expected a length >= 0, or one for each of {self.num_rows} rows, got {lengths}")
-        self.lengths = np.minimum(self.lengths, limits)
-
-    def reset(self) -> None:
-        """Forget everything; the memory is kept."""
-        self.lengths = np.zeros_like(self.lengths)
-
-    def reorder(self, rows: Sequence[int]) -> None:
-        """Let row i be what row `rows[i]` was: rows may be repeated (beam search) and left out.
-
-        Raises
-        ------
-        RequestError
-            A row that does not exist.
-        """
-        index = np.asarray(rows, np.int64).reshape(-1)
-        if ((index < 0) | (index >= self.num_rows)).any():
-            raise RequestError(f"reorder: rows must be in 0..{self.num_rows - 1}, got {list(rows)}")
-        self._keys = [keys[index] for keys in self._keys]
-        self._values = [values[index] for values in self._values]
-        self.lengths = self.lengths[index]
 
     def _reserve(self, layer: int, num_tokens: int) -> None:
         """Make room for `num_tokens` per row; doubling makes a long generation linear in its length."""

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.cache import StaticKVCacheConfig
-from infinilm.engine import InferEngine
+from infinilm.engine.hooks import HookRegistry
+from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import CacheFullError, InfinilmError
 from infinilm.generation import GenerationMixin, Sampling, TokenRows
-from infinilm.hooks import HookRegistry
 
 __all__ = ["EngineModel", "EngineRows"]
 

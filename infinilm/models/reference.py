@@ -20,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.arrays import as_tensor
-from infinilm.checkpoint import Checkpoint, load_weights, resolve_model
-from infinilm.config import AutoConfig, LlamaConfig
+from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
+from infinilm.config.families import build_spec, model_facts
+from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.devices.arrays import to_array
+from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
-from infinilm.families import build_spec, model_facts
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, eos_token_ids_of, sample_tokens
-from infinilm.hooks import HookRegistry, ModelSites
 from infinilm.models.dynamic_cache import DynamicCache
 
-__all__ = ["ReferenceModel", "Tap", "to_array"]
+__all__ = ["ReferenceModel", "Tap"]
 
 Array = npt.NDArray[Any]  # of the model's dtype
 
@@ -383,11 +383,3 @@ def _silu(x: Array) -> Array:
 def _stored_array(array: Array, dtype: str) -> Array:
     """A tensor of a checkpoint, bfloat16 (uint16 in numpy) widened."""
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
-
-
-def to_array(tensor: Any) -> Array:
-    """A numpy array of anything with DLPack or the buffer protocol; bfloat16 comes as float32."""
-    if isinstance(tensor, np.ndarray):
-        return tensor
-    array: Array = as_tensor(tensor, "tensor").numpy()
-    return array

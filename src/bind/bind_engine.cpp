@@ -9,6 +9,7 @@
 
 #include "bind/bind.h"
 #include "engine/infer_engine.h"
+#include "engine/workspace.h"
 
 namespace infinilm {
 
@@ -38,6 +39,11 @@ nb::dict param_shapes(const std::vector<ParamRow>& rows) {
     return out;
 }
 
+Activation activation_from_string(const std::string& text) {
+    if (text == name(Activation::silu)) return Activation::silu;
+    throw ConfigError(concat("activation '", text, "' is not supported; supported: ", name(Activation::silu)));
+}
+
 void bind_spec(nb::module_& m) {
     nb::class_<AttentionSpec>(m, "AttentionSpec")
         .def_rw("num_heads", &AttentionSpec::num_heads)
@@ -51,7 +57,9 @@ void bind_spec(nb::module_& m) {
     nb::class_<MlpSpec>(m, "MlpSpec")
         .def_rw("intermediate_size", &MlpSpec::intermediate_size)
         .def_rw("bias", &MlpSpec::bias)
-        .def_rw("activation", &MlpSpec::activation);
+        .def_prop_rw(
+            "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
+            [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
         .def_rw("attention_factor", &RopeSpec::attention_factor);
@@ -79,6 +87,26 @@ void bind_spec(nb::module_& m) {
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
         "What a checkpoint of this model holds, without an engine.");
+    m.def(
+        "weight_bytes",
+        [](const ModelSpec& spec, const std::string& dtype, int num_ranks) {
+            return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
+        "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
+    m.def(
+        "workspace_bytes",
+        [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
+           int64_t num_rows, int64_t num_returned_rows) {
+            return workspace_bytes(
+                spec, {.num_tokens = num_tokens, .num_rows = num_rows, .num_returned_rows = num_returned_rows},
+                {.num_ranks = num_ranks, .device = device_from_string(device).kind, .num_threads = num_threads});
+        },
+        nb::arg("spec"), nb::kw_only(), nb::arg("device"), nb::arg("num_ranks"), nb::arg("num_threads"),
+        nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"),
+        "Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the "
+        "whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws "
+        "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.");
     m.def(
         "local_spec",
         [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },

@@ -8,8 +8,10 @@
 #include "bind/bind.h"
 #include "core/check.h"
 #include "core/random.h"
+#include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
+#include "cpu/machine_limits.h"
 #include "ops/cuda_library.h"
 #include "ops/ops.h"
 #include "ops/values.h"
@@ -87,7 +89,7 @@ void bind_ops(nb::module_& m) {
         },
         nb::sig("def cuda_devices() -> list[dict[str, typing.Any]]"),
         "The usable GPUs, at least one. DeviceError: why there is none.");
-    m.def("default_num_threads", &cpu::default_num_threads, "Cores this process may use.");
+    m.def("default_num_threads", &default_num_threads, "CPUs this process may use, no more than its cgroups' quota.");
     m.def("uniform", &uniform, "seed"_a, "position"_a, "The uniform draw in [0, 1) of a request's seed at a position.");
     using Seeds = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
     using Draws = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -102,13 +104,15 @@ void bind_ops(nb::module_& m) {
         "seeds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert(), "uniform() for many requests at once.");
     m.def(
         "measure_cpu_limits",
-        [](int num_threads, const std::string& compute_dtype) {
+        [](int num_threads, const std::string& compute_dtype, int64_t buffer_bytes) {
             const auto limits = cpu::measure_limits(
-                {.num_threads = num_threads, .isa = "", .compute_dtype = dtype_from_string(compute_dtype)});
+                {.num_threads = num_threads, .isa = "", .compute_dtype = dtype_from_string(compute_dtype)},
+                buffer_bytes);
             return std::pair(limits.read_bytes_per_second, limits.dot_flops_per_second);
         },
-        "num_threads"_a = 0, "compute_dtype"_a = "float32", Release(),
-        "Measured read bandwidth in bytes/s and arithmetic peak in flop/s.");
+        "num_threads"_a = 0, "compute_dtype"_a = "float32", "buffer_bytes"_a = int64_t{1} << 30, Release(),
+        "Measured read bandwidth in bytes/s and arithmetic peak in flop/s. buffer_bytes: what is read, 64 MiB to 1 "
+        "GiB.");
 
     nb::class_<PreparedLinear>(m, "PreparedLinear", "Weights of a linear in a backend's own form.")
         .def_ro("in_features", &PreparedLinear::in_features)

@@ -12,6 +12,7 @@
 
 namespace infinilm {
 
+// int8 is for arrays that come through DLPack alone, and uint8 for bytes; no op takes either.
 enum class DType : uint8_t { float32, bfloat16, float16, int32, int64, uint8, int8 };
 
 struct bf16 {

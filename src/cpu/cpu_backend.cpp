@@ -3,16 +3,12 @@
 // Scratch grows to what the largest call so far needed. Called through ops::*, which has validated the arguments.
 #include "cpu/cpu_backend.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "core/sum_parts.h"
+#include "core/topology.h"
 #include "cpu/isa.h"
 #include "cpu/packed_linear.h"
 #include "cpu/sampling.h"
@@ -22,12 +18,23 @@ namespace infinilm::cpu {
 
 namespace {
 
-// Multiply-adds, or as long-lasting steps, below which the caller works alone: about 2 us, when a region of awake
-// workers costs 0.2 us and waking one costs 5 to 50.
+// Multiply-adds, or as long-lasting steps, below which the caller works alone: several times what a region of threads
+// that are awake costs, and less than it takes to wake one.
 constexpr int64_t region_work = 32768;
 constexpr int shares_per_thread = 4;
 
 }  // namespace
+
+CpuOptions checked(CpuOptions options) {
+    constexpr int most = 1024;
+    if (options.num_threads < 0 || options.num_threads > most)
+        throw ConfigError(concat("num_threads must be 0 (one per core) to ", most, ", got ", options.num_threads));
+    if (!is_floating(options.compute_dtype))
+        throw ConfigError(
+            concat("compute_dtype must be float32, bfloat16 or float16, got ", name(options.compute_dtype)));
+    if (options.num_threads == 0) options.num_threads = default_num_threads();
+    return options;
+}
 
 class CpuBackend final : public Backend {
 public:
@@ -40,8 +47,7 @@ public:
           scratch_data_(scratch_.size(), nullptr) {}
 
     Device device() const override { return {}; }
-    DType activation_dtype() const override { return DType::float32; }
-    void* stream() const override { return nullptr; }
+    DType activation_dtype() const override { return cpu::activation_dtype; }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
     void copy(const TensorView& src, const TensorView& dst) override {
         if (src.bytes() == 0) return;
@@ -51,18 +57,11 @@ public:
         }
         std::memmove(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
-    std::vector<TensorView> upload(std::span<const TensorView> arrays) override {
-        return {arrays.begin(), arrays.end()};
-    }
-    void synchronize() override {}
-    GraphRecorder* recorder() override { return nullptr; }
 
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
-
-    std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return nullptr; }
 
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams&) override;
@@ -89,11 +88,11 @@ private:
         return static_cast<int>(
             std::min<int64_t>(work / region_work + 1, pool_.size() == 1 ? 1 : shares_per_thread * pool_.size()));
     }
-    // kernel(args, worker) over the pool, or here.
+    // kernel(args, share) over the pool, or here.
     template <class Args>
-    void run(void (*kernel)(const Args&, Worker), const Args& args, int64_t work) {
+    void run(void (*kernel)(const Args&, Share), const Args& args, int64_t work) {
         const int shares = num_shares(work);
-        pool_.run(shares, [&](int share, int thread) { kernel(args, Worker{share, shares, thread}); });
+        pool_.run(shares, [&](int share, int thread) { kernel(args, Share{share, shares, thread}); });
     }
     // f(begin, end) over [0, n), which costs `work` in all.
     template <class F>
@@ -171,7 +170,7 @@ void CpuBackend::linear(const LinearParams& p) {
     args.scratch = worker_scratch(kernels_.linear_scratch_bytes(args));
     const size_t shared_bytes = kernels_.linear_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
-    if (shared_bytes > 0) run(kernels_.linear_prepare, args, args.num_tokens * weight.in_features);
+    if (shared_bytes > 0) run(kernels_.linear_pack_x, args, args.num_tokens * weight.in_features);
     run(kernels_.linear, args, args.num_tokens * weight.in_features * weight.out_features);
 }
 
@@ -313,136 +312,25 @@ void CpuBackend::sum_parts(const SumPartsParams& p) {
           [&](int64_t begin, int64_t end) { infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, begin, end); });
 }
 
-// ---- How many threads ----
-
-namespace {
-
-// A number of CPUs from one cgroup's quota, or none if unlimited. v2: cpu.max holds "max 100000" or "150000 100000".
-std::optional<double> read_quota(const std::string& folder, bool v2) {
-    double quota = -1, period = 0;
-    if (v2) {
-        std::ifstream(folder + "/cpu.max") >> quota >> period;  // "max" is no number: quota becomes 0
-    } else {
-        std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
-        std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
+    const Kernels& kernels = select_kernels(options.isa);
+    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
+    AttentionArgs attention{};
+    attention.num_heads = calls.num_heads;
+    attention.num_kv_heads = calls.num_kv_heads;
+    attention.head_dim = calls.head_dim;
+    size_t of_a_thread = kernels.attention_scratch_bytes(attention);
+    size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
+    for (const int64_t in_features : calls.in_features) {
+        LinearArgs linear{};
+        linear.num_tokens = calls.num_tokens;
+        linear.weight.in_features = in_features;
+        linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
+        linear.multiply_bf16 = multiply_bf16;
+        of_a_thread = std::max(of_a_thread, kernels.linear_scratch_bytes(linear));
+        shared = std::max(shared, kernels.linear_shared_scratch_bytes(linear));
     }
-    if (quota > 0 && period > 0) return quota / period;
-    return std::nullopt;
-}
-
-// The tightest CPU quota of this process's cgroups and of those around them.
-std::optional<double> cgroup_quota() {
-    std::optional<double> tightest;
-    std::ifstream groups("/proc/self/cgroup");  // lines "0::/a/b" (v2) or "4:cpu,cpuacct:/a/b" (v1)
-    for (std::string line; std::getline(groups, line);) {
-        const size_t first = line.find(':'), second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) continue;
-        const std::string controllers = concat(",", line.substr(first + 1, second - first - 1), ",");
-        const bool v2 = controllers == ",,";
-        if (!v2 && controllers.find(",cpu,") == std::string::npos) continue;
-        const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
-        std::string path = line.substr(second + 1);
-        for (;;) {
-            if (path == "/") path.clear();
-            if (const auto quota = read_quota(root + path, v2)) tightest = std::min(tightest.value_or(*quota), *quota);
-            if (path.empty()) break;
-            path.erase(path.find_last_of('/'));
-        }
-    }
-    return tightest;
-}
-
-CpuOptions checked(CpuOptions options) {
-    constexpr int most = 1024;
-    if (options.num_threads < 0 || options.num_threads > most)
-        throw ConfigError(concat("num_threads must be 0 (one per core) to ", most, ", got ", options.num_threads));
-    if (!is_floating(options.compute_dtype))
-        throw ConfigError(
-            concat("compute_dtype must be float32, bfloat16 or float16, got ", name(options.compute_dtype)));
-    if (options.num_threads == 0) options.num_threads = default_num_threads();
-    return options;
-}
-
-// ---- Limits of the machine ----
-
-template <class F>
-double seconds(F f) {
-    const auto start = std::chrono::steady_clock::now();
-    f();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-template <class F>
-double median_of(int repeats, F f) {
-    std::vector<double> values(static_cast<size_t>(repeats));
-    for (double& value : values) value = f();
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
-
-// MemAvailable of /proc/meminfo; 0 if there is no such line.
-int64_t available_memory_bytes() {
-    std::ifstream info("/proc/meminfo");
-    for (std::string line; std::getline(info, line);)
-        if (line.starts_with("MemAvailable:")) return std::atoll(line.c_str() + sizeof("MemAvailable:") - 1) * 1024;
-    return 0;
-}
-
-double measure_read(const Kernels& kernels, ThreadPool& pool) {
-    const int64_t bytes = std::clamp<int64_t>(available_memory_bytes() / 4, 64 << 20, 1 << 30);
-    const Tensor buffer = allocate_host(DType::uint8, {bytes});
-    std::atomic<uint64_t> checksum{0};  // so that reading cannot be left out
-    auto share = [&](int worker, int count, auto f) {
-        const int64_t begin = bytes * worker / count / 4096 * 4096, end = bytes * (worker + 1) / count / 4096 * 4096;
-        f(buffer.as<char>() + begin, static_cast<size_t>(end - begin));
-    };
-    // Written first, each part by who will read it: pages never written are all the same page of zeros.
-    const int count = pool.size();
-    pool.run(count,
-             [&](int worker, int) { share(worker, count, [](char* data, size_t n) { std::memset(data, 1, n); }); });
-    return median_of(5, [&] {
-        return static_cast<double>(bytes) / seconds([&] {
-                   pool.run(count, [&](int worker, int) {
-                       share(worker, count, [&](char* data, size_t n) { checksum += kernels.read_memory(data, n); });
-                   });
-               });
-    });
-}
-
-double measure_dot(const Kernels& kernels, ThreadPool& pool, bool multiply_bf16) {
-    int64_t iterations = 1 << 14;
-    auto round = [&] {
-        std::atomic<double> flops{0};
-        const double elapsed = seconds([&] {
-            pool.run(pool.size(), [&](int, int) { flops.fetch_add(kernels.dot_flops(iterations, multiply_bf16)); });
-        });
-        return std::pair(flops.load(), elapsed);
-    };
-    while (round().second < 0.02 && iterations < (int64_t{1} << 34)) iterations *= 2;
-    return median_of(7, [&] {
-        const auto [flops, elapsed] = round();
-        return flops / elapsed;
-    });
-}
-
-}  // namespace
-
-int default_num_threads() {
-    int cores = static_cast<int>(std::thread::hardware_concurrency());
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
-    // Rounded down: a thread that is throttled while the others wait for it costs more than it adds.
-    if (const auto quota = cgroup_quota()) cores = static_cast<int>(std::min<double>(cores, *quota));
-    return std::max(cores, 1);
-}
-
-MachineLimits measure_limits(const CpuOptions& options) {
-    const CpuOptions used = checked(options);
-    const Kernels& kernels = select_kernels(used.isa);
-    ThreadPool pool(used.num_threads);
-    const bool multiply_bf16 = used.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
-    return {.read_bytes_per_second = measure_read(kernels, pool),
-            .dot_flops_per_second = measure_dot(kernels, pool, multiply_bf16)};
+    return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ops/backend.h"
 
@@ -16,14 +17,23 @@ struct CpuOptions {
     DType compute_dtype = DType::float32;
 };
 
+inline constexpr DType activation_dtype = DType::float32;
+
 class CpuBackend;  // defined in cpu_backend.cpp; callers see Backend and these:
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
-int default_num_threads();  // cores this process may run on, its affinity mask and cgroup CPU quota taken into account
+// The options as they are used. ConfigError: a value that cannot be.
+CpuOptions checked(CpuOptions options);
 
-struct MachineLimits {
-    double read_bytes_per_second;  // streaming read of a buffer larger than any cache
-    double dot_flops_per_second;   // of what the selected kernels multiply bfloat16 weights with for compute_dtype
+// The largest calls of a model's steps, and the scratch that a backend keeps for them at most.
+struct LargestCalls {
+    int64_t num_tokens;
+    std::vector<int64_t> in_features;  // of the kinds of linears
+    int num_heads, num_kv_heads, head_dim;
+    int64_t max_context_len;
 };
-MachineLimits measure_limits(const CpuOptions& options);
+struct ScratchBytes {
+    int64_t of_a_thread, shared;
+};
+ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls);
 
 }  // namespace infinilm::cpu

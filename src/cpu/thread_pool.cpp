@@ -8,6 +8,7 @@
 // gate shut.
 #include "cpu/thread_pool.h"
 
+#include "core/topology.h"
 #include "core/wait.h"
 
 namespace infinilm::cpu {

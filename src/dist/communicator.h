@@ -68,9 +68,9 @@ public:
 
     virtual int size() const = 0;
     // Called once by each rank, on its thread. The backend is that of the rank, and null where tensors are in host
-    // memory; all backends outlive all communicators of a group. `stream` is the backend's (a cudaStream_t). Between
-    // GPUs join waits for the other ranks.
-    virtual std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream = nullptr) = 0;
+    // memory; all backends outlive all communicators of a group. Between GPUs join waits for the other ranks, and
+    // collectives are enqueued in the stream of the backend's queue.
+    virtual std::unique_ptr<Communicator> join(int rank, Backend* backend) = 0;
     // From any thread, at any time, more than once; the first cause counts. The group stays aborted.
     virtual void abort(std::exception_ptr cause) noexcept = 0;
 };

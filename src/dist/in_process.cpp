@@ -13,14 +13,15 @@
 #include <thread>
 
 #include "core/sum_parts.h"
+#include "core/topology.h"
 #include "core/wait.h"
 
 namespace infinilm {
 
 namespace {
 
-// Longest message that goes through the mail: for longer ones a second barrier costs less than the second copy (2
-// ranks, all_reduce: 1.0 against 1.6 us for 1 KiB, about the same for 4 KiB, 2.6 against 1.8 us for 8 KiB).
+// Longest message that goes through the mail: for longer ones a second barrier costs less than the second copy
+// (tests/bench/all_reduce_bench.cpp).
 constexpr int64_t mail_bytes = 4 << 10;
 
 constexpr int64_t line_bytes = 64;  // of a cache line: slices do not share any
@@ -67,7 +68,7 @@ public:
           crowded_(size * threads_per_rank > available_cores()) {}
 
     int size() const override { return static_cast<int>(seats_.size()); }
-    std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream) override;
+    std::unique_ptr<Communicator> join(int rank, Backend* backend) override;
     void abort(std::exception_ptr cause) noexcept override;
 
     Call& post(int rank, uint32_t turn) { return seats_[static_cast<size_t>(rank)].posts[turn]; }
@@ -282,7 +283,7 @@ void InProcess::copy(const TensorView& from, const TensorView& to) {
     if (from.data() != to.data() && from.bytes() > 0) backend_->copy(from, to);
 }
 
-std::unique_ptr<Communicator> Group::join(int rank, Backend* backend, void*) {
+std::unique_ptr<Communicator> Group::join(int rank, Backend* backend) {
     if (rank < 0 || rank >= size()) throw Error(concat("rank ", rank, " cannot join a group of ", size(), " ranks"));
     if (seats_[static_cast<size_t>(rank)].taken.exchange(true))
         throw Error(concat("rank ", rank, " has joined its group already"));

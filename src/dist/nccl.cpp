@@ -29,6 +29,7 @@
 
 #include "dist/in_process.h"
 #include "dist/nccl_library.h"
+#include "ops/device_queue.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -51,6 +52,12 @@ int nccl_type(DType dtype) {
 // Longest message of a one-shot sum, whose bytes grow with the number of ranks, where those of an exchange do not.
 // Where the one overtakes the other has not been measured.
 constexpr int64_t one_shot_bytes = 256 << 10;
+
+// Elements of a rank's slice in a sum of numel.
+int64_t slice_of(int64_t numel, int size) {
+    constexpr int64_t vector = 8;  // of sum_parts
+    return (numel + vector * size - 1) / (vector * size) * vector;
+}
 
 // A rank's ncclComm, and who may use it; and its end of one-shot sums, if it can have one.
 struct Seat {
@@ -81,7 +88,7 @@ public:
     }
 
     int size() const override { return static_cast<int>(seats_.size()); }
-    std::unique_ptr<Communicator> join(int rank, Backend* backend, void* stream) override;
+    std::unique_ptr<Communicator> join(int rank, Backend* backend) override;
     void abort(std::exception_ptr cause) noexcept override;
 
     // Runs function(comm) and waits until NCCL has done what that began. EngineDeadError: the group was aborted.
@@ -90,7 +97,7 @@ public:
     void check(int rank);
     void init(int rank);
     // Of the rank, connected; null unless all ranks can have one.
-    OneShot* connect(int rank, Backend& backend, Communicator& host);
+    OneShot* connect(int rank, Device device, DeviceQueue& queue, Communicator& host);
     Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
 
 private:
@@ -164,13 +171,13 @@ void NcclGroup::init(int rank) {
 }
 
 // Behind a barrier each rank sees what the others have put on their seats.
-OneShot* NcclGroup::connect(int rank, Backend& backend, Communicator& host) {
+OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communicator& host) {
     Seat& own = seat(rank);
-    own.device = backend.device();
+    own.device = device;
     host.barrier();
     std::vector<Device> devices;
     for (const Seat& seat : seats_) devices.push_back(seat.device);
-    own.one_shot = backend.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
+    own.one_shot = queue.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
     own.has_one_shot = own.one_shot != nullptr;
     host.barrier();
     std::vector<void*> mailboxes;
@@ -258,8 +265,7 @@ void NcclCommunicator::do_all_reduce(const TensorView& x) {
         return group_->call(rank(), "ncclAllReduce", [&](nccl::Comm** comm) {
             return nccl_.AllReduce(x.data(), x.data(), count(x), nccl::type_int32, nccl::op_sum, *comm, stream_);
         });
-    constexpr int64_t vector = 8;  // of sum_parts
-    const int64_t slice = (x.numel() + vector * size() - 1) / (vector * size()) * vector;
+    const int64_t slice = slice_of(x.numel(), size());
     const bool whole = x.numel() == slice * size() && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0;
     const TensorView slices =
         whole ? x.reshape({size(), slice}) : workspace(group_->seat(rank()).padded, x.dtype(), slice);
@@ -294,7 +300,7 @@ void NcclCommunicator::exchange(const TensorView& slices, const TensorView& part
 TensorView NcclCommunicator::workspace(Tensor& memory, DType dtype, int64_t slice) {
     const int64_t bytes = size() * slice * size_bytes(dtype);
     if (!memory || memory.bytes() < bytes) {
-        backend_.while_quiet([&] {
+        while_quiet(backend_, [&] {
             memory = {};
             memory = backend_.allocate(DType::uint8, std::array{bytes});
         });
@@ -302,13 +308,14 @@ TensorView NcclCommunicator::workspace(Tensor& memory, DType dtype, int64_t slic
     return {memory.data(), dtype, {size(), slice}, memory.device()};
 }
 
-std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend, void* stream) {
+std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend) {
     auto host = host_->join(rank, nullptr);  // checks the rank
-    if (!backend) throw Error(concat("rank ", rank, " cannot join a group of GPUs without a backend"));
+    DeviceQueue* const queue = backend ? backend->queue() : nullptr;
+    if (!queue) throw Error(concat("rank ", rank, " cannot join a group of GPUs without the backend of one"));
     init(rank);
-    OneShot* one_shot = connect(rank, *backend, *host);
-    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), *backend, stream,
-                                              one_shot);
+    OneShot* one_shot = connect(rank, backend->device(), *queue, *host);
+    return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), *backend,
+                                              queue->stream(), one_shot);
 }
 
 }  // namespace
@@ -316,6 +323,10 @@ std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend, void* 
 std::shared_ptr<CommunicatorGroup> make_nccl_group(int size, const std::string& library) {
     if (size < 1) throw Error(concat("a group needs at least 1 rank, got ", size));
     return std::make_shared<NcclGroup>(size, nccl::open_nccl(library));
+}
+
+int64_t nccl_workspace_bytes(int size, DType dtype, int64_t numel) {
+    return 2 * size * slice_of(numel, size) * size_bytes(dtype);  // Seat::parts and Seat::padded
 }
 
 }  // namespace infinilm

@@ -12,4 +12,7 @@ namespace infinilm {
 // `library`: path of libnccl.so.2 as the nvidia-nccl wheel installs it, or "". See open_nccl for the order of places.
 std::shared_ptr<CommunicatorGroup> make_nccl_group(int size, const std::string& library = "");
 
+// What a rank keeps to exchange the parts of sums of up to numel elements.
+int64_t nccl_workspace_bytes(int size, DType dtype, int64_t numel);
+
 }  // namespace infinilm

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "core/topology.h"
 #include "cpu/cpu_backend.h"
-#include "engine/cpu_places.h"
 #include "ops/cuda_library.h"
+#include "ops/device_queue.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -15,13 +16,13 @@ namespace {
 int threads_of_rank(const EngineOptions& options, int rank) {
     const int size = static_cast<int>(options.devices.size());
     if (size == 1 || options.num_threads < 0) return options.num_threads;  // a negative number is refused elsewhere
-    const int total = options.num_threads > 0 ? options.num_threads : cpu::default_num_threads();
+    const int total = options.num_threads > 0 ? options.num_threads : default_num_threads();
     return std::max(1, total * (rank + 1) / size - total * rank / size);
 }
 
-// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its weights near (NUMA nodes), but of
-// few it cannot give one to another process: two ranks bound to a core each took 1.3 times as long for a step as
-// unbound ones on a machine that others used, too.
+// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its cache and scratch near (NUMA
+// nodes; weights are pages of files, wherever these were read first), but of few it cannot give one to another process,
+// so that bound ranks are slower on a machine that others use, too (tests/bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
     const int size = static_cast<int>(options.devices.size());
@@ -57,7 +58,6 @@ void validate(const ModelSpec& spec) {
             a.sliding_window.size(), " entries for ", spec.num_layers, " layers");
     require(!spec.rope.inv_freq.empty() && static_cast<int>(2 * spec.rope.inv_freq.size()) <= a.head_dim, "rope has ",
             spec.rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
-    require(spec.mlp.activation == "silu", "activation '", spec.mlp.activation, "' is not supported (supported: silu)");
 }
 
 }  // namespace
@@ -96,13 +96,14 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.backend = make_backend(spec_, options, rank.index);
-    rank.communicator = group_->join(rank.index, rank.backend.get(), rank.backend->stream());
-    if (num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
-        rank.backend->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
+    rank.communicator = group_->join(rank.index, rank.backend.get());
+    DeviceQueue* const queue = rank.backend->queue();
+    if (queue && num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
+        queue->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
     // The first sum takes the memory that NCCL needs for its connections, so that what is free is known afterwards.
     const Tensor first = rank.backend->allocate(rank.backend->activation_dtype(), std::array{int64_t{1}});
     rank.communicator->all_reduce(first);
-    rank.backend->synchronize();
+    if (queue) queue->synchronize();
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
 }
 
@@ -213,7 +214,7 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
         if (error) std::rethrow_exception(error);
     on_ranks([&](Rank& rank) {
         rank.graphs->clear();  // of steps that others have submitted since the new one was allocated
-        rank.backend->while_quiet([&] { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
+        while_quiet(*rank.backend, [&] { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
     });
 }
 

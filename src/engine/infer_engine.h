@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "cache/kv_cache.h"
 #include "dist/communicator.h"
-#include "engine/batch.h"
 #include "engine/rank_worker.h"
 #include "engine/step_graphs.h"
+#include "model/batch.h"
 #include "model/decoder.h"
+#include "model/kv_cache.h"
 #include "model/params.h"
 
 namespace infinilm {

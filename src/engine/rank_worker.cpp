@@ -1,37 +1,27 @@
 #include "engine/rank_worker.h"
 
-#if defined(__linux__)
 #include <pthread.h>
-#include <sched.h>
 
 #include <cstring>
-#endif
+
+#include "core/topology.h"
 
 namespace infinilm {
 
 namespace {
 
-#if defined(__linux__)
 // Affinity is inherited: set before the first task, it holds for the thread pool that the rank's backend makes.
 void place(std::thread& thread, int rank, const std::vector<int>& cpus) {
     const std::string name = concat("infinilm-rank", rank).substr(0, 15);  // as long as a name may be
     pthread_setname_np(thread.native_handle(), name.c_str());
     if (cpus.empty()) return;
-    cpu_set_t set;
-    CPU_ZERO(&set);
     std::string list;
-    for (int cpu : cpus) {
-        if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
-        list += concat(list.empty() ? "" : ", ", cpu);
-    }
-    const int error = pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
+    for (int cpu : cpus) list += concat(list.empty() ? "" : ", ", cpu);
+    const int error = bind_thread(thread.native_handle(), cpus);
     if (error)
         throw ConfigError(concat("rank ", rank, " cannot run on CPUs ", list, ": ", std::strerror(error),
                                  "; choose from those that this process may use"));
 }
-#else
-void place(std::thread&, int, const std::vector<int>&) {}
-#endif
 
 }  // namespace
 

@@ -7,8 +7,8 @@
 // chunks at fixed positions whatever the grid, so the bits are those of the step as it came.
 //
 // A graph holds addresses. The decoder and the backend keep theirs until they ask for more memory, and so does the
-// buffer that the arrays of a step are taken to (Backend::upload). GraphRecorder::generation() tells when anything asks
-// for memory, whatever it is for, and all graphs go; reset_cache clears them itself, see there.
+// buffer that the arrays of a step are taken to (DeviceQueue::upload). GraphRecorder::generation() tells when anything
+// asks for memory, whatever it is for, and all graphs go; reset_cache clears them itself, see there.
 //
 // Ranks: all record and launch in the same steps. They get the same batches, and whether memory is asked for depends
 // on shapes, which are the same on every rank; a failed attempt counts, too. A rank's stream is idle when a step
@@ -25,7 +25,8 @@
 #include <vector>
 
 #include "dist/communicator.h"
-#include "engine/batch.h"
+#include "model/batch.h"
+#include "ops/device_queue.h"
 
 namespace infinilm {
 
@@ -44,7 +45,7 @@ public:
     StepGraphs(Backend& backend, Communicator& communicator, bool wanted)
         : backend_(backend),
           communicator_(communicator),
-          recorder_(wanted && communicator.capturable() ? backend.recorder() : nullptr) {}
+          recorder_(wanted && communicator.capturable() && backend.queue() ? backend.queue()->recorder() : nullptr) {}
 
     // The batch is in host memory; block_size: of the cache.
     StepOutput run(const Batch& batch, int64_t block_size, const Compute& compute);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/device_queue.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -11,36 +12,31 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& ba
       weights_(weights),
       backend_(backend),
       communicator_(communicator),
-      vocab_(vocab_of(spec.vocab_size, {communicator.rank(), communicator.size()})),
-      vocab_part_(vocab_part(spec.vocab_size, communicator.size())) {
+      logits_(spec, weights, backend, communicator) {
     const int64_t half = static_cast<int64_t>(spec.rope.inv_freq.size());
     inv_freq_ = backend.allocate(DType::float32, std::array{half});
     backend.copy(TensorView(const_cast<float*>(spec.rope.inv_freq.data()), DType::float32, {half}), inv_freq_);
 }
 
-void Decoder::reserve(int64_t num_tokens) {
-    if (num_tokens <= work_.num_tokens) return;
-    const DType act = backend_.activation_dtype();
-    auto buffer = [&](int64_t width, DType dtype) { return backend_.allocate(dtype, std::array{num_tokens, width}); };
-    backend_.while_quiet([&] {
-        work_ = {};  // give back before asking for more
-        work_ = {.num_tokens = num_tokens,
-                 .x = buffer(spec_.hidden_size, act),
-                 .normed = buffer(spec_.hidden_size, act),
-                 .last = buffer(spec_.hidden_size, act),
-                 .qkv = buffer(spec_.q_dim() + 2 * spec_.kv_dim(), act),
-                 .attn = buffer(spec_.q_dim(), act),
-                 .inner = buffer(spec_.mlp.intermediate_size, act),
-                 .cos_sin = buffer(2 * static_cast<int64_t>(spec_.rope.inv_freq.size()), DType::float32),
-                 .ids = backend_.allocate(DType::int32, std::array{num_tokens})};
-    });
+std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const ModelSpec& spec, DType activation) {
+    return {{&Workspace::x, 1, spec.hidden_size, activation},
+            {&Workspace::normed, 1, spec.hidden_size, activation},
+            {&Workspace::last, 1, spec.hidden_size, activation},
+            {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
+            {&Workspace::attn, 1, spec.q_dim(), activation},
+            {&Workspace::inner, 1, spec.mlp.intermediate_size, activation},
+            {&Workspace::cos_sin, 1, 2 * static_cast<int64_t>(spec.rope.inv_freq.size()), DType::float32}};
+}
+
+int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens) {
+    return buffer_bytes(workspace_shapes(spec, activation), num_tokens);
 }
 
 void Decoder::reserve_taps(int64_t num_tokens) {
     if (num_tokens <= taps_.num_tokens) return;
     const DType act = backend_.activation_dtype();
     const int64_t half = static_cast<int64_t>(spec_.rope.inv_freq.size());
-    backend_.while_quiet([&] {
+    while_quiet(backend_, [&] {
         taps_ = {};
         taps_ = {.num_tokens = num_tokens,
                  .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
@@ -213,95 +209,17 @@ void Decoder::tap_common(const HookTap& tap, Site site, int layer, const TensorV
 
 void Decoder::embed(const Batch& batch, const TensorView& x) {
     EmbeddingParams params{.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = x};
-    if (num_ranks() > 1) params.first_id = static_cast<int32_t>(vocab_.begin);
+    if (num_ranks() > 1)
+        params.first_id =
+            static_cast<int32_t>(vocab_of(spec_.vocab_size, {communicator_.rank(), communicator_.size()}).begin);
     ops::embedding(backend_, params);
     if (num_ranks() > 1) communicator_.all_reduce(x);
-}
-
-void Decoder::lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
-    ops::linear(backend_, {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = out});
-}
-
-TensorView Decoder::own_logits(const TensorView& x, const NormPrologue& norm) {
-    const int64_t num_rows = x.shape(0), size = num_ranks();
-    if (parts_.num_rows < num_rows) {
-        auto buffer = [&](int64_t rows, int64_t columns, DType dtype) {
-            return backend_.allocate(dtype, std::array{rows, columns});
-        };
-        backend_.while_quiet([&] {
-            parts_ = {};
-            parts_ = {.num_rows = num_rows,
-                      .own = buffer(num_rows, vocab_part_, DType::float32),
-                      .all = buffer(size * num_rows, vocab_part_, DType::float32),
-                      .best = buffer(2 * num_rows, max_candidates, DType::int32),
-                      .all_best = buffer(size * 2 * num_rows, max_candidates, DType::int32),
-                      .arranged = buffer(2 * num_rows, size * max_candidates, DType::int32)};
-        });
-    }
-    const TensorView own = parts_.own.slice(0, 0, num_rows);
-    if (vocab_.size() > 0) lm_head(x, norm, own.slice(1, 0, vocab_.size()));
-    return own;
-}
-
-void Decoder::arrange(const TensorView& all, const TensorView& out) {
-    const int64_t rows = out.shape(0), columns = all.shape(1);
-    for (int64_t rank = 0; rank < num_ranks(); ++rank)
-        backend_.copy(all.slice(0, rank * rows, (rank + 1) * rows), out.slice(1, rank * columns, (rank + 1) * columns));
-}
-
-void Decoder::gather_logits(const TensorView& own, const TensorView& out) {
-    const int64_t num_rows = own.shape(0), size = num_ranks();
-    if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, vocab_part_}));
-    const TensorView all = parts_.all.slice(0, 0, size * num_rows);
-    communicator_.all_gather(own, all);
-    arrange(all, out);
-}
-
-// A row that is greedy, or keeps top_k, needs the best of each rank's part alone. In the order of the parts, and within
-// a part best first, they are in the order of SampleParams: equal logits by id. So `sample` over them draws the token
-// that it draws over all logits. (In a larger vocabulary it rounds weights by the number of candidates.)
-bool Decoder::candidates_decide(const Batch& batch) const {
-    return num_ranks() > 1 && batch.num_candidates > 0 && spec_.vocab_size < 1 << 18;
-}
-
-Decoder::Candidates Decoder::gather_candidates(const TensorView& own, int64_t k) {
-    const int64_t num_rows = own.shape(0), size = num_ranks();
-    // The first elements of a buffer, as a matrix.
-    auto matrix = [](const Tensor& buffer, int64_t rows, int64_t columns) {
-        return TensorView(buffer.data(), DType::int32, {rows, columns}, buffer.device());
-    };
-    auto logits = [&](const TensorView& x) {
-        return TensorView(x.data(), DType::float32, {num_rows, x.shape(1)}, x.device());
-    };
-    auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
-    const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
-                     arranged = matrix(parts_.arranged, 2 * num_rows, size * k);
-    ops::find_best(backend_, {.logits = own.slice(1, 0, vocab_.size()),
-                              .first_id = static_cast<int32_t>(vocab_.begin),
-                              .best = logits(best),
-                              .ids = ids(best)});
-    communicator_.all_gather(best, all);
-    arrange(all, arranged);
-    return {.logits = logits(arranged), .ids = ids(arranged)};
-}
-
-Tensor Decoder::logits_buffer(int64_t num_rows, bool returned) {
-    auto allocate = [&] { return backend_.allocate(DType::float32, std::array{num_rows, num_ranks() * vocab_part_}); };
-    if (returned && backend_.device().kind == DeviceKind::cpu) return allocate();
-    if (!logits_ || logits_.shape(0) < num_rows) {
-        backend_.while_quiet([&] {
-            logits_ = {};
-            logits_ = allocate();
-        });
-    }
-    return {logits_.slice(0, 0, num_rows), logits_.owner};
 }
 
 template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
-    reserve(std::max(num_tokens, num_rows));
-    candidates_ = {};
+    reserve(backend_, work_, workspace_shapes(spec_, backend_.activation_dtype()), std::max(num_tokens, num_rows));
     const Activations a = activations(num_tokens);
     embed(batch, a.x);
     ops::rope_table(backend_, {.positions = batch.positions,
@@ -335,38 +253,12 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         tap_common(tap, Site::final_norm, -1, last, Tensor(last, work_.last.owner));
         norm = {};
     }
-    const bool several = num_ranks() > 1;
-    const TensorView own = several ? own_logits(last, norm) : TensorView();
-    if (!Tap::active && candidates_decide(batch)) {
-        candidates_ = gather_candidates(own, batch.num_candidates);
-        return {};
-    }
-    const Tensor logits = logits_buffer(num_rows, batch.return_logits);
-    if (several)
-        gather_logits(own, logits);
-    else
-        lm_head(last, norm, logits.slice(1, 0, spec_.vocab_size));
+    const Tensor logits = logits_.compute(batch, last, norm, Tap::active);
     if constexpr (Tap::active) tap_common(tap, Site::logits, -1, logits.slice(1, 0, spec_.vocab_size), logits);
     return logits;
 }
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
 template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
-
-Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
-    const bool from_candidates = static_cast<bool>(candidates_.logits);
-    if (!batch.temperature || (!logits && !from_candidates)) return {};
-    const TensorView from = from_candidates ? candidates_.logits : logits.slice(1, 0, spec_.vocab_size);
-    const Tensor ids(work_.ids.slice(0, 0, from.shape(0)), work_.ids.owner);
-    ops::sample(backend_, {.logits = from,
-                           .temperature = batch.temperature,
-                           .top_k = batch.top_k,
-                           .top_p = batch.top_p,
-                           .min_p = batch.min_p,
-                           .random_val = batch.random_val,
-                           .ids = ids,
-                           .token_ids = candidates_.ids});
-    return ids;
-}
 
 }  // namespace infinilm

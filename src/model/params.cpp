@@ -113,6 +113,17 @@ std::vector<int64_t> Params::part_shape(const ParamRow& row) const {
     return shape;
 }
 
+int64_t Params::num_elements() const {
+    int64_t sum = 0;
+    for (const ParamRow& row : rows_) {
+        if (!has_part(row)) continue;
+        int64_t elements = 1;
+        for (int64_t size : part_shape(row)) elements *= size;
+        sum += elements;
+    }
+    return sum;
+}
+
 Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
     const std::vector<Range> wanted = ranges(row);
     if (wanted.empty()) return {};

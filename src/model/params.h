@@ -83,6 +83,7 @@ public:
     bool prepared() const { return prepared_; }
     const ModelWeights& weights() const { return weights_; }
     int64_t bytes() const { return bytes_; }  // of the loaded parts
+    int64_t num_elements() const;             // of all parts, loaded or not
     void clear();                             // lets go of every tensor
 
 private:

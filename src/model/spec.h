@@ -1,9 +1,9 @@
 // ModelSpec: everything the decoder needs to know of a model, as plain numbers. Made in Python from a Hugging Face
-// config.json (infinilm/families.py); families differ only here.
+// config.json (infinilm/config/families.py); families differ only here.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -18,10 +18,18 @@ struct AttentionSpec {
     std::vector<int> sliding_window;  // [num_layers]; 0: the layer sees everything
 };
 
+enum class Activation : uint8_t { silu };
+constexpr std::string_view name(Activation activation) {
+    switch (activation) {
+        case Activation::silu: return "silu";
+    }
+    return "?";
+}
+
 struct MlpSpec {
     int intermediate_size = 0;
     bool bias = false;
-    std::string activation = "silu";
+    Activation activation = Activation::silu;
 };
 
 struct RopeSpec {

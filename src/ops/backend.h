@@ -1,12 +1,11 @@
-// THE interface a device implements: memory, then ops. One Backend serves one rank: one device, one queue of work.
-// Called by ops::* (which validates), by the decoder and by the caches; never by Python directly.
+// THE interface a device implements: memory, then ops. One Backend serves one rank: one device. Called by ops::* (which
+// validates), by the decoder and by the caches; never by Python directly. What a GPU needs besides is its DeviceQueue.
 //
 // Contract of every op: arguments are already validated; outputs do not overlap inputs unless said; nothing is
 // allocated; a row of the result depends on that row's inputs alone, bit for bit, whatever else is in the call and
 // however many threads run it. Activations have the dtype `activation_dtype()`.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -166,45 +165,7 @@ enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
 const char* describe(SampleFault fault);
 void check_sampled(const TensorView& ids);  // in host memory; Error that names the first row that has no id
 
-// A rank's end of sums between ranks of one process whose devices write each other's memory: for short messages, in one
-// kernel. Every rank makes one, connects it, and keeps it until all have waited: kernels write into all mailboxes.
-struct OneShotOptions {
-    std::span<const Device> devices;  // of the ranks
-    int rank;
-    int64_t capacity_bytes;  // of the longest message; a multiple of 256
-};
-class OneShot {
-public:
-    virtual ~OneShot() = default;
-
-    virtual void* mailbox() const = 0;                           // in memory of this rank, which all ranks write
-    virtual void connect(std::span<void* const> mailboxes) = 0;  // those of all ranks, in their order
-    virtual bool takes(const AddRmsNormParams&) const = 0;       // short enough; all ranks find the same
-    // p.x becomes the sum over the ranks in rank order in float32, rounded once; then as add_rms_norm, in its bits.
-    virtual void all_reduce_add_rms_norm(const AddRmsNormParams& p) = 0;
-    // From any thread: kernels that wait for other ranks give up, now and later, and leave their outputs as they are.
-    virtual void abort() noexcept = 0;
-    virtual void wait() noexcept = 0;  // from any thread, until the device of this rank has nothing to do
-};
-
-// Work that was recorded: launched as one, it does again what it did, with what its arrays hold by then.
-class Graph {
-public:
-    virtual ~Graph() = default;
-    virtual void launch() = 0;  // enqueued like an op
-};
-
-class GraphRecorder {
-public:
-    virtual ~GraphRecorder() = default;
-    // Calls work(), whose ops are recorded and do not run. It allocates nothing and waits for nothing; shapes and
-    // addresses are those of now, for ever. What it throws is thrown, and so is a DeviceError if it cannot be recorded;
-    // the device is as it was then. The graph goes before the backend.
-    virtual std::unique_ptr<Graph> record(const std::function<void()>& work) = 0;
-    // Another number whenever the backend is asked for memory of the device: as long as it stays the same, nothing that
-    // a step reads or writes has moved.
-    virtual uint64_t generation() const = 0;
-};
+class DeviceQueue;  // ops/device_queue.h
 
 class Backend {
 public:
@@ -212,35 +173,14 @@ public:
 
     virtual Device device() const = 0;
     virtual DType activation_dtype() const = 0;
-    // What the device runs its work in, for libraries that add to it: a cudaStream_t. Null where there is none.
-    virtual void* stream() const = 0;
+    // How work reaches a device that does it while the host goes on; null: an op is done when it returns.
+    virtual DeviceQueue* queue() { return nullptr; }
 
     // Memory. Zeroed; freed with the last owner.
     virtual Tensor allocate(DType dtype, std::span<const int64_t> shape) = 0;
     // Same shape and dtype, contiguous but for the rows of matrices, which may be strided; host or this device each.
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
-    // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
-    // absent.
-    virtual std::vector<TensorView> upload(std::span<const TensorView> arrays) = 0;
-    virtual void synchronize() = 0;  // waits until all work submitted is done
-    // Where a step gives memory back or asks for more: change() does, while no device of any rank has anything to do
-    // and no rank goes on. The driver may wait for devices there; on another one a kernel may wait for what this rank
-    // would launch next. All ranks come here alike. Source: torch/csrc/cuda/nccl.cpp, AutoNcclGroup, keeps them apart
-    // by a lock.
-    template <class Change>
-    void while_quiet(Change change) {
-        synchronize();
-        if (meet_) meet_();
-        change();
-        if (meet_) meet_();
-    }
-    // A barrier of the ranks, where their kernels wait for each other.
-    void meet_by(std::function<void()> meet) { meet_ = std::move(meet); }
-    virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
-
-    // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
-    virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;
 
     // Load time. The sources are in host memory or on the device, of any floating dtype.
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
@@ -264,9 +204,6 @@ public:
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
-
-private:
-    std::function<void()> meet_;
 };
 
 }  // namespace infinilm

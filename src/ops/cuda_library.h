@@ -29,7 +29,7 @@ struct CudaLibrary {
     std::vector<CudaDevice> (*devices)();  // at least one; DeviceError: why there is none
     std::unique_ptr<Backend> (*make_backend)(const CudaOptions&);
 };
-inline constexpr int cuda_library_abi = 2;  // raise it when Backend, its structs or these change
+inline constexpr int cuda_library_abi = 3;  // raise it when Backend, DeviceQueue, their structs or these change
 inline constexpr const char* cuda_library_symbol = "infinilm_cuda_library";
 
 // Each of these opens the library if need be. DeviceError: it is not built, cannot be opened, or finds no driver, too

@@ -150,9 +150,7 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     OpCheck check("paged_attention", backend);
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     check.caches(p.k_cache, p.v_cache, "num_kv_heads", "head_dim");
-    check.tensor("block_table", p.block_table, {"num_seqs", "max_blocks_per_seq"}, DType::int32);
-    check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
-    check.tensor("context_lens", p.context_lens, {"num_seqs"}, DType::int32);
+    check_sequence_arrays(check, p);
     check.tensor("out", p.out, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
     check.require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
@@ -221,11 +219,7 @@ void find_best(Backend& backend, const FindBestParams& p) {
 void sample(Backend& backend, const SampleParams& p) {
     OpCheck check("sample", backend);
     check.tensor("logits", p.logits, {"num_rows", "vocab_size"}, DType::float32);
-    check.tensor("temperature", p.temperature, {"num_rows"}, DType::float32);
-    check.tensor("top_k", p.top_k, {"num_rows"}, DType::int32);
-    check.tensor("top_p", p.top_p, {"num_rows"}, DType::float32);
-    check.tensor("min_p", p.min_p, {"num_rows"}, DType::float32);
-    check.tensor("random_val", p.random_val, {"num_rows"}, DType::float32);
+    check_sampling_arrays(check, p);
     check.tensor("ids", p.ids, {"num_rows"}, DType::int32);
     if (p.token_ids) check.tensor("token_ids", p.token_ids, {"num_rows", "vocab_size"}, DType::int32);
     check.require(check["vocab_size"] > 0, "logits: vocab_size must be positive");

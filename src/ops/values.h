@@ -1,6 +1,6 @@
 // Checks of what arrays hold, not only of their shapes: ids, slots, blocks, lengths and sampling parameters stay inside
 // what they index. Done where the host can read the arrays: by the ops on a CPU, and by the engine before a step's
-// arrays leave for another device. Shapes and dtypes are valid already.
+// arrays leave for another device. Both check shapes and dtypes first, which are templates here for the same reason.
 #pragma once
 
 #include "core/check.h"
@@ -12,9 +12,26 @@ inline bool readable(const TensorView& view) { return view.device().kind == Devi
 void check_ids(const Check&, std::string_view argument, const TensorView& ids, int64_t vocab_size);  // RequestError
 void check_slots(const Check&, std::string_view argument, const TensorView& slot_mapping, int64_t num_slots);
 void check_rows(const Check&, std::string_view argument, const TensorView& rows, int64_t num_tokens);
+
+// The sampling parameters of a step, those of SampleParams, which Batch has too: [num_rows] each.
+template <class AnyCheck, class Params>
+void check_sampling_arrays(AnyCheck& check, const Params& p) {
+    check.tensor("temperature", p.temperature, {"num_rows"}, DType::float32);
+    check.tensor("top_k", p.top_k, {"num_rows"}, DType::int32);
+    check.tensor("top_p", p.top_p, {"num_rows"}, DType::float32);
+    check.tensor("min_p", p.min_p, {"num_rows"}, DType::float32);
+    check.tensor("random_val", p.random_val, {"num_rows"}, DType::float32);
+}
 void check_sampling(const Check&, const TensorView& temperature, const TensorView& top_p, const TensorView& min_p,
                     const TensorView& random_val);
 
+// The sequences of a step, as AttentionParams and Batch have them.
+template <class AnyCheck, class Params>
+void check_sequence_arrays(AnyCheck& check, const Params& p) {
+    check.tensor("block_table", p.block_table, {"num_seqs", "max_blocks_per_seq"}, DType::int32);
+    check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    check.tensor("context_lens", p.context_lens, {"num_seqs"}, DType::int32);
+}
 // Queries, keys and blocks of every sequence; see AttentionParams.
 struct SequenceValues {
     TensorView block_table, cu_seqlens_q, context_lens;

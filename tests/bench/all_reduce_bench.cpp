@@ -5,8 +5,8 @@
 // Ranks, each on its share of the cores, repeat a call, and rank 0 takes the time of each; medians, and the quartiles
 // around them, over rounds that alternate with memcpy. Built by tests/dist/test_communicator.py; for numbers build it
 // with -O3:
-//   g++ -std=c++20 -O3 -Isrc -pthread src/core/check.cpp src/core/tensor.cpp src/ops/ops.cpp src/ops/values.cpp
-//       src/dist/*.cpp src/engine/*_{places,worker}.cpp tests/bench/all_reduce_bench.cpp -ldl
+//   g++ -std=c++20 -O3 -Isrc -pthread src/core/*.cpp src/ops/ops.cpp src/ops/values.cpp
+//       src/dist/*.cpp src/engine/rank_worker.cpp tests/bench/all_reduce_bench.cpp -ldl
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "core/topology.h"
 #include "dist/in_process.h"
-#include "engine/cpu_places.h"
 #include "engine/rank_worker.h"
 
 using namespace infinilm;

@@ -20,10 +20,10 @@ from gpu_peers import find_peers
 from synthetic import SHAPES, shape
 
 from infinilm import _core
-from infinilm.bench import Spread
-from infinilm.config import LlamaConfig
+from infinilm.bench.limits import Spread
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import InfinilmError
-from infinilm.families import build_spec
 
 BLOCK = 16
 UNTIED = {"tie_word_embeddings": False}

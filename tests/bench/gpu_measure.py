@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infinilm.bench import Spread
+from infinilm.bench.limits import Spread
 
 TYPES = {"i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last number is `calls`

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from infinilm import LLM
-from infinilm.hooks import SITES
+from infinilm.engine.hooks import SITES
 
 STEPS = 32
 

@@ -135,13 +135,13 @@ std::vector<float> run_serially(const Kernels& kernels, const Layer& layer, int6
     if (args.residual) args.residual += first_token * args.residual_stride;
     Scratch scratch;
     scratch.attach(kernels, args, workers);
-    for (int i = 0; i < workers; ++i) kernels.linear_prepare(args, {i, workers, i});
+    for (int i = 0; i < workers; ++i) kernels.linear_pack_x(args, {i, workers, i});
     for (int i = 0; i < workers; ++i) kernels.linear(args, {i, workers, i});
     return out;
 }
 
 // The exact result of one output and a bound on what rounding may do to it.
-void exact(const Layer& layer, int vector_width, int64_t token, int64_t n, double& value, double& bound) {
+void exact(const Layer& layer, int64_t token, int64_t n, double& value, double& bound) {
     double sum[2] = {}, error[2] = {};
     for (int part = 0; part < (layer.silu ? 2 : 1); ++part) {
         int64_t row = n;
@@ -156,8 +156,8 @@ void exact(const Layer& layer, int vector_width, int64_t token, int64_t n, doubl
             sum[part] += product, size += std::fabs(product);
         }
         if (layer.bias) sum[part] += layer.parts[segment].bias[row], size += 1;
-        // Each lane adds in_features / width products, then come log2(width) additions and the bias.
-        error[part] = (2.0 * static_cast<double>(layer.in_features) / vector_width + 16) * 0x1p-24 * size;
+        // In any order: in_features products and as many additions, and the bias.
+        error[part] = (2.0 * static_cast<double>(layer.in_features) + 1) * 0x1p-24 * size;
     }
     value = sum[0], bound = error[0];
     if (layer.silu) {
@@ -187,7 +187,7 @@ bool check_layer(const Kernels& kernels, Layer layer) {
         alone.push_back(run_serially(kernels, layer, t, 1, 1));
         for (int64_t n = 0; n < layer.out_features; ++n) {
             double value, bound;
-            exact(layer, kernels.vector_width, t, n, value, bound);
+            exact(layer, t, n, value, bound);
             if (!(std::fabs(alone.back()[static_cast<size_t>(n)] - value) <= bound)) fail("wrong", 1, 1, t, n);
         }
     }
@@ -277,12 +277,12 @@ class Timer {
 public:
     Timer(ThreadPool& pool, bool wall) : pool_(pool), wall_(wall), cpu_(static_cast<size_t>(pool.size()) * 16) {}
     template <class F>
-    double time(F work) {  // work(Worker)
+    double time(F work) {  // work(Share)
         const double start = seconds(CLOCK_MONOTONIC);
         const int count = pool_.size();
         pool_.run(count, [&](int share, int thread) {
             const double begin = seconds(CLOCK_THREAD_CPUTIME_ID);
-            work(Worker{share, count, thread});
+            work(Share{share, count, thread});
             cpu_[static_cast<size_t>(share) * 16] = seconds(CLOCK_THREAD_CPUTIME_ID) - begin;
         });
         const double elapsed = seconds(CLOCK_MONOTONIC) - start;
@@ -327,14 +327,14 @@ void measure(const Kernels& kernels, Element element, bool silu, const Shape& sh
     std::atomic<uint64_t> checksum{0};
     const double until = seconds(CLOCK_MONOTONIC) + 2;
     for (int round = 0; round < 5 || seconds(CLOCK_MONOTONIC) < until; ++round) {
-        prepare = std::min(prepare, timer.time([&](Worker w) { kernels.linear_prepare(args, w); }));
-        linear = std::min(linear, timer.time([&](Worker w) { kernels.linear(args, w); }));
-        read = std::min(read, timer.time([&](Worker w) {
+        prepare = std::min(prepare, timer.time([&](Share w) { kernels.linear_pack_x(args, w); }));
+        linear = std::min(linear, timer.time([&](Share w) { kernels.linear(args, w); }));
+        read = std::min(read, timer.time([&](Share w) {
             const size_t part = weight_bytes / static_cast<size_t>(w.count);
             checksum += kernels.read_memory(first + static_cast<size_t>(w.index) * part, part);
         }));
         std::atomic<double> done{0};
-        const double t = timer.time([&](Worker) { done = kernels.dot_flops(50'000, layer.multiply_bf16); });
+        const double t = timer.time([&](Share) { done = kernels.dot_flops(50'000, layer.multiply_bf16); });
         flop_time = std::min(flop_time, t / (done * workers));
     }
     const double total = linear + (kernels.linear_shared_scratch_bytes(args) ? prepare : 0);

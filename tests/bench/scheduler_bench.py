@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from infinilm import LLM, SamplingParams, _core
-from infinilm.config import LlamaConfig
-from infinilm.families import build_spec
-from infinilm.scheduler import Scheduler
-from infinilm.steps import Sequence
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import LlamaConfig
+from infinilm.requests.scheduler import Scheduler
+from infinilm.requests.steps import Sequence
 
 
 def spread(least: int, count: int) -> list[int]:

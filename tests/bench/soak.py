@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from infinilm import LLM, SamplingParams, TokenEvent
-from infinilm.request import Completion, GenerationRequest, LogitsWork, PromptLogprobs, Request
-from infinilm.steps import Sequence
+from infinilm.requests.handle import Request
+from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, PromptLogprobs
+from infinilm.requests.steps import Sequence
 
 # Measured: requests that stay, here with all their objects, cost 9,700 bytes each; 35 bytes are what the allocator's
 # arenas go on filling for some 10,000 requests.

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from infinilm import _core
-from infinilm.config import LlamaConfig
-from infinilm.families import build_spec
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import LlamaConfig
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

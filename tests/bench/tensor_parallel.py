@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from infinilm import AutoConfig, _core
-from infinilm.families import build_spec
+from infinilm.config.families import build_spec
 
 MAX_LEN = 1024
 

@@ -59,8 +59,8 @@ def test_floors() -> None:
     from gpu_engine import MODELS, Work
     from gpu_measure import Limits
 
-    from infinilm.config import LlamaConfig
-    from infinilm.families import build_spec
+    from infinilm.config.families import build_spec
+    from infinilm.config.llama_config import LlamaConfig
 
     limits = Limits(read=4.3e12, copy=4.3e12, flops=790e12)
     expected = {

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from llm import tiny
 
 from infinilm import LLM
-from infinilm.bench_trace import Percentiles, Trace, make_trace, run_trace, summarise
+from infinilm.bench.trace import Percentiles, Trace, make_trace, run_trace, summarise
 from infinilm.errors import ConfigError
 from infinilm.outputs import CompletionOutput, EngineMetrics, RequestMetrics, RequestOutput
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infinilm.cli import main
+from infinilm.cli.main import main
 
 # `python -m infinilm` with Ctrl-C switched on: a test run in the background inherits a SIGINT that is ignored.
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from infinilm.cli import main; sys.exit(main(sys.argv[1:]))"
+    "from infinilm.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from infinilm.config import AutoConfig, LlamaConfig
-from infinilm.config_keys import UNSUPPORTED
+from infinilm.config.keys import UNSUPPORTED
+from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError, InfinilmError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -8,12 +8,11 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from infinilm.config import LlamaConfig
+from infinilm.config.families import FAMILIES, build_spec, family_of, family_of_model_type, model_facts
+from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import ConfigError
-from infinilm.families import FAMILIES, build_spec, family_of, family_of_model_type, model_facts
 
 SMALL = {
     "vocab_size": 50,

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+from infinilm.config.rope import ROPE_TYPES, inverse_frequencies, rope_type_of
 from infinilm.errors import ConfigError
-from infinilm.rope import ROPE_TYPES, inverse_frequencies, rope_type_of
 
 ROWS = json.loads((Path(__file__).resolve().parents[1] / "golden" / "rope.json").read_text())
 

@@ -6,17 +6,18 @@
 
 #include "check.h"
 #include "core/sum_parts.h"
-#include "ops/backend.h"
+#include "ops/device_queue.h"
 
 namespace infinilm::test {
 
-class FakeBackend : public Backend {
+class FakeBackend : public Backend, public DeviceQueue {
 public:
-    explicit FakeBackend(int index) : device_{DeviceKind::cuda, index} {}
+    explicit FakeBackend(int index, void* stream = nullptr) : device_{DeviceKind::cuda, index}, stream_(stream) {}
 
     Device device() const override { return device_; }
     DType activation_dtype() const override { return DType::float32; }
-    void* stream() const override { return nullptr; }
+    DeviceQueue* queue() override { return this; }
+    void* stream() const override { return stream_; }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override {
         const Tensor memory = allocate_host(dtype, shape);
         return {TensorView(memory.data(), dtype, shape, device_), memory.owner};
@@ -60,6 +61,7 @@ private:
     void unused() const { throw Failure("no communicator calls this"); }
 
     Device device_;
+    void* stream_;
 };
 
 }  // namespace infinilm::test

@@ -23,9 +23,9 @@ namespace {
 struct Joined {
     Joined(CommunicatorGroup& group, int rank, void* stream = nullptr,
            std::function<std::unique_ptr<OneShot>()> one_shot = {})
-        : backend(rank) {
+        : backend(rank, stream) {
         backend.one_shot = std::move(one_shot);
-        communicator = group.join(rank, &backend, stream);
+        communicator = group.join(rank, &backend);
     }
     Communicator* operator->() { return communicator.get(); }
     TensorView view(void* data, DType dtype, std::initializer_list<int64_t> shape) const {

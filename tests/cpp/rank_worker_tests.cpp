@@ -8,8 +8,8 @@
 #include <stdexcept>
 
 #include "check.h"
+#include "core/topology.h"
 #include "core/wait.h"
-#include "engine/cpu_places.h"
 #include "engine/rank_worker.h"
 
 namespace infinilm::test {
@@ -72,50 +72,6 @@ TEST(worker_on_its_cpus) {
     }
     const std::string error = error_of([] { RankWorker worker(2, {1000000}); });
     CHECK(contains(error, "rank 2 cannot run on CPUs 1000000: "));
-}
-
-using Cpus = std::vector<int>;
-
-TEST(ranks_stay_on_their_node) {
-    // Two nodes of four cores of two logical CPUs, numbered as machines do: siblings are 8 apart, nodes alternate.
-    std::vector<CpuPlace> machine;
-    for (int cpu = 0; cpu < 16; ++cpu) machine.push_back({.node = cpu % 2, .core = cpu % 8, .cpu = cpu});
-    CHECK(cpus_of_rank(machine, 0, 1).size() == 16);
-    CHECK(cpus_of_rank(machine, 0, 2) == Cpus({0, 8, 2, 10, 4, 12, 6, 14}));
-    CHECK(cpus_of_rank(machine, 1, 2) == Cpus({1, 9, 3, 11, 5, 13, 7, 15}));
-    CHECK(cpus_of_rank(machine, 1, 4) == Cpus({4, 12, 6, 14}));
-    CHECK(cpus_of_rank(machine, 5, 8) == Cpus({3, 11}));
-    CHECK(cpus_of_rank(machine, 5, 16) == Cpus({12}));  // more ranks than cores
-    CHECK(cpus_of_rank(machine, 16, 17).empty());
-    for (int size = 1; size <= 16; ++size) {  // three ranks cannot all have a node: evenly, then
-        std::set<int> joined;
-        size_t most = 0, least = 16;
-        for (int rank = 0; rank < size; ++rank) {
-            const Cpus cpus = cpus_of_rank(machine, rank, size);
-            joined.insert(cpus.begin(), cpus.end());
-            most = std::max(most, cpus.size());
-            least = std::min(least, cpus.size());
-        }
-        CHECK(joined.size() == 16 && most - least <= 2);
-    }
-}
-
-TEST(lists_of_cpus) {
-    CHECK(parse_cpu_list("0-3,8,10-11\n") == Cpus({0, 1, 2, 3, 8, 10, 11}));
-    CHECK(parse_cpu_list("5") == Cpus({5}));
-    for (const char* bad : {"", "\n", "-1", "x", "3-", "3-1", "0-99999999999", "0-2000000"})
-        CHECK(parse_cpu_list(bad).empty());
-    for (const char* bad : {"7,", "7,x", "7 8", "7,9-8", "7,-3", "7;8"}) CHECK(parse_cpu_list(bad) == Cpus({7}));
-    uint32_t state = 1;
-    for (int i = 0; i < 20000; ++i) {  // any bytes end, and give no negative number
-        std::string text;
-        for (uint32_t n = state % 12; n > 0; --n) {
-            state = state * 1664525u + 1013904223u;
-            text += "0123456789-, x\n"[state >> 28];
-        }
-        for (int cpu : parse_cpu_list(text)) CHECK(cpu >= 0);
-        state = state * 1664525u + 1013904223u;
-    }
 }
 
 TEST(worker_sleeps_when_idle) {

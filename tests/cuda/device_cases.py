@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 import infinilm
 from infinilm import LLM, AutoConfig, _core
-from infinilm.families import build_spec
-from infinilm.hooks import SITES
+from infinilm.config.families import build_spec
+from infinilm.engine.hooks import SITES
 
 GOLDEN = ROOT / "tests/golden"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}

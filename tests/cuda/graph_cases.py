@@ -15,8 +15,8 @@ from emulation import Gpu
 from numpy.typing import NDArray
 
 from infinilm import AutoConfig, _core
-from infinilm.checkpoint import Checkpoint, load_weights
-from infinilm.families import build_spec
+from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.config.families import build_spec
 
 MAX_LEN = 512
 MAX_GRAPHS = 64  # that an engine keeps

@@ -14,7 +14,7 @@ from emulation import Gpu
 import infinilm
 import infinilm.llm
 from infinilm import LLM
-from infinilm.memory import free_memory
+from infinilm.requests.memory import free_memory
 
 TAKEN = 12 << 20  # bytes, by others while the weights are loaded
 

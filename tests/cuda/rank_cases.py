@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import infinilm
 from infinilm import AutoConfig, _core
-from infinilm.checkpoint import Checkpoint, load_weights
-from infinilm.families import build_spec
+from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.config.families import build_spec
 
 MAX_LEN = 64
 

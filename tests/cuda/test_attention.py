@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from attention_cases import Case
 from emulation import ROOT, SCHEDULES, Run
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 FILES = ("attention.cu", "attention_decode.cu", "attention_prefill.cu", "attention_f32.cu")
 SOURCES = [*(ROOT / "cuda" / name for name in FILES), "attention_api.cu"]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from emulation import ROOT, SCHEDULES, Outcome, Run
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 Parameters = dict[str, Any]
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from emulation import ROOT, SCHEDULES, Run
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from test_nvcc import compile_kernels, needs_nvcc
 
 SOURCES = [

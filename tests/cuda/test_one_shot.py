@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from emulation import ROOT, SCHEDULES, Run
 from frames import KINDS
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 SOURCES = [
     *(ROOT / "cuda" / f"{name}.cu" for name in ("one_shot", "rowwise", "norm", "rope", "linear_f32")),

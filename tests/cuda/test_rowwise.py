@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from emulation import ROOT, SCHEDULES, Run
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 SOURCES = [*(ROOT / "cuda" / f"{name}.cu" for name in ("rowwise", "norm", "rope", "linear_f32")), "rowwise_api.cu"]
 

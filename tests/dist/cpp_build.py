@@ -17,9 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = [
-    *(ROOT / "src" / f"{name}.cpp" for name in ("core/check", "core/tensor", "ops/ops", "ops/values")),
+    *(ROOT / "src" / f"{name}.cpp" for name in ("core/check", "core/tensor", "core/topology", "ops/ops", "ops/values")),
     *sorted((ROOT / "src/dist").glob("*.cpp")),
-    ROOT / "src/engine/cpu_places.cpp",
     ROOT / "src/engine/rank_worker.cpp",
 ]
 TESTS = sorted((ROOT / "tests/cpp").glob("*.cpp"))

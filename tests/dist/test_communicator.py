@@ -26,6 +26,8 @@ NAMES = {
     "an_aborted_group_stays_aborted": 1,
     "arguments": 1,
     "barriers": 200,
+    "bound_to_cpus_beyond_the_machine": 1,
+    "cpus_of_large_machines": 1,
     "lists_of_cpus": 1,
     "mismatches": 5,
     "nccl_aborts": 50,

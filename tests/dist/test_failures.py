@@ -31,7 +31,7 @@ from infinilm import (
     WeightError,
     _core,
 )
-from infinilm.families import build_spec
+from infinilm.config.families import build_spec
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:

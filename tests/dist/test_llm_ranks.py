@@ -12,7 +12,7 @@ from llm import tiny
 
 import infinilm
 from infinilm import LLM, ConfigError, DeviceError, EngineDeadError, HookRegistry
-from infinilm.cli import main
+from infinilm.cli.main import main
 
 PROMPTS = ["the", "Once upon a time there was an answer", [1, 2, 3], "a " * 25]
 SAMPLING: list[dict[str, Any]] = [

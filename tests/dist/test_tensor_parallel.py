@@ -23,7 +23,7 @@ from infinilm import (
     StaticKVCacheConfig,
     _core,
 )
-from infinilm.hooks import SITES
+from infinilm.engine.hooks import SITES
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:

@@ -231,7 +231,7 @@ def test_names_are_at_the_top_and_in_their_modules() -> None:
         "import infinilm\n"
         "assert infinilm.cache.StaticKVCacheConfig is infinilm.StaticKVCacheConfig\n"
         "assert infinilm.distributed.DistConfig is infinilm.DistConfig\n"
-        "assert infinilm.engine.InferEngine is infinilm.InferEngine\n"
-        "assert infinilm.hooks.HookRegistry is infinilm.HookRegistry\n"
+        "assert infinilm.engine.infer_engine.InferEngine is infinilm.InferEngine\n"
+        "assert infinilm.engine.hooks.HookRegistry is infinilm.HookRegistry\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd="/")

@@ -15,7 +15,7 @@ from llm import tiny
 
 from engine.support import GOLDEN, Foreign, make_engine, run
 from infinilm import ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
-from infinilm.hooks import SITES
+from infinilm.engine.hooks import SITES
 
 pytestmark = pytest.mark.skipif(not hasattr(_core.InferEngine, "set_hooks"), reason="the core has no hooks yet")
 

@@ -534,3 +534,11 @@ def test_logits_that_cannot_be_sampled_are_an_error(folder: Path) -> None:
 
 def test_the_core_has_what_the_engine_needs() -> None:
     assert {"state_dict", "set_hooks"} <= set(dir(_core.InferEngine))
+
+
+def test_an_unknown_activation_is_refused_by_name() -> None:
+    spec = _core.ModelSpec()
+    assert spec.mlp.activation == "silu"
+    with pytest.raises(ConfigError, match=r"activation 'gelu' is not supported; supported: silu"):
+        spec.mlp.activation = "gelu"
+    spec.mlp.activation = "silu"

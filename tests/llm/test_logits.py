@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import infinilm
 from infinilm import LLM, SamplingParams, _core
-from infinilm.logits import HostSampler, LogitsPipeline, logprobs_of, top_logprobs
+from infinilm.requests.logits import HostSampler, LogitsPipeline, logprobs_of, top_logprobs
 from llm import tiny
 
 Array = npt.NDArray[Any]

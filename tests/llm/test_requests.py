@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 import infinilm
 from infinilm import LLM, SamplingParams
-from infinilm.tokenizer import OutputText, Tokenizer
+from infinilm.text.detokenize import OutputText
+from infinilm.text.tokenizer import Tokenizer
 from llm import tiny
 from llm.tiny import SYSTEM
 
@@ -301,7 +302,7 @@ def test_a_failing_tokenizer_fails_its_request_alone(llm: LLM, monkeypatch: pyte
         return (Broken if params.stop == ("zzzz",) else OutputText)(tokenizer, params)
 
     expected = llm.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
-    monkeypatch.setattr("infinilm.prompts.OutputText", make)
+    monkeypatch.setattr("infinilm.requests.prompts.OutputText", make)
     params = [SamplingParams(**SETTINGS), SamplingParams(stop="zzzz", **SETTINGS)]
     good, bad = llm.generate(["the", "the"], params, use_tqdm=False)
     assert good.outputs == expected

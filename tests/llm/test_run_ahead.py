@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def set_ahead(patch: pytest.MonkeyPatch, ahead: bool) -> None:
-    patch.setattr("infinilm.engine_thread._AHEAD_BELOW_SECONDS", 1e9 if ahead else 0.0)
+    patch.setattr("infinilm.requests.engine_thread._AHEAD_BELOW_SECONDS", 1e9 if ahead else 0.0)
 
 
 class Recorder:

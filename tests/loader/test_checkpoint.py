@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from infinilm.checkpoint import Checkpoint, TensorInfo
+from infinilm.checkpoint.folder import Checkpoint, TensorInfo
+from infinilm.checkpoint.safetensors_header import read_header
 from infinilm.errors import WeightError
-from infinilm.safetensors_header import read_header
 
 
 def write(path, header, data=b"", length=None):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from infinilm.checkpoint import Checkpoint, load_weights
-from infinilm.dtype_conversion import convert
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.folder import Checkpoint, load_weights
 from infinilm.errors import ConfigError, WeightError
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import infinilm
 from infinilm import _core
-from infinilm.config import LlamaConfig
-from infinilm.families import build_spec
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import LlamaConfig
 
 CONFIG = {
     "model_type": "llama",
@@ -114,7 +114,7 @@ def config_only(folder: Path) -> Path:
 
 
 def test_the_cache_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinilm.memory.available_memory", lambda: 2**30)
+    monkeypatch.setattr("infinilm.requests.memory.available_memory", lambda: 2**30)
     folder = config_only(tmp_path)
     plans = [
         infinilm.plan_memory(
@@ -130,9 +130,37 @@ def test_the_cache_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert large.num_blocks < small.num_blocks
 
 
+def planned_workspace(**changes: Any) -> int:
+    config = LlamaConfig.from_dict(PLANNED | changes.pop("config", {}))
+    spec = build_spec(config, dtype=changes.pop("dtype", "float32"), max_model_len=changes.pop("max_model_len", 1024))
+    limits = {"num_ranks": 1, "num_threads": 2, "num_tokens": 512, "num_rows": 8, "num_returned_rows": 0}
+    return _core.workspace_bytes(spec, device="cpu", **(limits | changes))
+
+
+def test_what_the_workspace_grows_with() -> None:
+    base = planned_workspace()
+    row = 4 * 20000
+    # x, its norm and its rows for logits; q, k, v; what the heads give; gate * up; cosines and sines.
+    token = 4 * (3 * 1024 + 3 * 16 * 128 + 16 * 128 + 2048 + 128)
+    assert planned_workspace(num_rows=9) - base == row + 4  # the logits, and an id
+    assert planned_workspace(num_returned_rows=1) - base == row + 4
+    assert planned_workspace(num_tokens=1024) - planned_workspace(num_tokens=768) == 256 * token
+    assert planned_workspace(max_model_len=256) <= base  # nothing of attention is split
+    assert base <= planned_workspace(num_ranks=2) <= 3 * base
+
+
+def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's scratch grows with the longest rows where tiles are copied: two panels of 1 KiB for 32 of them."""
+    if "emulated_amx" not in _core.cpu_isas():
+        pytest.skip("this build has no emulation of matrix tiles")
+    monkeypatch.setenv("INFINILM_CPU_ISA", "emulated_amx")
+    wide = {"dtype": "bfloat16", "config": {"intermediate_size": 14336}}
+    assert planned_workspace(num_threads=3, **wide) - planned_workspace(num_threads=2, **wide) >= 2 * 14336 // 32 * 1024
+
+
 @pytest.mark.parametrize("kv_cache", [None, "50%"])
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache: str | None) -> None:
-    monkeypatch.setattr("infinilm.memory.available_memory", lambda: 200 * 2**20)
+    monkeypatch.setattr("infinilm.requests.memory.available_memory", lambda: 200 * 2**20)
     with pytest.raises(infinilm.CacheFullError, match=r"0 B are free beside .* of weights and .* of workspace"):
         infinilm.plan_memory(config_only(tmp_path), load_format="dummy", device="cpu", kv_cache=kv_cache)
 
@@ -171,7 +199,8 @@ print(json.dumps([resident("VmHWM") - before, llm.memory.total_bytes]))
 def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
     """What a process has resident after importing grows by what was planned, to 5%.
 
-    With more ranks than cores it may be less: one gives back its gathered logits before another has touched its own.
+    With several ranks it may be less: one gives back its gathered logits before another has touched its own, the more
+    so where there are more ranks than cores, or others use these.
     """
     write_checkpoint(tmp_path, PLANNED)
     settings = SETTINGS | settings
@@ -188,5 +217,5 @@ def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
     assert planned == plan.total_bytes == plan.weight_bytes + plan.workspace_bytes + plan.kv_bytes
     assert 150e6 < plan.weight_bytes < 250e6
     assert 60 * 2**20 < plan.kv_bytes <= 64 * 2**20
-    least = 0.95 if settings.get("tensor_parallel_size", 1) <= 2 else 0.85
+    least = {1: 0.95, 2: 0.93}.get(settings.get("tensor_parallel_size", 1), 0.85)
     assert least * planned <= taken <= 1.05 * planned

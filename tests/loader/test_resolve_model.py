@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import infinilm.checkpoint
-from infinilm.checkpoint import resolve_model
+import infinilm.checkpoint.folder
+from infinilm.checkpoint.folder import resolve_model
 from infinilm.errors import ConfigError
 
 
 def test_demo():
-    assert resolve_model("demo") == Path(infinilm.checkpoint.__file__).parent / "assets" / "demo"
+    assert resolve_model("demo") == Path(infinilm.checkpoint.folder.__file__).parent / "assets" / "demo"
 
 
 def test_folder(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 from reference.checkpoint import read_checkpoint
 from reference.model import ReferenceModel
 
-from infinilm.config import AutoConfig
-from infinilm.families import model_facts
+from infinilm.config.families import model_facts
+from infinilm.config.llama_config import AutoConfig
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from llm import tiny
 from reference import ops
 
@@ -32,7 +31,7 @@ from infinilm import (
 )
 from infinilm.generation import Sampling, sample_tokens
 from infinilm.models import EngineModel
-from infinilm.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer
 
 ROWS = [[5, 6, 7], [9], [100, 3, 200, 4, 8, 8, 1], [41, 42]]
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from reference import ops as oracle
 from reference.ops import Array, load
 

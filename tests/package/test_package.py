@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,19 @@ def test_import_is_cheap(tmp_path: Path) -> None:
     loaded = run("import sys, infinilm; print(*sys.modules)", tmp_path).split()
     heavy = {"numpy", "tokenizers", "jinja2", "safetensors", "tqdm", "infinilm._core", "infinilm.llm"}
     assert "infinilm" in loaded and not heavy & set(loaded)
+
+
+def test_type_checkers_and_users_see_the_same_names() -> None:
+    """What is imported for type checkers is what is loaded on first use, from the same modules."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == infinilm._LAZY
+    for name in infinilm.__all__:
+        assert getattr(infinilm, name) is not None
+    assert set(imported) < set(infinilm.__all__)
 
 
 def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from infinilm.config import LlamaConfig
-from infinilm.families import ModelFacts, model_facts
+from infinilm.config.families import ModelFacts, model_facts
+from infinilm.config.llama_config import LlamaConfig
 
 F64 = NDArray[np.float64]
 

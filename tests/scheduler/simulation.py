@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import infinilm.scheduler as sched
+import infinilm.requests.scheduler as sched
 from infinilm import SamplingParams
-from infinilm.steps import Sequence, Step
+from infinilm.requests.steps import Sequence, Step
 
 MODULUS = 2**61 - 1
 VOCAB_SIZE = 97

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import infinilm.scheduler as sched
+import infinilm.requests.scheduler as sched
 from infinilm import CacheFullError
-from infinilm.block_manager import BlockManager, common_window
-from infinilm.steps import Sequence
+from infinilm.requests.block_manager import BlockManager, common_window
+from infinilm.requests.steps import Sequence
 from scheduler.simulation import (
     VOCAB_SIZE,
     Engine,

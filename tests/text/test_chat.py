@@ -5,12 +5,11 @@ import json
 import sys
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend, models, pre_tokenizers, processors
 
-from infinilm.chat import ChatTemplate
 from infinilm.errors import ConfigError, RequestError
-from infinilm.tokenizer import Tokenizer
+from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHATML = """\
@@ -215,7 +214,7 @@ def test_no_second_bos(tmp_path):
 
 
 def test_without_jinja2(monkeypatch):
-    from infinilm import chat
+    from infinilm.text import chat_template as chat
 
     chat._environment.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)

@@ -3,14 +3,13 @@
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Backend
+from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers, trainers
 
 from infinilm.errors import RequestError
 from infinilm.sampling_params import SamplingParams
-from infinilm.tokenizer import IncrementalDetokenizer, OutputText, StopStrings, Tokenizer
+from infinilm.text.detokenize import IncrementalDetokenizer, OutputText, StopStrings
+from infinilm.text.tokenizer import Tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. The dog, the fox; the end.",

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend, models, pre_tokenizers, processors
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer
 
 WORDS = ["[UNK]", "hello", "world", "<s>", "</s>", "<|end|>"]
 
@@ -38,7 +37,6 @@ def test_encode_and_decode(tmp_path):
     assert tokenizer.decode([1, 99, 2]) == "hello world"
     assert tokenizer.decode([]) == ""
     assert tokenizer.vocab_size == 6
-    assert tokenizer.special_ids == {3, 4, 5}
     assert (tokenizer.id_to_token(4), tokenizer.token_to_id("</s>"), tokenizer.id_to_token(99)) == ("</s>", 4, None)
     assert "6 tokens" in repr(tokenizer)
 

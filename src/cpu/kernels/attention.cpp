@@ -1,6 +1,6 @@
 // Causal attention over a paged or static cache, for prefill, chunked prefill and decode alike. Called by
 // CpuBackend::paged_attention. A work item is (sequence, kv head, block of query tokens), and where that is too coarse
-// to share out, also one chunk of keys; workers draw items from a counter, since no result depends on who computes it.
+// to share out, also one chunk of keys; threads draw items from a counter, since no result depends on who computes it.
 //
 // Bits: keys are taken in chunks that begin at multiples of chunk_keys in the sequence. Per chunk, score = one vector
 // accumulator per (query, key), lanes summed in a fixed tree; weights exp(score - the chunk's largest); values added in
@@ -18,7 +18,7 @@ constexpr int block_rows = 48;   // (query, head) rows per item: enough to pay f
 // four rows are one tile everywhere (of 2 keys or vectors where there are 16 registers): four query heads per kv head
 // are what most models have, and in decode that is the whole block.
 constexpr int row_group = width == 16 ? 4 : 3;
-static int64_t tile_rows(int64_t left) { return left <= 4 ? left : row_group; }
+static int64_t rows_at_once(int64_t left) { return left <= 4 ? left : row_group; }
 constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
 // An item larger than 1 / fine_items of the whole call is split by chunks.
 constexpr int64_t fine_items = 128;
@@ -26,23 +26,21 @@ constexpr int64_t fine_items = 128;
 // split.
 constexpr int64_t max_partials = 32768;
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
-static int64_t block_tokens(const AttentionArgs& a) { return max64(1, block_rows / group_size(a)); }
-static int64_t max_rows(const AttentionArgs& a) { return block_tokens(a) * group_size(a); }
+static int64_t block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
+static int64_t max_rows(const AttentionArgs& a) { return block_queries(a) * group_size(a); }
 static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.head_dim, width); }
 // A partial result: padded_dim sums, then the largest score, then the sum of weights.
 static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.head_dim, 16) + 16; }
 
-struct Range {
+// Of keys or of chunks.
+struct Interval {
     int64_t begin, end;
 };
 
 // Positions of the keys that the query at `position` sees.
-static Range visible_keys(const AttentionArgs& a, int64_t position) {
-    return {a.sliding_window > 0 ? max64(0, position + 1 - a.sliding_window) : 0, position + 1};
+static Interval visible_keys(const AttentionArgs& a, int64_t position) {
+    return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
 }
 
 // Walks over the sequences of a call and says how each is cut into items.
@@ -61,7 +59,7 @@ struct Cursor {
         context = a.context_lens[s];
         first_chunk = visible_keys(a, context - num_queries).begin / chunk_keys;
         num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
-        num_blocks = (num_queries + block_tokens(a) - 1) / block_tokens(a);
+        num_blocks = (num_queries + block_queries(a) - 1) / block_queries(a);
     }
     void start(const AttentionArgs& a) {
         int64_t work = 0;
@@ -76,7 +74,7 @@ struct Cursor {
         if (seq + 1 >= a.num_seqs) return false;
         load(a, seq + 1);
         const int64_t partials = num_queries * a.num_heads * num_chunks;
-        split = num_chunks > 1 && min64(num_queries, block_tokens(a)) * num_chunks * fine_items > total_work &&
+        split = num_chunks > 1 && smaller(num_queries, block_queries(a)) * num_chunks * fine_items > total_work &&
                 partial_end + partials <= max_partials;
         item_begin = item_end;
         item_end += num_blocks * a.num_kv_heads * (split ? num_chunks : 1);
@@ -90,7 +88,7 @@ struct Cursor {
     }
 };
 
-// One worker's scratch. A row is (token of the block, head of the kv head's group), token-major.
+// The scratch of one thread. A row is (token of the block, head of the kv head's group), token-major.
 struct Workspace {
     float* q;       // [rows, padded_dim] scaled by softmax_scale, zero-padded
     float* scores;  // [rows, chunk_keys] then weights, of this chunk
@@ -98,12 +96,12 @@ struct Workspace {
     float* totals;  // [rows, padded_dim] weighted values of all chunks so far
     float* staged;  // [tile_keys, padded_dim] a tile of keys or values in float32
     float *chunk_max, *chunk_weight, *total_max, *total_weight;  // [rows]
-    Range* keys;                                                 // [rows] keys of this chunk that a row sees
+    Interval* keys;                                              // [rows] keys of this chunk that a row sees
 
     static size_t bytes(const AttentionArgs& a) {
         const int64_t rows = max_rows(a), dim = padded_dim(a);
         const int64_t floats = 3 * rows * dim + rows * chunk_keys + tile_keys * dim + 4 * round_up(rows, 16);
-        return (size_t)floats * sizeof(float) + (size_t)rows * sizeof(Range);
+        return (size_t)floats * sizeof(float) + (size_t)rows * sizeof(Interval);
     }
     Workspace(const AttentionArgs& a, void* scratch) {
         const int64_t rows = max_rows(a), dim = padded_dim(a), padded_rows = round_up(rows, 16);
@@ -117,7 +115,7 @@ struct Workspace {
         q = p, p += rows * dim;
         sums = p, p += rows * dim;
         totals = p, p += rows * dim;
-        keys = (Range*)p;
+        keys = (Interval*)p;
     }
 };
 
@@ -132,15 +130,15 @@ struct Block {
 
     int64_t rows() const { return num_tokens * group; }
     int64_t position(int64_t row) const { return seq.context - seq.num_queries + first_query + row / group; }
-    const Range& keys(int64_t row) const { return w.keys[row]; }
+    const Interval& keys(int64_t row) const { return w.keys[row]; }
 
     void start_chunk(int64_t index) {
         chunk = index;
         const int64_t first = chunk * chunk_keys;
         for (int64_t row = 0; row < rows(); ++row) {  // relative to the chunk; both ends grow with the row
-            const Range visible = visible_keys(a, position(row));
-            w.keys[row] = {min64(max64(visible.begin - first, 0), chunk_keys),
-                           max64(min64(visible.end - first, chunk_keys), 0)};
+            const Interval visible = visible_keys(a, position(row));
+            w.keys[row] = {smaller(larger(visible.begin - first, 0), chunk_keys),
+                           larger(smaller(visible.end - first, chunk_keys), 0)};
         }
     }
 };
@@ -269,7 +267,7 @@ static void stage_row(const E* in, float* out, int64_t n, int64_t dim) {
 // Fills rows[tile_keys]. Entries outside `keys` point at a neighbour, so that four keys at a time may be read; what
 // comes of those is discarded.
 template <class E>
-static void locate_tile(const Block& b, const void* cache, int64_t tile, Range keys, const E** rows) {
+static void locate_tile(const Block& b, const void* cache, int64_t tile, Interval keys, const E** rows) {
     const AttentionArgs& a = b.a;
     const int32_t* table = a.block_table + b.seq.seq * a.block_table_stride;
     const int64_t first = b.chunk * chunk_keys + tile;
@@ -277,7 +275,7 @@ static void locate_tile(const Block& b, const void* cache, int64_t tile, Range k
         const int64_t block = (first + k) / a.block_size, offset = (first + k) % a.block_size;
         const int64_t at = (table[block] * (int64_t)a.num_kv_heads + b.kv_head) * a.block_size + offset;
         const E* row = (const E*)cache + at * a.head_dim;
-        for (int64_t end = min64(keys.end, k + a.block_size - offset); k < end; ++k, row += a.head_dim) rows[k] = row;
+        for (int64_t end = smaller(keys.end, k + a.block_size - offset); k < end; ++k, row += a.head_dim) rows[k] = row;
     }
     for (int64_t k = 0; k < keys.begin; ++k) rows[k] = rows[keys.begin];
     for (int64_t k = keys.end; k < tile_keys; ++k) rows[k] = rows[keys.end - 1];
@@ -286,7 +284,7 @@ static void locate_tile(const Block& b, const void* cache, int64_t tile, Range k
 // Calls f(Tile). Where more than one register tile of rows will read it, the tile is widened once into scratch, which
 // also gives heads that are not whole vectors their zero padding.
 template <class E, class F>
-static void with_tile(const Block& b, Tile<E> tile, Range keys, F f) {
+static void with_tile(const Block& b, Tile<E> tile, Interval keys, F f) {
     if (b.dim == b.a.head_dim && (sizeof(E) == sizeof(float) || b.rows() <= 4)) return f(tile);
     const float* staged[tile_keys];
     for (int64_t k = keys.begin & ~int64_t{3}; k < keys.end || (k & 3); ++k) {
@@ -301,8 +299,8 @@ static void with_tile(const Block& b, Tile<E> tile, Range keys, F f) {
 
 template <class E>
 static void score_group(const Block& b, Tile<E> keys, int64_t tile, int64_t row, int64_t count) {
-    const Range first = b.keys(row), last = b.keys(row + count - 1);
-    const int64_t begin = max64(first.begin - tile, 0) & ~int64_t{3}, end = min64(last.end - tile, tile_keys);
+    const Interval first = b.keys(row), last = b.keys(row + count - 1);
+    const int64_t begin = larger(first.begin - tile, 0) & ~int64_t{3}, end = smaller(last.end - tile, tile_keys);
     const float* q = b.w.q + row * b.dim;
     float* scores = b.w.scores + row * chunk_keys + tile;
     switch (count) {
@@ -315,7 +313,7 @@ static void score_group(const Block& b, Tile<E> keys, int64_t tile, int64_t row,
 
 // Scores to weights: exp(score - largest), zero where the row does not see the key, over whole vectors of lanes.
 static void softmax_row(const Block& b, int64_t row) {
-    const Range keys = b.keys(row);
+    const Interval keys = b.keys(row);
     if (keys.begin >= keys.end) return;
     float* s = b.w.scores + row * chunk_keys;  // [chunk_keys]
     const int64_t begin = keys.begin / width * width, end = round_up(keys.end, width);
@@ -336,17 +334,17 @@ static void softmax_row(const Block& b, int64_t row) {
 
 template <class E, int ROWS>
 static void value_group(const Block& b, Tile<E> values, int64_t tile, int64_t row, int64_t tile_end) {
-    auto clip = [&](Range r) { return Range{max64(r.begin - tile, 0), min64(r.end - tile, tile_end)}; };
+    auto clip = [&](Interval r) { return Interval{larger(r.begin - tile, 0), smaller(r.end - tile, tile_end)}; };
     const float* weights = b.w.scores + row * chunk_keys + tile;
     float* sums = b.w.sums + row * b.dim;
     auto alone = [&](int i, int64_t begin, int64_t end) {
         value_rows<E, 1>(weights + i * chunk_keys, values, begin, end, sums + i * b.dim, b.dim);
     };
     // All rows together over the keys that all see; the rest of each row's keys alone, still in order.
-    const Range all = {clip(b.keys(row + ROWS - 1)).begin, clip(b.keys(row)).end};
+    const Interval all = {clip(b.keys(row + ROWS - 1)).begin, clip(b.keys(row)).end};
     const bool together = all.begin < all.end;
     for (int i = 0; i < ROWS; ++i) {
-        const Range keys = clip(b.keys(row + i));
+        const Interval keys = clip(b.keys(row + i));
         alone(i, keys.begin, together ? all.begin : keys.end);
     }
     if (!together) return;
@@ -368,9 +366,11 @@ static void value_group(const Block& b, Tile<E> values, int64_t tile, int64_t ro
 template <class E>
 static void attend_chunk(const Block& b) {
     const AttentionArgs& a = b.a;
-    const Range all = {b.keys(0).begin, b.keys(b.rows() - 1).end};
+    const Interval all = {b.keys(0).begin, b.keys(b.rows() - 1).end};
     const int64_t first = all.begin / tile_keys * tile_keys;
-    auto tile_range = [&](int64_t tile) { return Range{max64(all.begin - tile, 0), min64(all.end - tile, tile_keys)}; };
+    auto tile_range = [&](int64_t tile) {
+        return Interval{larger(all.begin - tile, 0), smaller(all.end - tile, tile_keys)};
+    };
     // Calls f over all tiles and their register tiles of rows; at the end the first tile of next_cache is asked for.
     auto for_tiles = [&](const void* cache, const void* next_cache, auto f) {
         const E *rows[tile_keys], *ahead[tile_keys];
@@ -379,11 +379,11 @@ static void attend_chunk(const Block& b) {
             const bool last = tile + tile_keys >= all.end;
             const int64_t next = last ? first : tile + tile_keys;
             const void* from = last ? next_cache : cache;
-            const Range keys = tile_range(tile);
+            const Interval keys = tile_range(tile);
             if (from) locate_tile(b, from, next, tile_range(next), ahead);
             with_tile(b, Tile<E>{rows, from ? ahead : nullptr}, keys, [&](auto located) {
                 for (int64_t row = 0, count; row < b.rows(); row += count) {
-                    count = tile_rows(b.rows() - row);
+                    count = rows_at_once(b.rows() - row);
                     f(located, tile, row, count, keys.end);
                 }
             });
@@ -436,15 +436,15 @@ static void write_row(const Running& row, float* out, int head_dim) {
 static Running partial_row(float* partial, int64_t dim) { return {partial + dim, partial + dim + 1, partial}; }
 
 // The chunks that the query at `position` takes part in.
-static Range visible_chunks(const AttentionArgs& a, int64_t position) {
-    const Range keys = visible_keys(a, position);
+static Interval visible_chunks(const AttentionArgs& a, int64_t position) {
+    const Interval keys = visible_keys(a, position);
     return {keys.begin / chunk_keys, (keys.end - 1) / chunk_keys + 1};
 }
 
 // Adds the chunk just computed to each row's running total, or hands it to attention_merge.
 static void keep_chunk(const Block& b) {
     for (int64_t row = 0; row < b.rows(); ++row) {
-        const Range chunks = visible_chunks(b.a, b.position(row));
+        const Interval chunks = visible_chunks(b.a, b.position(row));
         if (b.chunk < chunks.begin || b.chunk >= chunks.end) continue;
         const Running part = {b.w.chunk_max + row, b.w.chunk_weight + row, b.w.sums + row * b.dim};
         const Running total = {b.w.total_max + row, b.w.total_weight + row, b.w.totals + row * b.dim};
@@ -481,17 +481,17 @@ static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& s
     const int64_t rest = item / a.num_kv_heads;
     // The last block sees the most keys: first, so that the shortest items come at the end.
     const int64_t block = seq.num_blocks - 1 - (seq.split ? rest / seq.num_chunks : rest);
-    const int64_t first_query = block * block_tokens(a);
+    const int64_t first_query = block * block_queries(a);
     Block b{a,
             seq,
             w,
             first_query,
-            min64(block_tokens(a), seq.num_queries - first_query),
+            smaller(block_queries(a), seq.num_queries - first_query),
             kv_head,
             group_size(a),
             padded_dim(a),
             0};
-    Range chunks = {visible_chunks(a, b.position(0)).begin, visible_chunks(a, b.position(b.rows() - 1)).end};
+    Interval chunks = {visible_chunks(a, b.position(0)).begin, visible_chunks(a, b.position(b.rows() - 1)).end};
     if (seq.split) {
         const int64_t chunk = seq.first_chunk + rest % seq.num_chunks;
         if (chunk < chunks.begin || chunk >= chunks.end) return;
@@ -522,8 +522,15 @@ size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
     return (size_t)(seq.partial_end * partial_stride(args)) * sizeof(float);
 }
 
-void attention(const AttentionArgs& args, Worker worker) {
-    const Workspace workspace(args, args.scratch[worker.thread]);
+size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len) {
+    const int64_t num_chunks = (max_context_len + chunk_keys - 1) / chunk_keys;
+    if (num_chunks <= 1) return 0;  // nothing to split
+    const int64_t partials = smaller(num_tokens * args.num_heads * num_chunks, max_partials);
+    return (size_t)(partials * partial_stride(args)) * sizeof(float);
+}
+
+void attention(const AttentionArgs& args, Share share) {
+    const Workspace workspace(args, args.scratch[share.thread]);
     Cursor seq;
     seq.start(args);
     visit_element(args.cache_element, [&](auto element) {
@@ -536,17 +543,17 @@ void attention(const AttentionArgs& args, Worker worker) {
     });
 }
 
-void attention_merge(const AttentionArgs& args, Worker worker) {
+void attention_merge(const AttentionArgs& args, Share share) {
     const int64_t dim = padded_dim(args);
     Cursor seq;
     seq.start(args);
-    int64_t count = 0;  // of (token, head) rows seen so far: dealt to the workers in turn
+    int64_t count = 0;  // of (token, head) rows seen so far: dealt to the shares in turn
     while (seq.next(args)) {
         if (!seq.split) continue;
         for (int64_t row = 0; row < seq.num_queries * args.num_heads; ++row) {
-            if (count++ % worker.count != worker.index) continue;
+            if (count++ % share.count != share.index) continue;
             const int64_t query = row / args.num_heads, head = row % args.num_heads;
-            const Range chunks = visible_chunks(args, seq.context - seq.num_queries + query);
+            const Interval chunks = visible_chunks(args, seq.context - seq.num_queries + query);
             const Running total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);

@@ -1,4 +1,4 @@
-// Embedding lookup and silu(gate) * up. Both write each element once, so any split over the workers gives the same
+// Embedding lookup and silu(gate) * up. Both write each element once, so any split over the shares gives the same
 // bits. Called by CpuBackend::embedding and silu_mul.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/pack.h"
@@ -35,9 +35,9 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
     }
 }
 
-void embedding(const EmbeddingArgs& args, Worker worker) {
-    const int64_t begin = args.num_tokens * worker.index / worker.count;
-    const int64_t end = args.num_tokens * (worker.index + 1) / worker.count;
+void embedding(const EmbeddingArgs& args, Share share) {
+    const int64_t begin = args.num_tokens * share.index / share.count;
+    const int64_t end = args.num_tokens * (share.index + 1) / share.count;
     for (int64_t t = begin; t < end; ++t) {
         const int64_t row = args.ids[t] - args.first_id;
         float* const out = args.out + t * args.out_stride;  // [hidden_size]
@@ -57,10 +57,10 @@ static void silu_mul_row(const float* gate, const float* up, float* out, int64_t
     }
 }
 
-void silu_mul(const SiluMulArgs& args, Worker worker) {
-    constexpr int64_t columns = 512;  // of one unit of work: a single token is still split over the workers
+void silu_mul(const SiluMulArgs& args, Share share) {
+    constexpr int64_t columns = 512;  // of one unit of work: a single token is still split over the shares
     const int64_t per_row = (args.intermediate_size + columns - 1) / columns, units = args.num_tokens * per_row;
-    const int64_t begin = units * worker.index / worker.count, end = units * (worker.index + 1) / worker.count;
+    const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t t = unit / per_row, first = unit % per_row * columns;
         const int64_t n = args.intermediate_size - first < columns ? args.intermediate_size - first : columns;

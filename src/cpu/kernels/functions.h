@@ -5,32 +5,38 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
+// What several kernels need; the standard library's are out of bounds (kernels.h).
+INFINILM_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+INFINILM_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INFINILM_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 // pack.cpp
-void pack(const PackArgs& args, Worker worker);
+void pack(const PackArgs& args, Share share);
 
 // linear.cpp
 size_t linear_scratch_bytes(const LinearArgs& args);
 size_t linear_shared_scratch_bytes(const LinearArgs& args);
-void linear_prepare(const LinearArgs& args, Worker worker);
-void linear(const LinearArgs& args, Worker worker);
+void linear_pack_x(const LinearArgs& args, Share share);
+void linear(const LinearArgs& args, Share share);
 
 // norm.cpp
-void norm(const NormArgs& args, Worker worker);
+void norm(const NormArgs& args, Share share);
 
 // rope.cpp
-void rope_store(const RopeStoreArgs& args, Worker worker);
+void rope_store(const RopeStoreArgs& args, Share share);
 
 // attention.cpp
 size_t attention_scratch_bytes(const AttentionArgs& args);
 size_t attention_shared_scratch_bytes(const AttentionArgs& args);
-void attention(const AttentionArgs& args, Worker worker);
-void attention_merge(const AttentionArgs& args, Worker worker);
+size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len);
+void attention(const AttentionArgs& args, Share share);
+void attention_merge(const AttentionArgs& args, Share share);
 
 // elementwise.cpp
-void embedding(const EmbeddingArgs& args, Worker worker);
-void silu_mul(const SiluMulArgs& args, Worker worker);
+void embedding(const EmbeddingArgs& args, Share share);
+void silu_mul(const SiluMulArgs& args, Share share);
 
-// limits.cpp
+// microbenchmarks.cpp
 uint64_t read_memory(const void* data, size_t bytes);
 double dot_flops(int64_t iterations, bool multiply_bf16);
 

@@ -13,7 +13,7 @@ namespace infinilm::cpu {
 
 enum class Element : uint8_t { f32, bf16, f16 };  // how a weight or a cache entry is stored
 
-struct Worker {
+struct Share {
     int index, count;  // this share of the work, and how many there are
     int thread;        // who does it: owns scratch[thread]
 };
@@ -108,7 +108,7 @@ struct AttentionArgs {
     int num_heads, num_kv_heads, head_dim;
     float softmax_scale;
     int sliding_window;
-    int64_t* next_item;    // 0 before attention; workers draw their work from it
+    int64_t* next_item;    // 0 before attention; shares draw their work from it
     void* const* scratch;  // [num_threads], attention_scratch_bytes each
     void* shared_scratch;  // partial results between attention and attention_merge, attention_shared_scratch_bytes
 };
@@ -133,21 +133,22 @@ struct SiluMulArgs {
 struct Kernels {
     const char* name;      // of the build, as src/cpu/meson.build lists them
     bool multiplies_bf16;  // has an instruction for bfloat16 times bfloat16, which LinearArgs::multiply_bf16 asks for
-    int vector_width;      // float lanes
 
-    void (*pack)(const PackArgs&, Worker);  // the panels of a share
+    void (*pack)(const PackArgs&, Share);  // the panels of a share
     size_t (*linear_scratch_bytes)(const LinearArgs&);
     size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
-    void (*linear_prepare)(const LinearArgs&, Worker);  // fills shared_scratch; all workers finish before linear starts
-    void (*linear)(const LinearArgs&, Worker);
-    void (*norm)(const NormArgs&, Worker);
-    void (*rope_store)(const RopeStoreArgs&, Worker);
+    void (*linear_pack_x)(const LinearArgs&, Share);  // fills shared_scratch; all shares are done before linear
+    void (*linear)(const LinearArgs&, Share);
+    void (*norm)(const NormArgs&, Share);
+    void (*rope_store)(const RopeStoreArgs&, Share);
     size_t (*attention_scratch_bytes)(const AttentionArgs&);
     size_t (*attention_shared_scratch_bytes)(const AttentionArgs&);  // 0: no attention_merge needed
-    void (*attention)(const AttentionArgs&, Worker);        // one partial result per (token, head, fixed chunk of keys)
-    void (*attention_merge)(const AttentionArgs&, Worker);  // sums the partial results in order
-    void (*embedding)(const EmbeddingArgs&, Worker);
-    void (*silu_mul)(const SiluMulArgs&, Worker);
+    // The most that is, whatever the sequences of num_tokens tokens; of the arguments only heads and head_dim count.
+    size_t (*attention_most_shared_scratch_bytes)(const AttentionArgs&, int64_t num_tokens, int64_t max_context_len);
+    void (*attention)(const AttentionArgs&, Share);        // one partial result per (token, head, fixed chunk of keys)
+    void (*attention_merge)(const AttentionArgs&, Share);  // sums the partial results in order
+    void (*embedding)(const EmbeddingArgs&, Share);
+    void (*silu_mul)(const SiluMulArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum

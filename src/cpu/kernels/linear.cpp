@@ -6,7 +6,7 @@
 // last step filled with zeros; then the scale of the output, + bias, silu_mul, + residual. So a row of the result has
 // the same bits for 1 token or 1000, any threads, any split.
 //
-// linear_prepare packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
+// linear_pack_x packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
 // end to end. A tile is a group times one panel or two, over one block of k: its outer products need no sum across
 // lanes, and its accumulators rest in scratch until the next block. Few tokens are bound by reading the weights once
 // from memory, many by the multiplications: the x of a group and a block lies in L1, the weights of a block in L2,
@@ -17,8 +17,6 @@
 namespace infinilm::cpu::INFINILM_ISA {
 
 namespace {
-
-INFINILM_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 constexpr int64_t block_groups = 16;   // of 32 k
 constexpr int64_t block_tokens = 256;
@@ -84,12 +82,12 @@ int64_t x_rows_before(const Groups& groups, int64_t k_groups, int64_t block, int
 }
 
 template <class F>
-void pack_x(const LinearArgs& args, Worker worker) {
+void pack_x(const LinearArgs& args, Share share) {
     if (!packs_x<F>(args)) return;
     const Groups groups = groups_of<F>(args);
     const int64_t in_features = args.weight.in_features, k_groups = num_groups(in_features);
     const int64_t blocks = (k_groups + block_groups - 1) / block_groups, all = blocks * groups.count;
-    for (int64_t item = all * worker.index / worker.count; item < all * (worker.index + 1) / worker.count; ++item) {
+    for (int64_t item = all * share.index / share.count; item < all * (share.index + 1) / share.count; ++item) {
         const int64_t block = item / groups.count, group = item % groups.count;
         uint32_t* to = (uint32_t*)args.shared_scratch + x_rows_before<F>(groups, k_groups, block, group);
         const int64_t end = smaller((block + 1) * block_groups, k_groups);
@@ -261,39 +259,39 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
 
 // ---- What one worker does ----
 
-struct Share {
+struct Area {
     int64_t pair_begin, pair_end, group_begin, group_end;
 };
 
 // Over pairs of panels first, so that each weight is read once; where these are too few for all, over tokens as well.
-Share share_of(const LinearArgs& args, const Groups& groups, Worker worker) {
-    const int64_t pairs = args.weight.num_panels / 2, parts = smaller(worker.count, pairs);
+Area area_of(const LinearArgs& args, const Groups& groups, Share share) {
+    const int64_t pairs = args.weight.num_panels / 2, parts = smaller(share.count, pairs);
     if (parts == 0) return {};
-    const int64_t token_parts = smaller(worker.count / parts, groups.count);
-    const int64_t part = worker.index % parts, token_part = worker.index / parts;
+    const int64_t token_parts = smaller(share.count / parts, groups.count);
+    const int64_t part = share.index % parts, token_part = share.index / parts;
     if (token_part >= token_parts) return {};
     return {pairs * part / parts, pairs * (part + 1) / parts, groups.count * token_part / token_parts,
             groups.count * (token_part + 1) / token_parts};
 }
 
 template <class F, int T>
-void multiply(const LinearArgs& args, const Groups& groups, Worker worker) {
+void multiply(const LinearArgs& args, const Groups& groups, Share share) {
     constexpr int P = num_panels<F>(T);
     constexpr int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
     constexpr int64_t group_scale_bytes = F::format == Format::int4 ? 2 * panel_outputs : 0;
     constexpr int64_t group_bytes = group_size / k_per_line(F::format) * line_bytes;
-    const Share share = share_of(args, groups, worker);
+    const Area area = area_of(args, groups, share);
     const int64_t in_features = args.weight.in_features, k_groups = num_groups(in_features);
     const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)args.x);
-    float* const scratch = (float*)args.scratch[worker.thread];  // [pairs][groups][2 panels][T][16]
+    float* const scratch = (float*)args.scratch[share.thread];  // [pairs][groups][2 panels][T][16]
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
     TileArgs tile{};
     tile.panel_stride = k_groups * group_bytes;
     tile.scale_stride = scale_bytes_of_panel(F::format, in_features);
-    for (int64_t begin = share.group_begin; begin < share.group_end; begin += groups_at_a_time) {
-        const int64_t num_groups = smaller(groups_at_a_time, share.group_end - begin);
-        for (int64_t pair = share.pair_begin; pair < share.pair_end; pair += pairs_at_a_time) {
-            const int64_t num_pairs = smaller(pairs_at_a_time, share.pair_end - pair);
+    for (int64_t begin = area.group_begin; begin < area.group_end; begin += groups_at_a_time) {
+        const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
+        for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
+            const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
             for (int64_t first = 0; first < k_groups; first += block_groups) {
                 tile.first = first == 0;
                 tile.k_groups = smaller(block_groups, k_groups - first);
@@ -324,13 +322,13 @@ void multiply(const LinearArgs& args, const Groups& groups, Worker worker) {
 }
 
 template <class F, int T = 1>
-void multiply_groups(const LinearArgs& args, const Groups& groups, Worker worker) {
+void multiply_groups(const LinearArgs& args, const Groups& groups, Share share) {
     if constexpr (is_tile<F>) {
-        if (groups.tokens == F::tile_tokens) return multiply<F, F::tile_tokens>(args, groups, worker);
-        return multiply<F, F::tile_tokens / 2>(args, groups, worker);
+        if (groups.tokens == F::tile_tokens) return multiply<F, F::tile_tokens>(args, groups, share);
+        return multiply<F, F::tile_tokens / 2>(args, groups, share);
     } else {
-        if (groups.tokens == T) return multiply<F, T>(args, groups, worker);
-        if constexpr (T < max_tokens<F>) multiply_groups<F, T + 1>(args, groups, worker);
+        if (groups.tokens == T) return multiply<F, T>(args, groups, share);
+        if constexpr (T < max_tokens<F>) multiply_groups<F, T + 1>(args, groups, share);
     }
 }
 
@@ -372,20 +370,20 @@ size_t linear_shared_scratch_bytes(const LinearArgs& args) {
     });
 }
 
-void linear_prepare(const LinearArgs& args, Worker worker) {
-    visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, worker); });
+void linear_pack_x(const LinearArgs& args, Share share) {
+    visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, share); });
 }
 
-void linear(const LinearArgs& args, Worker worker) {
+void linear(const LinearArgs& args, Share share) {
     visit_format(args, [&](auto format) {
         using F = decltype(format);
 #if INFINILM_BF16_TILE
         if constexpr (is_tile<F>) {
             const Tiles tiles;  // of this thread, while it works
-            return multiply_groups<F>(args, groups_of<F>(args), worker);
+            return multiply_groups<F>(args, groups_of<F>(args), share);
         }
 #endif
-        multiply_groups<F>(args, groups_of<F>(args), worker);
+        multiply_groups<F>(args, groups_of<F>(args), share);
     });
 }
 

@@ -1,4 +1,4 @@
-// RMSNorm, and residual += x; out = RMSNorm(residual). Rows are split over the workers; one row is read twice, the
+// RMSNorm, and residual += x; out = RMSNorm(residual). Rows are split over the shares; one row is read twice, the
 // second time from the cache (a row of 8192 floats is 32 KB). Called by CpuBackend::rms_norm and add_rms_norm.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
@@ -22,9 +22,9 @@ static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
     }
 }
 
-void norm(const NormArgs& args, Worker worker) {
-    const int64_t begin = args.num_tokens * worker.index / worker.count;
-    const int64_t end = args.num_tokens * (worker.index + 1) / worker.count;
+void norm(const NormArgs& args, Share share) {
+    const int64_t begin = args.num_tokens * share.index / share.count;
+    const int64_t end = args.num_tokens * (share.index + 1) / share.count;
     visit_element(args.element, [&](auto element) { norm_rows<decltype(element)>(args, begin, end); });
 }
 

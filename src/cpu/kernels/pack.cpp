@@ -268,9 +268,9 @@ void pack_panel(const PackArgs& args, int64_t number) {
 
 }  // namespace
 
-void pack(const PackArgs& args, Worker worker) {
-    for (int64_t panel = args.num_panels * worker.index / worker.count;
-         panel < args.num_panels * (worker.index + 1) / worker.count; ++panel)
+void pack(const PackArgs& args, Share share) {
+    for (int64_t panel = args.num_panels * share.index / share.count;
+         panel < args.num_panels * (share.index + 1) / share.count; ++panel)
         pack_panel(args, panel);
 }
 

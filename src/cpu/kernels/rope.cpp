@@ -56,10 +56,10 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
                   [&](auto e) { store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + at, a.head_dim); });
 }
 
-void rope_store(const RopeStoreArgs& args, Worker worker) {
+void rope_store(const RopeStoreArgs& args, Share share) {
     const int heads = args.num_heads + 2 * args.num_kv_heads;
     const int64_t units = args.num_tokens * heads;
-    const int64_t begin = units * worker.index / worker.count, end = units * (worker.index + 1) / worker.count;
+    const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     for (int64_t unit = begin; unit < end; ++unit) rope_head(args, unit / heads, (int)(unit % heads));
 }
 

@@ -1,0 +1,1 @@
+"""How fast a model runs: against the limits of the machine, and under a trace of many requests."""

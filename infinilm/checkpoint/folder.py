@@ -1,0 +1,517 @@
+"""Hugging Face checkpoint folders: safetensors headers, zero-copy arrays of the mapped files, strict loading.
+
+Called by the `LLM` and engine layers. Nothing is read before every header has been checked: damage of any
+kind is a `WeightError` that names the file. Arrays are views of the mapped file and keep the mapping alive;
+the engine uses them in place where the stored dtype allows it, so that peak memory is the model and not twice
+the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.safetensors_header import (
+    STORED_DTYPES,
+    TensorInfo,
+    file_errors,
+    parse_json_object,
+    read_header,
+    short_repr,
+)
+from infinilm.errors import ConfigError, WeightError, did_you_mean
+
+__all__ = ["Checkpoint", "TensorInfo", "WeightEngine", "load_weights", "resolve_model"]
+
+logger = logging.getLogger("infinilm")
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_MAX_LISTED = 20  # names of one kind in one error message
+
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_QUANTISED_DTYPES = frozenset(
+    {"int8", "uint8", "float4"} | {n for n in STORED_DTYPES if n.startswith(("float8_", "float6_"))}
+)
+_QUANTISED_SUFFIXES = (
+    ".qweight",
+    ".qzeros",
+    ".g_idx",
+    ".weight_packed",
+    ".weight_scale_inv",
+    ".SCB",
+    ".quant_map",
+)
+
+
+def _read_index(folder: Path) -> dict[str, Path]:
+    """Return tensor name -> file of `model.safetensors.index.json`."""
+    path = folder / _INDEX
+    with file_errors(path):
+        raw = path.read_bytes()
+    weight_map = parse_json_object(raw, path, "the index").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightError(f"{path}: expected an object 'weight_map' of tensor name to file name")
+    return {name: folder / _checked_file_name(path, name, value) for name, value in weight_map.items()}
+
+
+def _checked_file_name(index: Path, tensor: str, value: Any) -> str:
+    """Return a shard's name, which must stay inside the folder (symlinks may lead out: the hub's cache)."""
+    if not isinstance(value, str):
+        raise WeightError(f"{index}: the file of tensor {tensor!r} must be a string, got {short_repr(value)}")
+    pure = PurePosixPath(value)
+    outside = pure.is_absolute() or ".." in pure.parts or "\\" in value or not value.isprintable()
+    if outside or not value.endswith(".safetensors"):
+        raise WeightError(
+            f"{index}: the file of tensor {tensor!r} must be the name of a .safetensors file inside the "
+            f"folder, got {short_repr(value)}"
+        )
+    return value
+
+
+def _no_weights(folder: Path) -> WeightError:
+    """Explain a folder without safetensors files."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    torch_files = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    gguf_files = [n for n in names if n.endswith(".gguf")]
+    if gguf_files:
+        return WeightError(
+            f"{folder}: only GGUF weights ({gguf_files[0]}), which this version does not read; use the "
+            "model's safetensors checkpoint"
+        )
+    if torch_files:
+        return WeightError(
+            f"{folder}: only pickled PyTorch weights ({torch_files[0]}), which infinilm does not read; "
+            "convert them once to safetensors where torch and transformers are installed: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder, "
+            "safe_serialization=True)"
+        )
+    return WeightError(
+        f"{folder}: no weights: expected {_SINGLE}, {_INDEX} or other *.safetensors files; is the download complete?"
+    )
+
+
+def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
+    """Read all headers of a folder: one file, an index with shards, or every *.safetensors file."""
+    index: dict[str, Path] = {}
+    with file_errors(folder):
+        if not folder.is_dir():
+            raise WeightError(f"{folder}: expected a checkpoint folder")
+        if (folder / _SINGLE).exists():
+            files = [folder / _SINGLE]
+        elif (folder / _INDEX).exists():
+            index = _read_index(folder)
+            files = sorted(set(index.values()))
+        else:
+            files = sorted(p for p in folder.iterdir() if p.name.endswith(".safetensors"))
+            if not files:
+                raise _no_weights(folder)
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        with file_errors(file):
+            if index and not file.exists():
+                raise WeightError(f"{file}: named in {folder / _INDEX} but absent; is the download complete?")
+        for name, info in read_header(file).items():
+            if name in tensors:
+                raise WeightError(f"tensor {name!r} is in two files, {tensors[name].file} and {file}")
+            tensors[name] = info
+    for name, file in index.items():
+        if name not in tensors or tensors[name].file != file:
+            where = f" (it is in {tensors[name].file.name})" if name in tensors else ""
+            raise WeightError(f"{file}: lacks tensor {name!r}, which {folder / _INDEX} places there{where}")
+    return tensors
+
+
+class Checkpoint:
+    """A Hugging Face checkpoint folder, opened for reading. A context manager.
+
+    Parameters
+    ----------
+    folder : str or path
+        Holds `model.safetensors`, else `model.safetensors.index.json` and its shards, else any
+        `*.safetensors` files. The path of one `.safetensors` file is accepted too.
+
+    Attributes
+    ----------
+    folder : Path
+    tensors : Mapping of str to TensorInfo
+        Read-only.
+
+    Raises
+    ------
+    WeightError
+        When a file is absent, unreadable or damaged, or when the folder holds no safetensors file.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        is_file = self.folder.suffix == ".safetensors" and self.folder.is_file()
+        found = read_header(self.folder) if is_file else _find_tensors(self.folder)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(found)
+        self._maps: dict[Path, mmap.mmap] | None = {}
+
+    def __enter__(self) -> Checkpoint:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name the folder, the number of tensors and their size."""
+        nbytes = sum(t.nbytes for t in self.tensors.values())
+        return f"<Checkpoint {self.folder}: {len(self.tensors)} tensors, {nbytes} bytes>"
+
+    def close(self) -> None:
+        """Let go of the files. Arrays handed out stay valid: each keeps its mapping alive."""
+        for mapping in (self._maps or {}).values():
+            with suppress(BufferError):  # arrays are alive; the mapping goes with the last of them
+                mapping.close()
+        self._maps = None
+
+    def info(self, name: str) -> TensorInfo:
+        """Return `tensors[name]`; an unknown name is a `WeightError` with the nearest names."""
+        if name not in self.tensors:
+            raise WeightError(f"{self.folder}: no tensor {name!r}{did_you_mean(name, self.tensors, count=3)}")
+        return self.tensors[name]
+
+    def _mapping(self, info: TensorInfo) -> mmap.mmap:
+        if self._maps is None:
+            raise WeightError(f"{self.folder}: the checkpoint is closed; tensor {info.name!r} cannot be read")
+        mapping = self._maps.get(info.file)
+        if mapping is None:
+            try:
+                with file_errors(info.file), info.file.open("rb") as file:
+                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:  # "cannot mmap an empty file"
+                raise WeightError(f"{info.file}: shrank after it was opened: {error}") from error
+            self._maps[info.file] = mapping
+        if len(mapping) < info.offset + info.nbytes:
+            raise WeightError(f"{info.file}: shrank to {len(mapping)} bytes after it was opened; tensor {info.name!r}")
+        return mapping
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor as a read-only view of the mapped file.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        numpy.ndarray, shape `tensors[name].shape`
+            bfloat16 comes as uint16 and float8 as uint8 (the bits), all else as numpy's own dtype. A copy
+            only when the tensor's place in the file is not a multiple of its element size.
+
+        Raises
+        ------
+        WeightError
+            Unknown name, closed checkpoint, or a dtype of less than 8 bits.
+        """
+        info = self.info(name)
+        dtype = STORED_DTYPES[info.dtype]
+        if dtype.numpy is None:
+            raise WeightError(f"{info.file}: tensor {name!r}: {info.dtype} has no numpy view")
+        data = np.frombuffer(self._mapping(info), np.uint8, info.nbytes, info.offset)
+        if info.offset % (dtype.bits // 8):
+            data = data.copy()
+            data.flags.writeable = False
+            self.release(name)  # so that the tensor is not in memory twice
+        return data.view(dtype.numpy).reshape(info.shape)
+
+    def release(self, name: str) -> None:
+        """Tell the kernel that a tensor's pages may leave memory; reading them again is correct, only slower.
+
+        Covers the whole pages inside the tensor: pages shared with a neighbour stay.
+        """
+        info = self.info(name)
+        if not self._maps or info.file not in self._maps or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        begin = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > begin:
+            self._maps[info.file].madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def checkpoint_dtype(self) -> str:
+        """Return the floating dtype that holds most bytes: float32, bfloat16, float16 or float64.
+
+        Raises
+        ------
+        WeightError
+            No tensor is stored in one of these.
+        """
+        totals = dict.fromkeys(_FLOATS, 0)
+        for info in self.tensors.values():
+            if info.dtype in totals:
+                totals[info.dtype] += info.nbytes
+        best = max(totals, key=lambda name: totals[name])
+        if totals[best] == 0:
+            found = sorted({t.dtype for t in self.tensors.values()})
+            raise WeightError(
+                f"{self.folder}: no tensor of a floating dtype ({', '.join(_FLOATS)}), only {found}; "
+                "pass dtype= explicitly if this is intended"
+            )
+        return best
+
+
+class WeightEngine(Protocol):
+    """What `load_weights` needs of an engine; `InferEngine` is one."""
+
+    def param_shapes(self) -> Mapping[str, Sequence[int]]:
+        """Return the full shape of each parameter expected, by its name in the checkpoint."""
+        ...
+
+    def load_param(self, name: str, tensor: Any, /) -> None:
+        """Take one full tensor; each rank takes its shard."""
+        ...
+
+
+def _is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
+    """Tensors that may be in a file without being asked for.
+
+    `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
+    frequencies that old checkpoints store, which follow from the configuration.
+    """
+    return (name == "lm_head.weight" and name not in expected) or name.endswith(".rotary_emb.inv_freq")
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f", and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return ", ".join(items[:_MAX_LISTED]) + more
+
+
+def _missing_shards(checkpoint: Checkpoint) -> str | None:
+    """Name the shards that a file name like model-00001-of-00003.safetensors promises and that are absent."""
+    present: dict[str, set[int]] = {}
+    for file in {t.file.name for t in checkpoint.tensors.values()}:
+        if match := re.fullmatch(r"(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors", file):
+            present.setdefault(f"{match[1]}|{match[3]}", set()).add(int(match[2]))
+    for key, numbers in present.items():
+        total = int(key.rpartition("|")[2])
+        absent = sorted(set(range(1, total + 1)) - numbers)
+        if absent:
+            return f"shards {_listed([str(n) for n in absent])} of {total} are absent: is the download complete?"
+    return None
+
+
+def _causes(checkpoint: Checkpoint, missing: list[str], unexpected: list[str], shaped: list[str]) -> list[str]:
+    """Guess what went wrong from the pattern of differences."""
+    causes = []
+    if missing and (shards := _missing_shards(checkpoint)):
+        causes.append(shards)
+    if missing == ["lm_head.weight"]:
+        causes.append('the embeddings are tied: config.json should say "tie_word_embeddings": true')
+    tails = {name.rpartition("model.")[2] for name in unexpected}
+    if missing and unexpected and all(name.rpartition("model.")[2] in tails for name in missing):
+        causes.append("the names differ only by a prefix such as 'model.': the checkpoint was saved from a submodule")
+    if unexpected and all(name.endswith(".bias") for name in unexpected):
+        causes.append("the checkpoint has biases that config.json does not announce (attention_bias, mlp_bias)")
+    if any("lora_" in name for name in unexpected):
+        causes.append("the files hold a LoRA adapter: merge it into its base model first")
+    if shaped or not causes:
+        causes.append("config.json and the weights do not belong together (another size or another architecture)")
+    return causes
+
+
+def _check_quantised(checkpoint: Checkpoint) -> None:
+    found = [
+        t for t in checkpoint.tensors.values() if t.dtype in _QUANTISED_DTYPES or t.name.endswith(_QUANTISED_SUFFIXES)
+    ]
+    if found:
+        first = found[0]
+        raise WeightError(
+            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors): "
+            "quantised checkpoints are not supported in this version; use the float16 or bfloat16 checkpoint "
+            "of the model"
+        )
+
+
+def _match(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> list[TensorInfo]:
+    """Compare headers with the expected set; return what to load in the order of the files.
+
+    Raises
+    ------
+    WeightError
+        Reports all missing, unexpected and mis-shaped tensors together.
+    """
+    _check_quantised(checkpoint)
+    stored = checkpoint.tensors
+    missing = [name for name in expected if name not in stored]
+    skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
+    unexpected = [name for name in stored if name not in expected and name not in skipped]
+    shaped = [
+        f"{name} (expected {list(shape)}, got {list(stored[name].shape)} in {stored[name].file.name})"
+        for name, shape in expected.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    typed = [
+        f"{name} ({stored[name].dtype} in {stored[name].file.name})"
+        for name in expected
+        if name in stored and stored[name].dtype not in _FLOATS
+    ]
+    report = [
+        f"\n  {len(items)} {label}: {_listed(items)}"
+        for label, items in (
+            ("missing from the files", missing),
+            ("unexpected in the files", unexpected),
+            ("of another shape", shaped),
+            ("not of a floating dtype", typed),
+        )
+        if items
+    ]
+    if report:
+        causes = "; ".join(_causes(checkpoint, missing, unexpected, shaped))
+        raise WeightError(
+            f"{checkpoint.folder}: the weights do not fit the model:{''.join(report)}\n  Likely cause: {causes}"
+        )
+    if skipped:
+        logger.info("%s: not needed by this model and skipped: %s", checkpoint.folder, _listed(skipped))
+    return sorted((stored[name] for name in expected), key=lambda t: (t.file, t.offset))
+
+
+def _used_in_place(stored: str, compute: str) -> bool:
+    return stored == compute or (compute == "float32" and stored in ("bfloat16", "float16"))
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    engine: WeightEngine,
+    *,
+    dtype: str,
+    progress: bool = True,
+    from_numpy: Callable[..., Any] | None = None,
+) -> None:
+    """Load every parameter of an engine from a checkpoint, strictly.
+
+    Headers are compared with `engine.param_shapes()` before a byte of data is read. A tensor is used in place
+    (no copy) when it is stored in the compute dtype, or when the compute dtype is float32 and it is stored in
+    16 bits; otherwise it is converted to the compute dtype, to nearest, ties to even, and its pages of the
+    file are released.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    engine : WeightEngine
+    dtype : str
+        The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
+    progress : bool
+        Show a progress bar on stderr, if that is a terminal.
+    from_numpy : callable, optional
+        Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
+        zero-copy.
+
+    Raises
+    ------
+    WeightError
+        Tensors are missing, unexpected, mis-shaped, quantised or not floating, or a value does not fit
+        `dtype`.
+    ConfigError
+        `dtype` is none of the three.
+    """
+    if dtype not in _COMPUTE_DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(_COMPUTE_DTYPES)}, got {dtype!r}")
+    expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
+    infos = _match(checkpoint, expected)
+    if from_numpy is None:
+        import importlib
+
+        make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
+    else:
+        make = from_numpy
+    with _progress_bar(sum(t.nbytes for t in infos), progress) as advance:
+        for info in infos:
+            array = checkpoint.array(info.name)
+            if _used_in_place(info.dtype, dtype):
+                engine.load_param(info.name, make(array, dtype=info.dtype))
+            else:
+                array = convert(array, info.dtype, dtype, name=info.name)
+                checkpoint.release(info.name)
+                engine.load_param(info.name, make(array, dtype=dtype))
+            advance(info.nbytes)
+
+
+@contextmanager
+def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object]]:
+    """Yield a function that advances the bar by bytes; no bar if unwanted or stderr is no terminal."""
+    if not wanted:
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=None) as bar:
+        yield bar.update
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
+_HUB_SKIP = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
+
+
+def resolve_model(model: str | os.PathLike[str]) -> Path:
+    """Return the checkpoint folder that `model` names.
+
+    Parameters
+    ----------
+    model : str or path
+        `"demo"` (the bundled model), a folder, or a hub id `"org/name"` (needs the `[hub]` extra).
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    FileNotFoundError
+        A folder that does not exist.
+    ConfigError
+        A file instead of a folder, a hub id without huggingface_hub, or a download that failed.
+    """
+    text = os.fspath(model)
+    if not text:
+        raise ConfigError("model must be a folder, 'demo' or a hub id such as 'org/name', got an empty string")
+    if text == "demo":
+        return Path(__file__).parents[1] / "assets" / "demo"
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ConfigError(f"model {text!r} is a file; pass the folder that holds config.json and *.safetensors")
+    if isinstance(model, str) and _HUB_ID.fullmatch(text):
+        return _download(text)
+    raise FileNotFoundError(
+        f"model folder {text!r} does not exist (looked at {path.absolute()}); pass the folder of a Hugging "
+        "Face checkpoint (config.json, *.safetensors, tokenizer.json), 'demo' for the bundled model, or a "
+        "hub id 'org/name'"
+    )
+
+
+def _download(hub_id: str) -> Path:
+    """Fetch a model from the Hugging Face hub into its cache; what is there already is not fetched again."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"model {hub_id!r} is no folder here; to fetch it from the Hugging Face hub, run "
+            "pip install 'infinilm[hub]', or pass the path of a downloaded folder"
+        ) from error
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
+    except Exception as error:  # the hub's errors share no base class of their own
+        raise ConfigError(
+            f"model {hub_id!r} is no folder here and could not be fetched from the Hugging Face hub: {error}"
+        ) from error

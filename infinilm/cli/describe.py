@@ -1,0 +1,129 @@
+"""What `infinilm info` and `infinilm plan` tell: a machine and a model in numbers and in lines, nothing loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from infinilm import _core
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.config.families import build_spec
+from infinilm.requests.memory import ModelPlan, format_bytes, plan_model
+
+
+def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
+    """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
+    path = resolve_model(model)
+    has_weights = not path.is_dir() or any(path.glob("*.safetensors"))
+    return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
+
+
+def _count_parameters(plan: ModelPlan) -> int:
+    spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=plan.memory.max_model_len)
+    return sum(math.prod(shape) for shape in _core.param_shapes(spec).values())
+
+
+def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Config, size and memory plan of a model, from headers alone."""
+    plan = plan_any(model, settings)
+    config = plan.config
+    names = (
+        "architecture",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+    )
+    return {
+        "path": str(plan.path),
+        "config": {name: getattr(config, name) for name in names},
+        "num_parameters": _count_parameters(plan),
+        "stored_dtype": plan.stored_dtype,
+        "devices": list(plan.devices),
+        "dtype": plan.dtype,
+        "memory": describe_memory(plan),
+    }
+
+
+def describe_plan(plan: ModelPlan) -> dict[str, Any]:
+    """What is loaded, and the memory it takes, side by side."""
+    return {
+        "path": str(plan.path),
+        "architecture": plan.config.architecture,
+        "num_parameters": _count_parameters(plan),
+        "stored_dtype": plan.stored_dtype,
+        "devices": list(plan.devices),
+        "dtype": plan.dtype,
+        **describe_memory(plan),
+    }
+
+
+def describe_memory(plan: ModelPlan) -> dict[str, int]:
+    """The memory plan as plain numbers."""
+    memory = plan.memory
+    derived = ("kv_bytes", "total_bytes", "num_tokens", "num_full_seqs")
+    return {**asdict(memory), **{name: getattr(memory, name) for name in derived}}
+
+
+def info_lines(info: Mapping[str, Any]) -> list[str]:
+    """What `infinilm info` prints."""
+    cpu, cuda = info["cpu"], info["cuda"]
+    lines = [
+        f"infinilm  {info['version']}, Python {info['python']}, {info['platform']}",
+        f"cpu       {cpu['isa']} (of {', '.join(cpu['isas'])}), {cpu['num_threads']} threads, "
+        f"multiplies bfloat16: {'yes' if cpu['multiplies_bf16'] else 'no'}",
+    ]
+    if not cuda["available"]:
+        lines.append(f"cuda      not available: {cuda['reason']}")
+    for index, gpu in enumerate(cuda["devices"]):
+        lines.append(
+            f"cuda:{index}    {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['num_sms']} SMs, "
+            f"{format_bytes(gpu['free_bytes'])} of {format_bytes(gpu['total_bytes'])} free"
+        )
+    if "model" in info:
+        model = info["model"]
+        config = dict(model["config"])
+        lines += [
+            f"model     {model['path']}",
+            f"          {_model_line(model | {'architecture': config.pop('architecture')})}",
+            *(f"          {name} {value}" for name, value in config.items()),
+            *(f"memory    {line}" for line in memory_lines(model["memory"])),
+        ]
+    return lines
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """What `infinilm plan` prints."""
+    return [f"{plan['path']}: {_model_line(plan)}", *memory_lines(plan)]
+
+
+def _model_line(model: Mapping[str, Any]) -> str:
+    return (
+        f"{model['architecture']}, {model['num_parameters']:,} parameters, stored as {model['stored_dtype']}, "
+        f"computed in {model['dtype']} on {_devices(model['devices'])}"
+    )
+
+
+def _devices(devices: Sequence[str]) -> str:
+    return f"{len(devices)} ranks of the cpu" if len(devices) > 1 and devices[0] == "cpu" else ", ".join(devices)
+
+
+def memory_lines(memory: Mapping[str, Any]) -> list[str]:
+    """The memory plan in lines."""
+    return [
+        f"weights {format_bytes(memory['weight_bytes'])}, "
+        f"workspace of a step {format_bytes(memory['workspace_bytes'])}",
+        f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
+        f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token "
+        f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+        f"together {format_bytes(memory['total_bytes'])}",
+        f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
+        f"{memory['max_model_len']} tokens",
+    ]

@@ -1,0 +1,364 @@
+"""Model families as data: how a configuration maps to the math of one decoder.
+
+`FAMILIES` has one row per Hugging Face architecture; there are no classes per family, here or in C++.
+`llama_config.py` takes its defaults from it, `model_facts` turns a configuration into plain facts (the numpy
+reference model reads the same facts), and `build_spec` writes them into the C++ `ModelSpec`. To add a family,
+add a row; only math that no row can say needs a new column here and a branch in the decoder.
+
+Source of the facts: the configuration and modelling files of transformers 5.x; `tests/golden` proves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from infinilm.config.rope import Frequencies, inverse_frequencies
+from infinilm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infinilm._core import ModelSpec
+
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "FAMILIES",
+    "Family",
+    "ModelFacts",
+    "build_spec",
+    "family_of",
+    "family_of_model_type",
+    "model_facts",
+]
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What an engine can compute in."""
+
+ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
+"""`hidden_act` of config.json to the engine's activation."""
+
+INT_LIMIT = 2**31
+"""Sizes and lengths are 32-bit in the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
+
+    architecture: str
+    model_type: str
+    # Defaults of keys that config.json leaves out, where they differ from COMMON_DEFAULTS.
+    defaults: Mapping[str, Any]
+    qkv_bias: str | bool
+    out_bias: str | bool
+    mlp_bias: str | bool
+    # RMSNorm over head_dim on every head of q and k, before RoPE.
+    qk_norm: bool
+    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
+    # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
+    windows: Literal["none", "all", "layer_types"]
+
+
+COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,  # None: num_attention_heads
+        "head_dim": None,  # None: hidden_size // num_attention_heads
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "use_sliding_window": None,  # None: the family decides
+        "max_window_layers": 28,
+        "layer_types": None,
+        "bos_token_id": (1,),
+        "eos_token_id": (2,),
+    }
+)
+
+# The same for Qwen2 and Qwen3, but for the rows that differ.
+_QWEN_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "bos_token_id": (),
+    "eos_token_id": (),
+}
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.architecture: family
+        for family in (
+            Family(
+                architecture="LlamaForCausalLM",
+                model_type="llama",
+                defaults={},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm=False,
+                windows="none",
+            ),
+            Family(
+                architecture="MistralForCausalLM",
+                model_type="mistral",
+                defaults={
+                    "intermediate_size": 14336,
+                    "num_key_value_heads": 8,
+                    "max_position_embeddings": 131072,
+                    "sliding_window": 4096,
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm=False,
+                windows="all",
+            ),
+            Family(
+                architecture="Qwen2ForCausalLM",
+                model_type="qwen2",
+                defaults={**_QWEN_DEFAULTS, "attention_bias": True},
+                qkv_bias=True,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm=False,
+                windows="layer_types",
+            ),
+            Family(
+                architecture="Qwen3ForCausalLM",
+                model_type="qwen3",
+                defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm=True,
+                windows="layer_types",
+            ),
+        )
+    }
+)
+"""The supported families by the name in `architectures` of config.json."""
+
+
+def family_of(architecture: str) -> Family:
+    """Return the row of `architecture`. Raises ConfigError naming it and what is supported."""
+    try:
+        return FAMILIES[architecture]
+    except (KeyError, TypeError):
+        supported = ", ".join(FAMILIES)
+        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {supported}") from None
+
+
+def family_of_model_type(model_type: str) -> Family:
+    """Return the row of `model_type`. Raises ConfigError naming it and what is supported."""
+    for family in FAMILIES.values():
+        if family.model_type == model_type:
+            return family
+    supported = ", ".join(family.model_type for family in FAMILIES.values())
+    raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")
+
+
+class ModelConfig(Protocol):
+    """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_act: str
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    attention_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    sliding_window: int | None
+    use_sliding_window: bool | None
+    max_window_layers: int
+    layer_types: list[str] | None
+
+    @property
+    def architecture(self) -> str:
+        """The key into `FAMILIES`."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of k and v."""
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head."""
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]:
+        """The kind of RoPE and its numbers."""
+
+    def validate(self) -> None:
+        """Raise ConfigError for a field that is wrong."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelFacts:
+    """The math of one model that its configuration only implies. Shapes: D = head_dim."""
+
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    activation: str
+    softmax_scale: float
+    sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
+    inv_freq: Frequencies  # float32 [D / 2], radians per position
+    attention_factor: float  # cos and sin are multiplied by it
+
+
+def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
+    """Derive the math of `config` for an engine of `max_model_len` tokens.
+
+    Called by `LlamaConfig.validate` after the checks of single fields, so that both accept the same.
+
+    Raises
+    ------
+    ConfigError
+        The configuration asks for something its family has not, or that is not supported.
+    """
+    family = family_of(config.architecture)
+    if config.hidden_act not in ACTIVATIONS:
+        raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    inv_freq, attention_factor = inverse_frequencies(
+        config.head_dim,
+        config.rope_theta,
+        config.rope_parameters,
+        config.max_position_embeddings,
+        max_model_len,
+    )
+    return ModelFacts(
+        qkv_bias=_bias(family, "attention_bias", family.qkv_bias, config),
+        out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
+        mlp_bias=_bias(family, "mlp_bias", family.mlp_bias, config),
+        qk_norm=family.qk_norm,
+        activation=ACTIVATIONS[config.hidden_act],
+        softmax_scale=float(config.head_dim) ** -0.5,
+        sliding_window=_sliding_windows(family, config),
+        inv_freq=inv_freq,
+        attention_factor=attention_factor,
+    )
+
+
+def _bias(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
+    """Tell whether there is a bias; where the family has no choice, the config must not ask for the other."""
+    value = bool(getattr(config, key))
+    if isinstance(column, bool) and value != column:
+        raise ConfigError(
+            f"{key} is {value}, but in {family.architecture} it is always {column}; remove the key or choose "
+            "the architecture that the weights have"
+        )
+    return value
+
+
+def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
+    """Return the window of each layer, 0 for none; raise where keys of the config contradict each other."""
+    layers, window, use, name = (
+        config.num_hidden_layers,
+        config.sliding_window,
+        config.use_sliding_window,
+        family.architecture,
+    )
+    if family.windows == "none":
+        if use or (window is not None and use is None):
+            raise ConfigError(
+                f"sliding_window is {window} and use_sliding_window is {use}, but {name} has no sliding "
+                "window; set sliding_window to null, or choose the architecture that the weights have"
+            )
+        windowed = [False] * layers
+    elif family.windows == "all":
+        if use is not None and use != (window is not None):
+            raise ConfigError(
+                f"sliding_window is {window} and use_sliding_window is {use}, but {name} uses its window in "
+                "every layer whenever sliding_window is set; set sliding_window to null for none"
+            )
+        windowed = [window is not None] * layers
+    else:
+        window = window if use else None
+        windowed = [window is not None and layer >= config.max_window_layers for layer in range(layers)]
+
+    if config.layer_types is not None:
+        asked = [layer_type == "sliding_attention" for layer_type in config.layer_types]
+        if family.windows != "layer_types" and asked != windowed:
+            kind = "sliding_attention" if windowed[0] else "full_attention"
+            raise ConfigError(
+                f"layer_types is {config.layer_types}, but with sliding_window {window} every layer of "
+                f"{name} is '{kind}'"
+            )
+        if any(asked) and window is None:
+            raise ConfigError(
+                f"layer_types asks for 'sliding_attention', but sliding_window is {config.sliding_window} "
+                f"and use_sliding_window is {use}; set both or make all layers 'full_attention'"
+            )
+        windowed = asked
+    return tuple(window if on and window is not None else 0 for on in windowed)
+
+
+def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelSpec:
+    """Check `config` and write it as the C++ specification.
+
+    Parameters
+    ----------
+    config
+        A configuration; `config.validate()` is called first.
+    dtype
+        What the engine computes in, one of `DTYPES`.
+    max_model_len
+        Longest sequence in tokens, prompt and answer together; fixes the rotary frequencies (see `rope`).
+
+    Raises
+    ------
+    ConfigError
+        Whatever `validate` raises, an unknown dtype, or a max_model_len that is not an integer in [1, 2**31).
+    """
+    config.validate()
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if isinstance(max_model_len, bool) or not isinstance(max_model_len, int) or not 1 <= max_model_len < INT_LIMIT:
+        raise ConfigError(f"max_model_len must be an integer in [1, 2**31); got {max_model_len!r}")
+    facts = model_facts(config, max_model_len)
+
+    from infinilm._core import ModelSpec  # late: a configuration is usable without the compiled module
+
+    spec = ModelSpec()
+    spec.dtype = dtype
+    spec.vocab_size = config.vocab_size
+    spec.hidden_size = config.hidden_size
+    spec.num_layers = config.num_hidden_layers
+    spec.max_model_len = max_model_len
+    spec.rms_norm_eps = float(config.rms_norm_eps)
+    spec.tie_word_embeddings = config.tie_word_embeddings
+    spec.attention.num_heads = config.num_attention_heads
+    spec.attention.num_kv_heads = config.num_key_value_heads
+    spec.attention.head_dim = config.head_dim
+    spec.attention.softmax_scale = facts.softmax_scale
+    spec.attention.qkv_bias = facts.qkv_bias
+    spec.attention.out_bias = facts.out_bias
+    spec.attention.qk_norm = facts.qk_norm
+    spec.attention.sliding_window = list(facts.sliding_window)
+    spec.mlp.intermediate_size = config.intermediate_size
+    spec.mlp.bias = facts.mlp_bias
+    spec.mlp.activation = facts.activation
+    spec.rope.inv_freq = facts.inv_freq.tolist()
+    spec.rope.attention_factor = facts.attention_factor
+    return spec

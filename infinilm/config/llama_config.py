@@ -1,0 +1,534 @@
+"""Model configuration: `LlamaConfig`, one class for every Llama-like family, and `AutoConfig`.
+
+Called by the loader and by users; read by `families`, which holds what differs between families. Names are
+those of Hugging Face's config.json, in the spelling of transformers 4.x (`rope_theta`, `rope_scaling`,
+`torch_dtype`) and of 5.x (`rope_parameters`, `dtype`). Nothing that changes the math is ignored: a key of
+`UNSUPPORTED` with any value but its neutral one is an error, a key nobody knows is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from infinilm.config import families
+from infinilm.config.keys import INERT, UNSUPPORTED
+from infinilm.errors import ConfigError, did_you_mean
+
+__all__ = ["AutoConfig", "LlamaConfig"]
+
+logger = logging.getLogger("infinilm")
+
+
+@dataclass(init=False, slots=True, repr=False, eq=False)
+class LlamaConfig:
+    """Configuration of a Llama-like model, by the names of Hugging Face's config.json.
+
+    Every field is a keyword of the constructor and can be read and written later; `validate()` checks them
+    all. A field left out takes the default transformers gives it in that family; below are Llama's.
+
+    Parameters
+    ----------
+    model_type, architectures
+        Family: "llama", "mistral", "qwen2" or "qwen3", and its class as in ["LlamaForCausalLM"]. One implies
+        the other; set both to change the family later.
+    vocab_size, hidden_size, intermediate_size
+        32000, 4096, 11008.
+    num_hidden_layers
+        32; `num_layers` is another name for it.
+    num_attention_heads, num_key_value_heads, head_dim
+        32, num_attention_heads, hidden_size // num_attention_heads: the last two follow the others until set,
+        and again after being set to None. hidden_size need not be num_attention_heads * head_dim.
+    hidden_act
+        "silu".
+    max_position_embeddings
+        2048 tokens.
+    rms_norm_eps
+        1e-6.
+    rope_theta, rope_scaling
+        10000.0 and None, or the 4.x dict of a scaled rope type. `rope_parameters`, the 5.x dict, holds both
+        and can be given instead; it reads back as a read-only view.
+    attention_bias, mlp_bias, tie_word_embeddings
+        False.
+    sliding_window, use_sliding_window, max_window_layers, layer_types
+        None, None, 28, None: see `families` for which of them a family reads.
+    bos_token_id, eos_token_id
+        1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
+    dtype
+        What the engine computes in: "float32", "bfloat16" or "float16"; also torch.bfloat16 and the like, and
+        under the 4.x name `torch_dtype`. "float32" where nothing is said.
+    pad_token_id, use_cache, attention_dropout, initializer_range, pretraining_tp, name_or_path
+        Kept for the reader; no forward pass depends on them.
+
+    Raises
+    ------
+    TypeError
+        An unknown keyword, or token ids of another type.
+    ConfigError
+        An unknown family, a key the engine cannot honour, or one thing said twice and differently.
+    """
+
+    model_type: str
+    architectures: list[str]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    _num_key_value_heads: int | None
+    _head_dim: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    attention_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    sliding_window: int | None
+    use_sliding_window: bool | None
+    max_window_layers: int
+    layer_types: list[str] | None
+    _bos_token_id: list[int]
+    _eos_token_id: list[int]
+    _dtype: str
+    pad_token_id: int | None
+    use_cache: bool
+    attention_dropout: float
+    initializer_range: float
+    pretraining_tp: int
+    name_or_path: str
+
+    def __init__(self, **values: Any) -> None:
+        unknown = [key for key in values if key not in _KNOWN_KEYS]
+        if unknown:
+            keys = sorted(_ACCEPTED_KEYS)
+            hint = did_you_mean(unknown[0], keys) or f"; fields: {', '.join(keys)}"
+            raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
+        _refuse_unsupported(values)
+
+        family = _family(values.pop("model_type", None), values.pop("architectures", None))
+        self.model_type = family.model_type
+        self.architectures = [family.architecture]
+        for old, new in (("num_layers", "num_hidden_layers"), ("torch_dtype", "dtype")):
+            _rename(values, old, new)
+        _unify_rope(values)
+        defaults = {**families.COMMON_DEFAULTS, **_INERT_DEFAULTS, **family.defaults, "dtype": "float32"}
+        for key, default in defaults.items():
+            value = values.get(key, default)
+            if value is None and key in values and key not in _NULLABLE:
+                value = default  # config.json says null: as if the key were absent
+            setattr(self, key, _copy(value))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LlamaConfig:
+        """Read the content of a config.json; keys that nobody knows are logged as a warning.
+
+        Raises
+        ------
+        ConfigError
+            No model_type or an unknown one, or a key or value that is not supported; the whole is validated.
+        """
+        if values.get("model_type") is None:
+            supported = ", ".join(family.model_type for family in families.FAMILIES.values())
+            raise ConfigError(f"model_type is missing; it must name the model's family, one of: {supported}")
+        known = {key: value for key, value in values.items() if key in _KNOWN_KEYS}
+        unknown = sorted(set(values) - set(known))
+        for key in ("bos_token_id", "eos_token_id"):
+            if key in known and known[key] is None:
+                known[key] = []
+        try:
+            config = cls(**known)
+        except TypeError as error:
+            raise ConfigError(str(error)) from None
+        config.validate()
+        if unknown:
+            logger.warning("keys of the model configuration that infinilm does not know, not used: %s", unknown)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write the content of an equivalent config.json, in the 5.x spelling."""
+        values = {field.name.lstrip("_"): _copy(getattr(self, field.name)) for field in fields(self)}
+        theta, scaling = values.pop("rope_theta"), values.pop("rope_scaling")
+        values["rope_parameters"] = {"rope_type": "default", **(scaling or {}), "rope_theta": theta}
+        values["num_key_value_heads"] = self.num_key_value_heads
+        with contextlib.suppress(ConfigError):  # not derivable: as it is
+            values["head_dim"] = self.head_dim
+        with contextlib.suppress(ConfigError):
+            family = _family(self.model_type, self.architectures)
+            values.update(model_type=family.model_type, architectures=[family.architecture])
+        return values
+
+    @property
+    def architecture(self) -> str:
+        """The Hugging Face architecture, the key into `families.FAMILIES`."""
+        return _family(self.model_type, self.architectures).architecture
+
+    @property
+    def num_layers(self) -> int:
+        """Another name of `num_hidden_layers`."""
+        return self.num_hidden_layers
+
+    @num_layers.setter
+    def num_layers(self, value: int) -> None:
+        self.num_hidden_layers = value
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of k and v; `num_attention_heads` unless set."""
+        return self.num_attention_heads if self._num_key_value_heads is None else self._num_key_value_heads
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, value: int | None) -> None:
+        self._num_key_value_heads = value
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head; `hidden_size // num_attention_heads` unless set."""
+        if self._head_dim is not None:
+            return self._head_dim
+        _check_integer("hidden_size", self.hidden_size, at_least=1)
+        _check_integer("num_attention_heads", self.num_attention_heads, at_least=1)
+        if self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
+                f"({self.num_attention_heads}) where head_dim is not given; give head_dim or "
+                "change one of them"
+            )
+        return self.hidden_size // self.num_attention_heads
+
+    @head_dim.setter
+    def head_dim(self, value: int | None) -> None:
+        self._head_dim = value
+
+    def kv_dim(self) -> int:
+        """Size of one token's k (or v) in one layer: num_key_value_heads * head_dim elements."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]:
+        """`rope_theta` and `rope_scaling` in one, as in 5.x; a read-only view, assign to change it."""
+        scaling = self.rope_scaling
+        if scaling is not None and not isinstance(scaling, Mapping):
+            raise ConfigError(f"rope_scaling must be null or an object; got {scaling!r}")
+        named = scaling is not None and ("rope_type" in scaling or "type" in scaling)
+        kind = {} if named else {"rope_type": "default"}
+        return MappingProxyType({**kind, **(scaling or {}), "rope_theta": self.rope_theta})
+
+    @rope_parameters.setter
+    def rope_parameters(self, value: Mapping[str, Any] | None) -> None:
+        values: dict[str, Any] = {"rope_parameters": value}
+        _unify_rope(values)
+        self.rope_theta = values.get("rope_theta", families.COMMON_DEFAULTS["rope_theta"])
+        self.rope_scaling = values["rope_scaling"]
+
+    @property
+    def bos_token_id(self) -> list[int]:
+        """Ids of the tokens that begin a text."""
+        return self._bos_token_id
+
+    @bos_token_id.setter
+    def bos_token_id(self, value: int | list[int]) -> None:
+        self._bos_token_id = _token_ids("bos_token_id", value)
+
+    @property
+    def eos_token_id(self) -> list[int]:
+        """Ids of the tokens that end a text."""
+        return self._eos_token_id
+
+    @eos_token_id.setter
+    def eos_token_id(self, value: int | list[int]) -> None:
+        self._eos_token_id = _token_ids("eos_token_id", value)
+
+    @property
+    def dtype(self) -> str:
+        """What the engine computes in."""
+        return self._dtype
+
+    @dtype.setter
+    def dtype(self, value: Any) -> None:
+        self._dtype = _dtype_name(value)
+
+    def validate(self) -> None:
+        """Check every field alone and all together; what passes, `families.build_spec` accepts, and no more.
+
+        Raises
+        ------
+        ConfigError
+            The first rule that is broken: the field, what was expected, what came.
+        """
+        family = families.family_of(self.architecture)
+        for key, limit in _SIZES.items():
+            _check_integer(key, getattr(self, key), at_least=1, below=limit)
+        _check_integer("max_window_layers", self.max_window_layers, at_least=0)
+        if self.sliding_window is not None:
+            _check_integer("sliding_window", self.sliding_window, at_least=1)
+        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+            _check_boolean(key, getattr(self, key))
+        if self.use_sliding_window is not None:
+            _check_boolean("use_sliding_window", self.use_sliding_window)
+        if not isinstance(self.hidden_act, str):
+            raise ConfigError(f"hidden_act must be a string; got {self.hidden_act!r}")
+        _check_positive("rms_norm_eps", self.rms_norm_eps)
+        _check_positive("rope_theta", self.rope_theta)
+        if self.dtype not in families.DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; supported: {', '.join(families.DTYPES)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads})"
+            )
+        for product, size in (
+            ("num_attention_heads * head_dim", self.num_attention_heads * self.head_dim),
+            (
+                "num_attention_heads * head_dim + 2 * kv_dim",
+                self.num_attention_heads * self.head_dim + 2 * self.kv_dim(),
+            ),
+            ("2 * intermediate_size", 2 * self.intermediate_size),
+        ):
+            if size >= families.INT_LIMIT:
+                raise ConfigError(f"{product} must be < 2**31; got {size}")
+        self._check_layer_types(family)
+        families.model_facts(self, self.max_position_embeddings)
+
+    def _check_layer_types(self, family: families.Family) -> None:
+        kinds = ("full_attention", "sliding_attention")
+        if self.layer_types is None:
+            return
+        if not isinstance(self.layer_types, (list, tuple)):
+            raise ConfigError(f"layer_types must be null or a list of {kinds}; got {self.layer_types!r}")
+        for layer, kind in enumerate(self.layer_types):
+            if kind not in kinds:
+                raise ConfigError(
+                    f"layer_types[{layer}] {kind!r} is not supported in {family.architecture}; "
+                    f"supported: {', '.join(kinds)}"
+                )
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ConfigError(
+                f"layer_types must have num_hidden_layers = {self.num_hidden_layers} entries; "
+                f"got {len(self.layer_types)}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, LlamaConfig) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # fields can be written
+
+    def __repr__(self) -> str:
+        return f"LlamaConfig({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items())})"
+
+
+class AutoConfig:
+    """Reads the configuration of a checkpoint folder."""
+
+    @staticmethod
+    def from_pretrained(path: str | os.PathLike[str]) -> LlamaConfig:
+        """Read and validate `path`/config.json.
+
+        Parameters
+        ----------
+        path
+            Folder of a Hugging Face checkpoint.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such folder or no config.json in it.
+        ConfigError
+            The file is not a JSON object, has no model_type or an unknown one, or asks for what is not
+            supported.
+        """
+        file = Path(path) / "config.json"
+        try:
+            content = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            problem = "the folder has no config.json" if file.parent.is_dir() else "there is no such folder"
+            raise FileNotFoundError(
+                f"{file}: {problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
+            ) from None
+        try:
+            values = json.loads(content.decode("utf-8-sig"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{file}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}; "
+                "the file may be cut short, download it again"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}: not UTF-8 at byte {error.start}; download it again") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: must hold a JSON object; got a {type(values).__name__}")
+        try:
+            return LlamaConfig.from_dict(values)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from error
+
+
+_INERT_DEFAULTS: Mapping[str, Any] = {
+    "pad_token_id": None,
+    "use_cache": True,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "pretraining_tp": 1,
+    "name_or_path": "",
+}
+
+# Sizes and their limits: 32 bits in the core; less where a typing error would make validation itself slow.
+_SIZES = {
+    "vocab_size": families.INT_LIMIT,
+    "hidden_size": families.INT_LIMIT,
+    "intermediate_size": families.INT_LIMIT,
+    "num_hidden_layers": 2**16,
+    "num_attention_heads": families.INT_LIMIT,
+    "num_key_value_heads": families.INT_LIMIT,
+    "head_dim": 2**16,
+    "max_position_embeddings": families.INT_LIMIT,
+}
+
+# Fields in which null means something else than "not said".
+_NULLABLE = frozenset({"num_key_value_heads", "sliding_window", "bos_token_id", "eos_token_id"})
+
+# What the constructor takes as a field, and what it looks at besides.
+_ACCEPTED_KEYS = frozenset(
+    {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
+)
+_KNOWN_KEYS = _ACCEPTED_KEYS | INERT | frozenset(UNSUPPORTED) | {"original_max_position_embeddings", "mlp_layer_types"}
+
+
+def _family(model_type: Any, architectures: Any) -> families.Family:
+    """Return the family both names agree on; Llama where neither is given."""
+    if architectures is None or architectures == []:
+        return families.family_of_model_type("llama" if model_type is None else model_type)
+    names = [architectures] if isinstance(architectures, str) else architectures
+    if not isinstance(names, (list, tuple)):
+        raise ConfigError(f"architectures must be a list of names; got {architectures!r}")
+    if model_type is not None:
+        families.family_of_model_type(model_type)
+    found = [families.family_of(name) for name in names]
+    if any(family != found[0] for family in found) or model_type not in (None, found[0].model_type):
+        raise ConfigError(
+            f"model_type {model_type!r} and architectures {list(names)} name different families; "
+            f"the model_type of {found[0].architecture} is '{found[0].model_type}'"
+        )
+    return found[0]
+
+
+def _refuse_unsupported(values: dict[str, Any]) -> None:
+    """Drop the keys of `UNSUPPORTED` and `INERT` from `values`; an error where one is not neutral."""
+    for key in [key for key in values if key in UNSUPPORTED]:
+        neutral, reason = UNSUPPORTED[key]
+        value = values.pop(key)
+        if value not in neutral:
+            expected = " or ".join(json.dumps(item) for item in neutral)
+            raise ConfigError(f"{key} is {_short(value)}, but only {expected} is supported: {reason}")
+    layers = values.pop("mlp_layer_types", None)
+    if layers is not None and (not isinstance(layers, list) or any(kind != "dense" for kind in layers)):
+        raise ConfigError(
+            f"mlp_layer_types is {_short(layers)}, but only 'dense' layers are supported: "
+            "mixture-of-experts models are not supported"
+        )
+    for key in INERT.intersection(values):
+        del values[key]
+
+
+def _rename(values: dict[str, Any], old: str, new: str) -> None:
+    """Move `old` to `new`; null is nothing, and both may be there only if they agree."""
+    value = values.pop(old, None)
+    if value is None:
+        return
+    if values.get(new) is not None and values[new] != value:
+        raise ConfigError(f"{old} is {value!r} and {new} is {values[new]!r}; they mean the same, keep one")
+    values[new] = value
+
+
+def _unify_rope(values: dict[str, Any]) -> None:
+    """Bring both spellings to `rope_theta` and `rope_scaling` (None or a dict without theta)."""
+    chosen: dict[str, Any] | None = None
+    original = values.pop("original_max_position_embeddings", None)
+    for key in ("rope_scaling", "rope_parameters"):
+        given = values.pop(key, None)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{key} must be null or an object with 'rope_type'; got {given!r}")
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise ConfigError(f"{key} has parameters per layer type {sorted(given)}; only one set for all is supported")
+        scaling = dict(given)
+        _rename(scaling, "type", "rope_type")
+        theta = scaling.pop("rope_theta", None)
+        if theta is not None:
+            if values.get("rope_theta") is not None and values["rope_theta"] != theta:
+                raise ConfigError(f"rope_theta is {values['rope_theta']!r}, but {key} says {theta!r}; keep one of them")
+            values["rope_theta"] = theta
+        if chosen is not None and scaling != chosen:
+            raise ConfigError(
+                f"rope_scaling {chosen} and rope_parameters {scaling} differ; they mean the same, keep one"
+            )
+        chosen = scaling
+    if chosen is not None and chosen.get("rope_type") in ("llama3", "yarn", "longrope") and original is not None:
+        # Phi-3's habit: the key stands beside the rope parameters instead of among them.
+        inner = chosen.get("original_max_position_embeddings")
+        if inner not in (None, original):
+            raise ConfigError(
+                f"original_max_position_embeddings is {original!r}, but among the rope parameters it is "
+                f"{inner!r}; keep one of them"
+            )
+        chosen["original_max_position_embeddings"] = original
+    plain = chosen is None or chosen in ({}, {"rope_type": "default"})
+    values["rope_scaling"] = None if plain else chosen
+
+
+def _token_ids(key: str, value: Any) -> list[int]:
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+            raise TypeError(f"{key} must be an int or a list of ints ([] for none); got {value!r}")
+    return [int(item) for item in items]
+
+
+def _dtype_name(value: Any) -> str:
+    """'bfloat16' for "bfloat16", "torch.bfloat16" and torch.bfloat16; numpy's dtypes by their name."""
+    if isinstance(value, (type, np.dtype)):
+        try:
+            return str(np.dtype(value).name)
+        except TypeError:
+            pass
+    return str(value).removeprefix("torch.")
+
+
+def _check_integer(key: str, value: Any, at_least: int, below: int = families.INT_LIMIT) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < below:
+        limit = f"2**{below.bit_length() - 1}"
+        raise ConfigError(f"{key} must be an integer in [{at_least}, {limit}); got {value!r}")
+
+
+def _check_boolean(key: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} must be true or false; got {value!r}")
+
+
+def _check_positive(key: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= 3.4e38 or not math.isfinite(value):
+        raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
+
+
+def _copy(value: Any) -> Any:
+    """Containers are not shared with the caller."""
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,376 @@
+"""Hooks: read or replace activations inside a forward pass.
+
+`SITES` is the one table of places and of the names each goes by; `HookRegistry` is what users fill, `ModelSites` says
+which sites a model has, and `HookDispatch` is the one callback the core gets, with the sites it is wanted at. An engine
+without hooks runs a forward pass that was compiled without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import inspect
+import itertools
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infinilm import _core
+from infinilm.devices.arrays import as_tensor
+from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, did_you_mean
+
+__all__ = ["SITES", "HookHandle", "HookRegistry", "Site"]
+
+HookCallback = Callable[..., Any]
+"""callback(name, tensor, layer_idx) -> None or a replacement; one with a parameter `rank` gets that too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place in the forward pass; in a layer, names continue `layer{i}_` and `model.layers.{i}.`."""
+
+    name: str
+    dotted: tuple[str, ...]
+    shape: str
+    in_layer: bool = True
+    needs_qk_norm: bool = False  # only in models that have it
+
+    def aliases(self, layer: int | str) -> tuple[str, ...]:
+        """All names of the site in a layer, the core's first; a leading "model." may be left out."""
+        flat = f"layer{layer}_{self.name}" if self.in_layer else self.name
+        dotted = [f"model.layers.{layer}.{name}" for name in self.dotted] if self.in_layer else list(self.dotted)
+        return (flat, *dotted, *(name.removeprefix("model.") for name in dotted if name.startswith("model.")))
+
+
+_HIDDEN, _Q, _KV = (
+    "[num_tokens, hidden_size]",
+    "[num_tokens, num_heads, head_dim]",
+    "[num_tokens, num_kv_heads, head_dim]",
+)
+_INNER = "[num_tokens, intermediate_size]"
+
+SITES: tuple[Site, ...] = (
+    Site("embedding", ("model.embed_tokens",), _HIDDEN, in_layer=False),
+    Site("input_layernorm", ("input_layernorm",), _HIDDEN),
+    # After the projection, with its bias.
+    Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q),
+    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV),
+    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV),
+    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs_qk_norm=True),
+    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs_qk_norm=True),
+    Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
+    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
+    # What attention gives, before o_proj.
+    Site("attention", ("self_attn.attention", "attn.attention"), _Q),
+    Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),
+    Site("attention_residual", ("attention_residual",), _HIDDEN),
+    Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
+    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER),
+    Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER),
+    # silu(gate) * up.
+    Site("activation", ("mlp.activation",), _INNER),
+    Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN),
+    # The residual stream at the end of the layer.
+    Site("residual", ("residual",), _HIDDEN),
+    # One row per logits row.
+    Site("final_norm", ("model.norm",), "[num_rows, hidden_size]", in_layer=False),
+    Site("logits", ("lm_head",), "[num_rows, vocab_size]", in_layer=False),
+)
+"""Every site, in the order of the forward pass."""
+
+_MAX_LAYERS = 1000  # layers looked at to find out whether a pattern fits any model; numbers in it may be larger
+
+
+class HookHandle:
+    """What `HookRegistry.register_hook` returns."""
+
+    __slots__ = ("_registry", "callback", "pattern", "ranks", "takes_rank")
+
+    def __init__(
+        self, registry: HookRegistry, pattern: str, callback: HookCallback, ranks: Literal["all"] | int
+    ) -> None:
+        self._registry = registry
+        self.pattern = pattern
+        self.callback = callback
+        self.ranks = ranks
+        self.takes_rank = _takes_rank(callback)
+
+    def remove(self) -> None:
+        """Take the hook out, from the next forward on; again: nothing happens."""
+        self._registry._remove(self)
+
+    def __repr__(self) -> str:
+        return f"<HookHandle {self.pattern!r}>"
+
+
+class HookRegistry:
+    """Hooks by pattern; give it to an engine with `InferEngine.set_hook_registry`.
+
+    Hooks can be added and removed at any time, from any thread; a change takes effect at the next forward. One registry
+    may serve several engines.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._hooks: tuple[HookHandle, ...] = ()
+        # Of the engines that use it; with each, the hooks as they were at its last forward.
+        self._models: weakref.WeakKeyDictionary[ModelSites, HookDispatch | None] = weakref.WeakKeyDictionary()
+
+    def register_hook(self, pattern: str, callback: HookCallback, *, ranks: Literal["all"] | int = 0) -> HookHandle:
+        """Call `callback` at every site whose name fits `pattern`.
+
+        Parameters
+        ----------
+        pattern
+            A name in any style of `SITES`, or a glob of it in which ``*`` stands for anything: ``layer0_q_proj``,
+            ``layer0_*``, ``*_q_proj``, ``layers.*.attn.q``, ``model.layers.0.mlp.down_proj``, ``model.norm``.
+        callback
+            ``callback(name, tensor, layer_idx)`` with the site's first name and -1 outside layers, called on the
+            rank's thread; a parameter named `rank` gets the rank. The tensor is valid during the call only; it may be
+            written in place. What is returned, unless None, replaces it: anything with DLPack or the buffer protocol,
+            of its shape and a floating dtype. Hooks of one site run in the order they were registered, each on what
+            the last one left. An exception reaches the caller of forward; with several ranks it is the cause of the
+            EngineDeadError that ends the engine.
+        ranks
+            Rank 0, or "all". q, k and v, their norms and RoPE, attention, gate, up and activation are each rank's own
+            heads or columns. All other values are the same on every rank, and after the hooks all ranks go on with
+            rank 0's. Hooks of different ranks may run at the same time.
+
+        Raises
+        ------
+        TypeError
+            A pattern that is no text, or a callback that cannot be called.
+        ConfigError
+            No site of any model fits the pattern, or none of an engine that uses the registry; or other ranks.
+        """
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern: expected the name of a site or a glob, got {pattern!r}")
+        if not callable(callback):
+            raise TypeError(f"callback: expected callback(name, tensor, layer_idx), got {callback!r}")
+        if isinstance(ranks, bool) or ranks not in (0, "all"):
+            raise ConfigError(f"ranks: expected 0 or 'all', got {ranks!r}")
+        _check_fits_any_model(pattern)
+        handle = HookHandle(self, pattern, callback, ranks)
+        with self._lock:
+            for model in self._models:
+                model.select(pattern)
+            self._hooks = (*self._hooks, handle)
+        return handle
+
+    def clear(self) -> None:
+        """Take all hooks out."""
+        with self._lock:
+            self._hooks = ()
+
+    def has_hooks(self) -> bool:
+        """Whether there are any."""
+        return bool(self._hooks)
+
+    def _remove(self, handle: HookHandle) -> None:
+        with self._lock:
+            self._hooks = tuple(hook for hook in self._hooks if hook is not handle)
+
+    def _attach(self, model: ModelSites) -> None:
+        """Check every hook, now and in the future, against a model."""
+        with self._lock:
+            for hook in self._hooks:
+                model.select(hook.pattern)
+            self._models[model] = None
+
+    def _detach(self, model: ModelSites) -> None:
+        with self._lock:
+            self._models.pop(model, None)
+
+    def _dispatch(self, model: ModelSites, threads: set[int]) -> HookDispatch | None:
+        """The callback for the core, if there are hooks; it is made anew when they have changed."""
+        with self._lock:
+            if not self._hooks:
+                return None
+            dispatch = self._models.get(model)
+            if dispatch is None or dispatch.hooks is not self._hooks:
+                dispatch = self._models[model] = HookDispatch(self._hooks, model, threads)
+            return dispatch
+
+
+class ModelSites:
+    """The sites of one model, by all their names."""
+
+    def __init__(self, num_layers: int, qk_norm: bool) -> None:
+        self._description = f"{num_layers} layers and {'a' if qk_norm else 'no'} norm of q and k"
+        self._aliases: list[tuple[str, ...]] = [
+            site.aliases(layer)
+            for site in SITES
+            if qk_norm or not site.needs_qk_norm
+            for layer in (range(num_layers) if site.in_layer else (-1,))
+        ]
+
+    def select(self, pattern: str) -> list[str]:
+        """The core's names of the sites that fit; ConfigError if there are none."""
+        fits = _matcher(pattern)
+        names = [aliases[0] for aliases in self._aliases if any(map(fits, aliases))]
+        if not names:
+            hint = did_you_mean(pattern, itertools.chain.from_iterable(self._aliases), count=2)
+            raise ConfigError(
+                f"hook pattern {pattern!r} fits no site of this model, which has {self._description}{hint}"
+            )
+        return names
+
+
+_serials = itertools.count(1)
+
+
+class HookDispatch:
+    """The callback the core calls: runs the hooks of a site one after another.
+
+    Parameters
+    ----------
+    hooks
+        In the order they were registered.
+    model
+        Whose sites their patterns are resolved on.
+    threads
+        Threads that a callback runs on are in it while it runs.
+    """
+
+    def __init__(self, hooks: tuple[HookHandle, ...], model: ModelSites, threads: set[int]) -> None:
+        self.hooks = hooks
+        self.serial = next(_serials)
+        self._threads = threads
+        self._by_site: dict[str, list[HookHandle]] = {}
+        for hook in hooks:
+            for name in model.select(hook.pattern):
+                self._by_site.setdefault(name, []).append(hook)
+
+    @property
+    def names(self) -> list[str]:
+        """The sites it is wanted at, on rank 0."""
+        return list(self._by_site)
+
+    @property
+    def names_of_all_ranks(self) -> list[str]:
+        """Those of them where it is wanted on every rank."""
+        return [name for name, hooks in self._by_site.items() if any(hook.ranks == "all" for hook in hooks)]
+
+    def __call__(self, name: str, layer: int, tensor: _core.Tensor, rank: int = 0) -> _core.Tensor | None:
+        thread = threading.get_ident()
+        self._threads.add(thread)
+        try:
+            current = tensor
+            for hook in self._by_site[name]:
+                if rank != 0 and hook.ranks != "all":
+                    continue
+                result = hook.callback(name, current, layer, **({"rank": rank} if hook.takes_rank else {}))
+                if result is not None:
+                    current = _replacement(result, current, f"hook {hook.pattern!r} at {name}")
+            return None if current is tensor else current
+        finally:
+            self._threads.discard(thread)
+
+
+class EngineHooks:
+    """The hooks of one engine: `give` them to the core before a forward, `take_back` after it.
+
+    Between forwards neither this nor the core refers to a callback, which may refer to the engine; whoever owns the
+    engine keeps the registry.
+    """
+
+    def __init__(self, core: _core.InferEngine, sites: ModelSites) -> None:
+        self._core = core
+        self._sites = sites
+        self._registry: weakref.ref[HookRegistry] | None = None
+        self._threads: set[int] = set()  # those that run a callback
+        self._given = False
+        self._last = 0  # serial number of what was given last; 0: no hooks
+
+    @property
+    def registry(self) -> HookRegistry | None:
+        """The one in use."""
+        return None if self._registry is None else self._registry()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the core has hooks, or gets some with the next forward."""
+        return self._given or ((registry := self.registry) is not None and registry.has_hooks())
+
+    def use(self, registry: HookRegistry | None) -> None:
+        """Use a registry from the next forward on, or none. ConfigError: a pattern fits no site; nothing changes."""
+        if registry is not None and not isinstance(registry, HookRegistry):
+            raise TypeError(f"hooks: expected a HookRegistry or None, got {type(registry).__name__}")
+        if registry is not None:
+            registry._attach(self._sites)
+        before = self.registry
+        if before is not None and before is not registry:
+            before._detach(self._sites)
+        self._registry = None if registry is None else weakref.ref(registry)
+
+    def give(self) -> bool:
+        """Give the hooks there are to the core; returns whether they are others than the last time."""
+        registry = self.registry
+        dispatch = None if registry is None else registry._dispatch(self._sites, self._threads)
+        if dispatch is not None:
+            self._core.set_hooks(dispatch, dispatch.names, dispatch.names_of_all_ranks)
+            self._given = True
+        before, self._last = self._last, 0 if dispatch is None else dispatch.serial
+        return before != self._last
+
+    def take_back(self) -> None:
+        """Have the core let go of them."""
+        if self._given:
+            self._given = False
+            with contextlib.suppress(EngineDeadError):  # then it has let go of them already
+                self._core.set_hooks(None, [])
+
+    def refuse_calls(self) -> None:
+        """InfinilmError in a hook: it runs on a rank's thread, and an engine that waits for itself waits for ever."""
+        if threading.get_ident() in self._threads:
+            raise InfinilmError("a hook cannot call the engine that is running it; do it after forward")
+
+
+def _takes_rank(callback: HookCallback) -> bool:
+    try:
+        return "rank" in inspect.signature(callback).parameters
+    except (TypeError, ValueError):  # some callables written in C do not tell
+        return False
+
+
+def _replacement(result: Any, current: _core.Tensor, where: str) -> _core.Tensor:
+    try:
+        tensor = as_tensor(result, where)
+    except TypeError:
+        raise TypeError(
+            f"{where} returned a {type(result).__name__}; expected an array to replace it, or None"
+        ) from None
+    if tensor.shape != current.shape or tensor.dtype not in ("float32", "bfloat16", "float16"):
+        raise InfinilmError(
+            f"{where}: expected a replacement of shape {list(current.shape)} and dtype {current.dtype} (or another "
+            f"floating dtype), got {list(tensor.shape)} {tensor.dtype}"
+        )
+    return tensor
+
+
+def _matcher(pattern: str) -> Callable[[str], Any]:
+    return re.compile(fnmatch.translate(pattern)).match
+
+
+def _check_fits_any_model(pattern: str) -> None:
+    """Refuse a pattern that no site of a model of any depth fits."""
+    fits = _matcher(pattern)
+    if not any(fits(alias) for aliases in _all_aliases(pattern) for alias in aliases):
+        examples = [alias for site in SITES for layer in ("0", "*") for alias in site.aliases(layer)]
+        examples += [f"*_{site.name}" for site in SITES if site.in_layer]
+        hint = did_you_mean(pattern, examples, count=2)
+        raise ConfigError(
+            f"hook pattern {pattern!r} fits no site of any model; names are like 'layer0_q_proj' or "
+            f"'layers.0.self_attn.q_proj', infinilm.engine.hooks.SITES lists them{hint}"
+        )
+
+
+def _all_aliases(pattern: str) -> Iterator[tuple[str, ...]]:
+    """Names of all sites in the layers the pattern mentions, then in all others."""
+    mentioned = re.findall(r"[0-9]+", pattern)
+    for layer in itertools.chain((n for n in mentioned if n == "0" or n[0] != "0"), range(_MAX_LAYERS)):
+        for site in SITES:
+            yield site.aliases(layer)

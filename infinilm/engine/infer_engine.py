@@ -1,0 +1,407 @@
+"""`InferEngine`: the engine layer, for those who schedule themselves.
+
+It loads weights, keeps the KV cache and runs one forward at a time; what is in a forward (`InferEngine.Input`) and
+which part of the cache belongs to whom is the caller's. `LLM` is made of the same core with a scheduler on top. One
+step's way: `forward` -> `batch.make_batch` -> `_core.InferEngine.forward`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy as copying
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+
+from infinilm import _core
+from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.devices.arrays import as_tensor
+from infinilm.devices.system import nccl_library, resolve_device
+from infinilm.distributed import CommunicationGroup, DistConfig, RankInfo
+from infinilm.engine import batch as batches
+from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
+from infinilm.errors import (
+    CacheFullError,
+    ConfigError,
+    DeviceError,
+    EngineDeadError,
+    WeightError,
+    did_you_mean,
+)
+
+__all__ = ["InferEngine"]
+
+logger = logging.getLogger("infinilm")
+
+_open_engines: weakref.WeakSet[InferEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close before the interpreter goes: a daemon thread that comes back from the core later aborts the process."""
+    for engine in list(_open_engines):
+        engine.close()
+
+
+class InferEngine:
+    """A model, its weights and its KV cache. A context manager; several threads may share it.
+
+    Weights are loaded by `load_weights`, or one by one; the first forward checks that all are there. An error leaves
+    the engine as it was: usable. With several ranks, one that fails while the others count on it ends the engine: this
+    call and all later ones raise `EngineDeadError` with that failure as `__cause__`; `close` is all that is left.
+
+    Parameters
+    ----------
+    config
+        A `LlamaConfig` (copied), or the model whose config.json is read: a folder, "demo", or a hub id. What is
+        computed in is its `dtype`. Rotary frequencies that depend on the length are those of
+        `max_position_embeddings` tokens.
+    distributed_config
+        The devices of tensor parallelism, a rank on each; default: one. On CPUs `tp_size` ranks share the cores.
+    device_type
+        "cpu", "cuda", or "auto" (the default): cuda where it is usable.
+    cache_config
+        Default: ``StaticKVCacheConfig()``, one sequence of max_position_embeddings tokens.
+
+    Raises
+    ------
+    ConfigError
+        A configuration that cannot work; also a number of ranks that does not divide the attention heads.
+    DeviceError
+        A device that is absent or not usable.
+    CacheFullError
+        A cache that is too small for one block, or too large.
+    FileNotFoundError
+        No such folder, or no config.json in it.
+    TypeError
+        An unknown parameter, or an argument of another type.
+    """
+
+    Input: TypeAlias = batches.Input
+    Output: TypeAlias = batches.Output
+
+    def __init__(
+        self,
+        config: LlamaConfig | str | os.PathLike[str],
+        distributed_config: DistConfig | None = None,
+        device_type: str | None = None,
+        cache_config: CacheConfig | None = None,
+        **unknown: NoReturn,
+    ) -> None:
+        for name in unknown:
+            known = ("config", "distributed_config", "device_type", "cache_config")
+            raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
+        self.config: LlamaConfig = _read_config(config)
+        dist_config = DistConfig() if distributed_config is None else distributed_config
+        kind = _device_kind(device_type)
+        group = CommunicationGroup(dist_config, kind)
+        self.ranks: tuple[RankInfo, ...] = group.ranks
+        """The rank of each device."""
+        self._dist_config = copying.deepcopy(dist_config)
+        cache_config = StaticKVCacheConfig() if cache_config is None else cache_config
+        spec = build_spec(self.config, dtype=self.dtype, max_model_len=self.config.max_position_embeddings)
+        # Of one rank: all have equally many kv heads.
+        self._kv_bytes_per_token = _core.local_spec(spec, 0, group.tp_size).kv_bytes_per_token
+        windows = spec.attention.sliding_window
+        self._sliding_window = 0 if 0 in windows else max(windows)
+        self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
+        layout = self._layout(cache_config)
+
+        self._lock = threading.RLock()  # guards everything below
+        self._core = _core.InferEngine(
+            spec, [rank.device for rank in self.ranks], nccl_library=nccl_library() if kind == "cuda" else ""
+        )
+        self._param_shapes = self._core.param_shapes()
+        self._loaded: set[str] = set()
+        self._ready = False  # all weights are there and prepared
+        self._closed = False
+        self._hooks = EngineHooks(self._core, self._sites)
+        self._registry: HookRegistry | None = None  # in use
+        self._allocate(layout)
+        self._cache_config = cache_config
+        _open_engines.add(self)
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in, and keeps K and V in."""
+        return self.config.dtype
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu" or "cuda:<index>", of rank 0; `ranks` has all."""
+        return self.ranks[0].device
+
+    # ---- weights ----
+
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Full shape of every parameter, by its name in the checkpoint."""
+        return dict(self._param_shapes)
+
+    def load_param(self, name: str, tensor: Any, dtype: str | None = None) -> None:
+        """Take one parameter; it is copied, so that the caller's array is free when this returns.
+
+        Parameters
+        ----------
+        name
+            Such as "model.layers.0.self_attn.q_proj.weight"; see `param_shapes`.
+        tensor
+            The full tensor, with DLPack or the buffer protocol, in host memory: float32, bfloat16, float16 or (numpy)
+            float64. It is converted to the engine's dtype, to nearest, ties to even; an engine in float32 keeps 16 bits
+            as they are.
+        dtype
+            "bfloat16" or "float16" where `tensor` is an array of uint16 with such bits.
+
+        Raises
+        ------
+        WeightError
+            An unknown name, one that is loaded already, another shape or dtype, or a value the dtype cannot hold.
+        """
+        with self._open():
+            self._load_param(name, tensor, dtype)
+
+    def load_params(self, params: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
+        """Take parameters from pairs of name and tensor, or a mapping, as `load_param` does, up to the first error."""
+        with self._open():
+            for pair in params.items() if isinstance(params, Mapping) else params:
+                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                    raise TypeError(f"params: expected pairs of name and tensor, got {pair!r:.80}")
+                self._load_param(*pair)
+
+    def load_weights(self, folder: str | os.PathLike[str], *, use_tqdm: bool = True) -> None:
+        """Load all parameters from a checkpoint: a folder with safetensors files, "demo", or a hub id.
+
+        Files are mapped and used in place where the dtype allows it. Nothing is loaded unless the headers of the files
+        fit the model.
+
+        Raises
+        ------
+        WeightError
+            The files do not fit the model or are damaged, or parameters are loaded already.
+        """
+        with self._open():
+            if self._loaded:
+                raise WeightError(
+                    f"{len(self._loaded)} parameters are loaded already, such as {min(self._loaded)!r}; load_weights "
+                    "loads all: make a new engine"
+                )
+            with Checkpoint(resolve_model(folder)) as checkpoint:
+                try:
+                    load_weights(checkpoint, self._core, dtype=self.dtype, progress=use_tqdm)
+                finally:
+                    self._loaded.update(self._core.state_dict()[0])  # it has a part of each
+
+    def state_dict(self, copy: bool = False) -> list[dict[str, _core.Tensor]]:
+        """The parameters as they were loaded, one dict of names and tensors per rank: the part of each that it has.
+
+        A rank has the rows of its query and kv heads, of its columns of the MLP and of its part of the vocabulary, and
+        the matching columns of o_proj and down_proj, whose biases are rank 0's alone. Norms are whole on every rank.
+
+        Parameters
+        ----------
+        copy
+            False: read-only tensors that share the engine's memory; True: copies.
+        """
+        with self._open():
+            ranks = self._core.state_dict()
+        if not copy:
+            return ranks
+        return [{name: _copied(tensor, tensor.dtype, name) for name, tensor in state.items()} for state in ranks]
+
+    def _load_param(self, name: str, tensor: Any, dtype: str | None = None) -> None:
+        if name not in self._param_shapes:
+            raise WeightError(f"unknown parameter {name!r}{did_you_mean(str(name), self._param_shapes, count=3)}")
+        if name in self._loaded:
+            raise WeightError(f"parameter {name!r} is already loaded; make a new engine for other weights")
+        where = f"parameter {name!r}"
+        if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float64:
+            tensor = as_tensor(tensor, where, dtype, error=WeightError)
+        elif dtype is not None:
+            raise WeightError(f"{where}: expected an array of {dtype}, got float64")
+        if tuple(tensor.shape) != self._param_shapes[name]:
+            raise WeightError(f"{where}: expected shape {list(self._param_shapes[name])}, got {list(tensor.shape)}")
+        stored = str(tensor.dtype)
+        if stored not in ("float32", "bfloat16", "float16", "float64"):
+            raise WeightError(f"{where}: expected float32, bfloat16, float16 or float64, got {stored}")
+        kept = stored if self.dtype == "float32" and stored != "float64" else self.dtype
+        self._core.load_param(name, _copied(tensor, kept, name))
+        self._loaded.add(name)
+
+    # ---- running ----
+
+    def forward(self, input: batches.Input, *, return_logits: bool = False) -> batches.Output:
+        """Run one step: compute the new tokens of every request, put their keys and values into the cache, sample.
+
+        Parameters
+        ----------
+        input
+            The requests; see `InferEngine.Input`. Arrays are read before this returns, and never written.
+        return_logits
+            Give the logits of each request's last token too.
+
+        Returns
+        -------
+        InferEngine.Output
+            `output_ids` [num_requests] int32, `logits` [num_requests, vocab_size] float32 or None.
+
+        Raises
+        ------
+        WeightError
+            Parameters are missing.
+        RequestError
+            A field of the input is missing, of another shape or dtype, or out of range.
+        CacheFullError
+            A request is longer than its part of the cache.
+        EngineDeadError
+            The engine is closed, or one of several ranks has failed.
+        """
+        with self._open():
+            if not isinstance(input, batches.Input):
+                raise TypeError(f"forward: expected an InferEngine.Input, got {type(input).__name__}")
+            if not self._ready:
+                self._core.finish_loading()  # names the parameters that are missing
+                self._ready = True
+            batch = batches.make_batch(
+                input,
+                self._cache,
+                vocab_size=self.config.vocab_size,
+                sliding_window=self._sliding_window,
+                return_logits=return_logits,
+            )
+            self._hooks.give()
+            try:
+                step = self._core.forward(batch)
+            finally:
+                self._hooks.take_back()
+        assert step.ids is not None  # sampling parameters were given
+        return batches.Output(step.ids, step.logits)
+
+    def set_hook_registry(self, registry: HookRegistry | None) -> None:
+        """Use the hooks of a registry from the next forward on, or none.
+
+        Raises
+        ------
+        ConfigError
+            A pattern in it that no site of this model fits; the registry in use stays.
+        """
+        with self._open():
+            self._hooks.use(registry)
+            self._registry = registry
+
+    # ---- cache ----
+
+    def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
+        """Empty the cache, and change it if another configuration is given.
+
+        Memory is kept where the sizes stay the same. When there is no room for the new cache the old one stays.
+
+        Parameters
+        ----------
+        cache_config
+            None: the default of the kind in use, which has room for one sequence of max_position_embeddings tokens.
+        """
+        with self._open():
+            if cache_config is None:
+                cache_config = self._cache_config.default(self.config.max_position_embeddings)
+            layout = self._layout(cache_config)
+            if layout != self._cache:
+                self._allocate(layout)
+            self._cache_config = cache_config
+
+    def get_cache_config(self) -> CacheConfig:
+        """The configuration in use."""
+        return self._cache_config
+
+    def get_dist_config(self) -> DistConfig:
+        """The devices in use; a copy."""
+        return copying.deepcopy(self._dist_config)
+
+    def _layout(self, cache_config: CacheConfig) -> CacheLayout:
+        if not isinstance(cache_config, (StaticKVCacheConfig, PagedKVCacheConfig)):
+            raise TypeError(
+                "cache_config: expected a StaticKVCacheConfig or a PagedKVCacheConfig, got "
+                f"{type(cache_config).__name__}"
+            )
+        return cache_config.layout(
+            max_position_embeddings=self.config.max_position_embeddings,
+            kv_bytes_per_token=self._kv_bytes_per_token,
+            dtype=self.dtype,
+        )
+
+    def _allocate(self, layout: CacheLayout) -> None:
+        try:
+            self._core.reset_cache(layout.num_blocks, layout.block_size)
+        except DeviceError as error:
+            settings = (
+                "max_batch_size or max_cache_len" if layout.kind == "static" else "max_kv_memory_bytes or num_blocks"
+            )
+            raise CacheFullError(
+                f"no room for a KV cache of {layout.num_slots * self._kv_bytes_per_token} bytes: {error}; lower "
+                f"{settings}"
+            ) from error
+        self._cache = layout
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Free the weights, the cache and the threads; what others still wait for is finished first. Idempotent."""
+        self._hooks.refuse_calls()
+        with self._lock:
+            self._closed = True
+            self._hooks.use(None)
+            self._core.close()
+
+    def __enter__(self) -> InferEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "ready" if self._ready else "loading"
+        return f"<InferEngine {self.config.model_type}, {self.dtype} on {self.device}, {state}>"
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """One caller at a time, while the engine is open."""
+        self._hooks.refuse_calls()
+        with self._lock:
+            if self._closed:
+                raise EngineDeadError("the engine is closed; make a new one")
+            yield
+
+
+def _read_config(config: LlamaConfig | str | os.PathLike[str]) -> LlamaConfig:
+    if isinstance(config, LlamaConfig):
+        return copying.deepcopy(config)
+    if not isinstance(config, (str, os.PathLike)):
+        raise TypeError(f"config: expected a LlamaConfig or a folder with a config.json, got {type(config).__name__}")
+    return AutoConfig.from_pretrained(resolve_model(Path(config) if isinstance(config, os.PathLike) else config))
+
+
+def _device_kind(device_type: str | None) -> str:
+    if device_type not in (None, "auto", "cpu", "cuda"):
+        which = "; which CUDA device is said by DistConfig(tp_device_ids=[..])" if "cuda" in str(device_type) else ""
+        raise ConfigError(f"device_type: expected 'cpu', 'cuda', 'auto' or None, got {device_type!r}{which}")
+    return resolve_device("auto" if device_type is None else device_type)
+
+
+def _copied(tensor: Any, dtype: str, name: str) -> _core.Tensor:
+    """A contiguous copy of a tensor of the core or of a numpy array, as `dtype`."""
+    stored = str(tensor.dtype)
+    array = np.ascontiguousarray(tensor if isinstance(tensor, np.ndarray) else tensor.numpy())
+    if stored == "bfloat16":
+        stored = "float32"  # numpy() has widened it, which converting takes back exactly
+    if stored == dtype:
+        return _core.from_numpy(array.copy(), dtype)
+    return _core.from_numpy(convert(array, stored, dtype, name=name), dtype)

@@ -1,0 +1,480 @@
+"""The thread that drives the engine: one step after another for every request of an `LLM`.
+
+Callers put `Work` into an inbox and wait for events; nobody but this thread (or whoever has `exclusive`) touches the
+scheduler and the engine. With nothing to do it sleeps. It starts with the first work and knows nothing of the `LLM`,
+which may so be garbage collected; that, `close` and the end of the interpreter stop it.
+
+While a step runs, this thread makes the next one and queues it behind, then takes in the results of the one before and
+tells them: the engine never waits for Python. A step that is made ahead supposes that every sequence goes on; the row
+of one that has ended meanwhile (at a stop token or string, not at its length, which is known) is computed for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.engine.hooks import EngineHooks
+from infinilm.errors import EngineDeadError, InfinilmError
+from infinilm.outputs import EngineMetrics
+from infinilm.requests.logits import HostSampler
+from infinilm.requests.request import Completion, LogitsWork, News, Work
+from infinilm.requests.scheduler import Scheduler
+from infinilm.requests.steps import Sequence, Step
+
+logger = logging.getLogger("infinilm")
+
+Int32Array = npt.NDArray[np.int32]
+
+_BUSY = "the LLM is busy with other requests; do this while none runs"
+_CLOSED = "this LLM is closed; make a new one"
+
+# Making a step takes 0.05 to 0.15 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step
+# made ahead for sequences that have all ended costs a whole step.
+_AHEAD_BELOW_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that the engine runs or has queued."""
+
+    step: Step
+    pending: _core.PendingStep
+    submitted: float  # seconds, perf_counter
+
+
+class EngineThread:
+    """Steps the scheduler and the engine for everybody.
+
+    Parameters
+    ----------
+    engine : _core.InferEngine
+        Closed by `close`.
+    scheduler : Scheduler
+        May be replaced inside `exclusive`.
+    hooks : EngineHooks
+        While there are any, no step is made ahead: they see no token that is not wanted.
+    """
+
+    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks) -> None:
+        self._engine = engine
+        self.scheduler = scheduler
+        self._hooks = hooks
+        self._in_flight: _InFlight | None = None  # the step submitted last
+        self._step_seconds = 0.0  # of the last step
+        self._last_result = 0.0  # when it was done, perf_counter
+        # Reentrant, and a queue that is, too: the garbage collector may call `close` in the middle of anything.
+        self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
+        self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
+        self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
+        self._num_queued = 0  # works in the inbox, for `metrics`
+        self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
+        self._forgets_prefixes = False  # before the next step is made
+        self._closed = False
+        self._death: BaseException | None = None  # why the engine died
+        self._thread: threading.Thread | None = None
+        self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
+        self._works: set[Work] = set()  # not ended; also those that follow others
+        self._sampler: HostSampler | None = None
+        self._counters = _Counters()
+
+    # ---- for callers ----
+
+    def check_open(self) -> None:
+        """Raise EngineDeadError if nothing can be run any more, InfinilmError in a hook of this engine."""
+        self._hooks.refuse_calls()
+        if self._closed:
+            raise EngineDeadError(_CLOSED)
+        if self._death is not None:
+            raise EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one") from self._death
+
+    def submit(self, works: Iterable[Work]) -> None:
+        """Queue works, all of them or (EngineDeadError) none."""
+        listed = list(works)
+        with self._lock:
+            self.check_open()
+            self._num_queued += len(listed)
+            self._inbox.put(listed)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="infinilm-engine", daemon=True)
+                self._thread.start()
+
+    def cancel(self, works: Iterable[Work]) -> None:
+        """End works at the next step. Never waits: the garbage collector may call this in the middle of anything.
+
+        No notice is needed: while there is something to cancel, the thread is awake.
+        """
+        self._cancelled.extend(work for work in works if work.finish_reason is None)
+
+    def close(self) -> None:
+        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent."""
+        self._hooks.refuse_calls()
+        with self._lock:
+            self._closed = True
+            self._inbox.put(None)
+            thread = self._thread
+        if thread is threading.current_thread():
+            return  # it frees the engine itself when it comes back to its loop
+        if thread is not None:
+            thread.join()
+        self._engine.close()
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Callable[[Sequence], None]]:
+        """Have the engine alone; gives a function that runs the prompt of a sequence with `collect_logits`.
+
+        Raises
+        ------
+        InfinilmError
+            Requests are running.
+        """
+        self.check_open()
+        if any(work not in self._cancelled for work in self._works.copy()):
+            raise InfinilmError(_BUSY)  # without waiting for the step
+        with self._stepping:
+            self.check_open()
+            self._deliver(self._take_cancelled())
+            if self.scheduler.has_work:
+                raise InfinilmError(_BUSY)
+            if (last := self._in_flight) is not None:  # made ahead, for nobody
+                self._in_flight = None
+                try:
+                    self._take_results(last, self._wait_for(last))
+                except BaseException as error:
+                    self._deliver(self._fail([], error))
+            yield self._run_alone
+
+    def reset_prefix_cache(self) -> None:
+        """Have requests that come after this find nothing of those before; what runs goes on."""
+        self.check_open()
+        self._forgets_prefixes = True
+
+    def metrics(self) -> EngineMetrics:
+        """The state at this moment; never waits for a step."""
+        return self._counters.metrics(self.scheduler, self._num_queued)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        error: BaseException = EngineDeadError(_CLOSED)
+        try:
+            while self._death is None and self._wait():
+                self._deliver(self._locked_step())
+        except BaseException as cause:  # a fault of this file: nobody may wait for ever
+            logger.exception("the engine thread failed")
+            self._death = cause
+        if self._death is not None:
+            error = EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one")
+            error.__cause__ = self._death
+        with self._lock:  # closed or dead: nothing comes in after this
+            self._drain_inbox()
+        with self._stepping:
+            for work in self._taken:
+                self._adopt(work)
+            news = [self._end(work, "error", error) for work in list(self._works)]
+        self._deliver(news)
+        self._engine.close()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; returns False once closed."""
+        # `close` sets the flag before its notice, which may have been taken out among orders.
+        if not (self._closed or self._taken or self._in_flight or self.scheduler.has_work):
+            self._take(self._inbox.get())
+        return not self._closed
+
+    def _drain_inbox(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(self._inbox.get_nowait())
+
+    def _take(self, works: list[Work] | None) -> None:
+        if works is not None:
+            self._taken.extend(works)
+            with self._lock:
+                self._num_queued -= len(works)
+
+    def _adopt(self, work: Work) -> None:
+        self._works.add(work)
+        for follower in work.followers:
+            self._adopt(follower)
+
+    def _locked_step(self) -> list[News]:
+        with self._stepping:
+            return self._step()
+
+    def _step(self) -> list[News]:
+        """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
+        news = self._take_orders()
+        last, self._in_flight = self._in_flight, None
+        failed: Step | None = None  # None: all works
+        try:
+            if last is None or self._runs_ahead(last.step):
+                self._in_flight = self._submit()
+            if last is None:
+                if self._in_flight is None and self.scheduler.has_work:
+                    raise InfinilmError("the scheduler has sequences, and cannot run any of them")
+                return news
+            failed = last.step
+            output = self._wait_for(last)
+            failed = None
+            news += self._take_results(last, output)
+            if self._in_flight is None:
+                news += self._take_orders()  # given while the step ran
+                self._in_flight = self._submit()
+        except BaseException as error:
+            works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
+            news += self._fail(works, error)
+        return news
+
+    def _runs_ahead(self, step: Step) -> bool:
+        return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host and not self._hooks.in_use
+
+    def _submit(self) -> _InFlight | None:
+        """Queue the next step, if there is one to be made now."""
+        now = time.perf_counter()
+        in_flight = None
+        if self._hooks.give():  # what was cached under other hooks is not what these would make of it
+            self.scheduler.reset_prefix_cache()
+        try:
+            if (step := self.scheduler.schedule(now)) is not None:
+                in_flight = _InFlight(step, self._engine.submit(step.batch), now)
+        finally:
+            if in_flight is None:
+                self._hooks.take_back()
+        return in_flight
+
+    def _wait_for(self, step: _InFlight) -> _core.StepOutput:
+        try:
+            return step.pending.result()
+        finally:
+            self._hooks.take_back()
+
+    def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
+        """End works after a step that failed. The others are computed again: the cache may hold anything."""
+        if isinstance(error, EngineDeadError):
+            self._death = error.__cause__ or error  # what happened to the first rank that failed
+        if self._in_flight is not None:
+            with contextlib.suppress(BaseException):
+                self._wait_for(self._in_flight)
+            self._in_flight = None
+        self.scheduler.recompute_all()
+        ended = [work for work in works if work.finish_reason is None]
+        return [self._end(work, "error", error) for work in ended] + self._settle(ended)
+
+    def _take_orders(self) -> list[News]:
+        """Do what callers asked for: cancel, and start."""
+        news = self._take_cancelled()
+        self._drain_inbox()
+        if self._forgets_prefixes:  # looked at after the inbox: what was put there after the call is not started yet
+            self._forgets_prefixes = False
+            self.scheduler.reset_prefix_cache()
+        while self._taken:
+            work = self._taken.popleft()
+            self._adopt(work)
+            news += self._start(work)
+        return news
+
+    def _take_cancelled(self) -> list[News]:
+        news: list[News] = []
+        ended: list[Work] = []
+        waiting: list[Work] = []
+        while self._cancelled:
+            work = self._cancelled.popleft()
+            if work in self._works:
+                if work.finish_reason is None:
+                    news.append(self._end(work, "abort"))
+                    ended.append(work)
+            elif work.finish_reason is None:
+                waiting.append(work)  # still in the inbox
+        self._cancelled.extend(waiting)
+        return news + self._settle(ended)
+
+    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[News]:
+        step = done.step
+        logits = output.logits.numpy() if output.logits is not None else None
+        ids = output.ids.numpy() if output.ids is not None else None  # [num_rows]
+        failures: dict[Work, BaseException] = {}  # of works that get no token
+        if step.draws_on_host:
+            if ids is None or logits is None:
+                raise InfinilmError("the engine gave no logits to draw from")
+            ids, failures = self._draw(step.samples, ids, logits)
+        if ids is not None:
+            for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
+                owner = step.samples[row].owner
+                if owner.finish_reason is None and owner not in failures:
+                    what = _core.sample_fault(int(ids[row]))
+                    failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
+        now = time.perf_counter()
+        sampled = self.scheduler.update(step, output, now, ids)
+        news: list[News] = [sequence.owner.next_token for sequence in sampled.heard]
+        changed: list[Work] = []  # have ended, or others wait for them
+        for sequence, row, token_id in sampled.taken:
+            work: Completion = sequence.owner
+            own = logits[row] if logits is not None and sequence.needs_logits else None
+            item = self._guarded(work, work.take_token, token_id, own)
+            if item is not None:
+                news.append(item)
+            if work.followers or work.finish_reason is not None:
+                changed.append(work)
+        for failed, error in failures.items():
+            news.append(self._end(failed, "error", error))
+            changed.append(failed)
+        for sequence, _, _, _ in step.logits_rows:
+            collector: LogitsWork = sequence.owner
+            if collector.finish_reason is None:  # else cancelled while the step ran
+                item = self._guarded(collector, collector.take_logits)
+                if item is not None:
+                    news.append(item)
+                    changed.append(collector)
+        self._step_seconds = now - max(done.submitted, self._last_result)
+        self._last_result = now
+        self._counters.add_step(step.num_prompt_tokens, sampled.num_tokens, self._step_seconds)
+        return news + self._settle(changed)
+
+    def _draw(
+        self, samples: list[Sequence], ids: Int32Array, logits: npt.NDArray[np.float32]
+    ) -> tuple[Int32Array, dict[Work, BaseException]]:
+        """The ids, where logits are changed on the host drawn anew, -1 where that failed; what went wrong, by work."""
+        failures: dict[Work, BaseException] = {}
+        rows: list[int] = []
+        changed: list[npt.NDArray[np.float32]] = []
+        ids = ids.copy()
+        for i, sequence in enumerate(samples):
+            work = sequence.owner
+            if not sequence.draws_on_host or work.finish_reason is not None:
+                continue
+            try:
+                changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids))
+                rows.append(i)
+            except BaseException as error:
+                failures[work] = error
+                ids[i] = -1
+        if rows:
+            self._sampler = self._sampler or HostSampler()
+            picked = [samples[i] for i in rows]
+            try:
+                ids[rows] = self._sampler.draw(
+                    np.stack(changed),
+                    [s.params for s in picked],
+                    [s.seed for s in picked],
+                    [s.num_tokens for s in picked],
+                )
+            except BaseException as error:
+                ids[rows] = -1
+                failures |= {s.owner: error for s in picked}
+        return ids, failures
+
+    def _start(self, work: Work) -> list[News]:
+        """Give a work to the scheduler; the news is that it does not take it."""
+        try:
+            self.scheduler.add(work.sequence)
+        except Exception as error:  # such as: the cache is too small for it, ever
+            return [self._end(work, "error", error), *self._settle([work])]
+        return []
+
+    def _guarded(self, work: Work, take: Callable[..., News | None], *args: Any) -> News | None:
+        """Call a work; what it raises ends it alone."""
+        try:
+            return take(*args)
+        except BaseException as error:
+            return self._end(work, "error", error)
+
+    def _end(self, work: Work, reason: str, error: BaseException | None = None) -> News:
+        """End a work before time; `_settle` does the rest."""
+        try:
+            return work.end(reason, error)
+        except BaseException as other:  # the tokenizer failed on the text held back
+            return work.end("error", other)
+
+    def _settle(self, works: list[Work]) -> list[News]:
+        """Let go of what has ended and start what waited for it; returns the news of those that cannot start."""
+        for work in works:
+            if work.finish_reason is not None and work in self._works:
+                self._works.discard(work)
+                self.scheduler.remove(work.sequence)
+                self._counters.num_finished += 1
+        news: list[News] = []
+        for work in works:
+            ready = work.finish_reason is not None or not isinstance(work, LogitsWork)
+            followers, work.followers = (work.followers, []) if ready else ([], work.followers)
+            for follower in followers:
+                if follower.finish_reason is not None:
+                    continue
+                if isinstance(work, LogitsWork) and work.error is not None:
+                    news.append(self._end(follower, "error", work.error))
+                    news += self._settle([follower])
+                else:
+                    news += self._start(follower)
+        return news
+
+    def _deliver(self, news: Iterable[News]) -> None:
+        """Tell the callers. Who cannot be told is cancelled, alone."""
+        for item in news:
+            try:
+                item.work.deliver(item)
+            except BaseException as error:
+                logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
+                self.cancel([item.work])
+
+    def _run_alone(self, sequence: Sequence) -> None:
+        """Compute the prompt of a sequence; the lock is held and nothing else runs."""
+        self.scheduler.add(sequence)
+        try:
+            while sequence.num_collected < len(sequence.prompt_token_ids):
+                step = self.scheduler.schedule(time.perf_counter())
+                if step is None:
+                    raise InfinilmError("the scheduler cannot run this sequence")
+                self.scheduler.update(step, self._engine.forward(step.batch), time.perf_counter())
+        except BaseException:
+            self.scheduler.recompute_all()
+            raise
+        finally:
+            self.scheduler.remove(sequence)
+
+
+class _Counters:
+    """What the engine has done, for `metrics`."""
+
+    def __init__(self) -> None:
+        self.num_finished = 0
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
+
+    def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
+        """Count a step: tokens of prompts that were computed, tokens that were sampled."""
+        self._num_steps += 1
+        self._num_prompt_tokens += num_prompt
+        self._num_output_tokens += num_sampled
+        self._recent.append((num_prompt, num_sampled, seconds))
+
+    def metrics(self, scheduler: Scheduler, num_queued: int) -> EngineMetrics:
+        recent = self._recent.copy()
+        seconds = sum(s for _, _, s in recent)
+        stats = scheduler.stats
+        return EngineMetrics(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting + num_queued,
+            num_finished=self.num_finished,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_used_blocks=stats.num_used_blocks,
+            num_blocks=stats.num_blocks,
+            prefix_hit_rate=stats.prefix_hit_rate,
+            prompt_tps=sum(p for p, _, _ in recent) / seconds if seconds else None,
+            output_tps=sum(o for _, o, _ in recent) / seconds if seconds else None,
+        )

@@ -1,0 +1,357 @@
+"""What fits: the memory of the machine, the budget of the KV cache, and the plan made before anything is loaded.
+
+Three things take memory: the weights, the KV cache, and the workspace of a step. The plan has all three, and
+`tests/loader/test_memory.py` holds processes that load and run a model to it. On a CPU, weights that are used in place
+are pages of the checkpoint's files: a process that has read them counts them as resident (RssFile), but processes
+share them, and the system drops them where it needs the room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infinilm import _core
+from infinilm.cache import CacheConfig, StaticKVCacheConfig
+from infinilm.config.families import DTYPES, build_spec
+from infinilm.devices.system import device_free_memory
+from infinilm.distributed import resolve_devices
+from infinilm.errors import CacheFullError, ConfigError
+from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
+from infinilm.requests.logits import LOGPROB_ROWS
+from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
+
+if TYPE_CHECKING:
+    from infinilm.config.llama_config import LlamaConfig
+
+logger = logging.getLogger("infinilm")
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+
+
+def available_memory() -> int:
+    """Bytes of host memory that this process can still take without swapping.
+
+    The smaller of the kernel's estimate and what the control group (a container) has left.
+    """
+    limits = []
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024)
+    for limit_file, usage_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, usage = Path(limit_file).read_text().strip(), Path(usage_file).read_text().strip()
+        except OSError:
+            continue
+        if limit != "max":
+            limits.append(max(int(limit) - int(usage), 0))
+    return min(limits) if limits else 2**33
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on "cpu" or a GPU such as "cuda:1"."""
+    return available_memory() if device == "cpu" else device_free_memory(device)
+
+
+def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
+    """Bytes the KV cache may take.
+
+    Parameters
+    ----------
+    kv_cache
+        Bytes, a size such as "4GiB" or "500MB", a share of what is free such as "50%", or None for half of it.
+    free_bytes
+        What is free once the weights and the workspace are in memory.
+
+    Raises
+    ------
+    ConfigError
+        If `kv_cache` is none of these or not positive.
+    """
+    if kv_cache is None:
+        return free_bytes // 2
+    budget: float = -1
+    if isinstance(kv_cache, int) and not isinstance(kv_cache, bool):
+        budget = kv_cache
+    elif isinstance(kv_cache, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*(%|[a-zA-Z]*)\s*", kv_cache)):
+        number, unit = match.groups()
+        with contextlib.suppress(ValueError):
+            budget = float(number) * _UNITS.get(unit.lower(), 1 if unit == "%" else -1)
+        if unit == "%" and 0 < budget <= 100:
+            return int(free_bytes * budget / 100)
+        budget = -1 if unit == "%" else budget
+    if budget <= 0:
+        raise ConfigError(
+            "kv_cache: expected a positive number of bytes, a size such as '4GiB', a share of free memory such as "
+            f"'50%', a PagedKVCacheConfig or a StaticKVCacheConfig, got {kv_cache!r}"
+        )
+    return int(budget)
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: '1.2 GiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How the memory is used: weights, and a paged KV cache of `num_blocks` blocks of `block_size` tokens.
+
+    With several ranks bytes are those of the GPU that has most to hold; on a CPU, whose memory they share, of all.
+
+    Attributes
+    ----------
+    weight_bytes : int
+        Bytes of the weights. On a CPU those used in place are pages of the checkpoint's files, which processes share.
+    workspace_bytes : int
+        What a step takes besides, at most: activations and scratch of `max_num_batched_tokens` tokens, and logits.
+    kv_bytes_per_token, kv_budget_bytes : int
+        Bytes of one token in the cache, all layers; and what the cache may take at most.
+    max_model_len : int
+        Tokens of a sequence, prompt and output together; one of that length always fits.
+    max_num_seqs : int
+        Sequences that run at the same time; they share the blocks.
+    num_blocks, block_size : int
+        Blocks of the cache, and the tokens each holds.
+    """
+
+    weight_bytes: int
+    workspace_bytes: int
+    kv_bytes_per_token: int
+    kv_budget_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole cache; on a CPU its pages are taken from the system as blocks are first used."""
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of weights, workspace and cache: what the model adds to its process once the cache is full."""
+        return self.weight_bytes + self.workspace_bytes + self.kv_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_full_seqs(self) -> int:
+        """Sequences of `max_model_len` tokens that the cache holds at the same time."""
+        return min(self.max_num_seqs, self.num_blocks // -(-self.max_model_len // self.block_size))
+
+    def __str__(self) -> str:
+        return (
+            f"weights {format_bytes(self.weight_bytes)}; workspace {format_bytes(self.workspace_bytes)}; "
+            f"KV cache {format_bytes(self.kv_bytes_per_token)} per token, "
+            f"{self.num_blocks} blocks of {self.block_size} tokens = {format_bytes(self.kv_bytes)} "
+            f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "
+            f"sequences at the full {self.max_model_len} tokens"
+        )
+
+
+def divide_memory(
+    *,
+    weight_bytes: int,
+    workspace_bytes: int,
+    kv_bytes_per_token: int,
+    max_position_embeddings: int,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    kv_cache: int | str | CacheConfig | None,
+    free_bytes: int,
+    dtype: str,
+    num_sharing: int = 1,
+) -> MemoryPlan:
+    """Divide `free_bytes`, what is free once the weights and the workspace are in memory.
+
+    With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
+    it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a
+    `CacheConfig` says how large it is, whose bytes are those of one rank. `dtype`: what the engine computes in.
+    `num_sharing`: ranks that have this memory together.
+
+    Raises
+    ------
+    CacheFullError
+        If not even one sequence fits; the message says what was needed and which setting decides.
+    ConfigError
+        If `kv_cache` is not what it may be.
+    """
+    if isinstance(kv_cache, CacheConfig):
+        layout = kv_cache.layout(
+            max_position_embeddings=max_position_embeddings,
+            kv_bytes_per_token=kv_bytes_per_token // num_sharing,
+            dtype=dtype,
+        )
+        budget, most_blocks, block_size = layout.num_slots * kv_bytes_per_token, layout.num_blocks, layout.block_size
+        given = f"{most_blocks} blocks of {block_size}"
+    else:
+        budget, block_size = parse_cache_budget(kv_cache, free_bytes), DEFAULT_BLOCK_SIZE
+        most_blocks, given = budget // (kv_bytes_per_token * block_size), repr(kv_cache)
+    is_static = isinstance(kv_cache, StaticKVCacheConfig)  # a sequence is one row, which is one block
+    longest = block_size if is_static else most_blocks * block_size
+    length = max_model_len or min(max_position_embeddings, longest)
+    blocks_per_seq = -(-max(length, 1) // block_size)
+    if blocks_per_seq > (1 if is_static else most_blocks):
+        advice = f"pass max_model_len <= {longest} or " if longest else ""
+        setting = "max_cache_len" if is_static else "kv_cache"
+        raise CacheFullError(
+            f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
+            f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
+            f"{block_size} tokens: {advice}raise {setting} (now {given}; {format_bytes(free_bytes)} are free "
+            f"beside {format_bytes(weight_bytes)} of weights and {format_bytes(workspace_bytes)} of workspace)"
+        )
+    num_blocks = most_blocks if isinstance(kv_cache, CacheConfig) else min(most_blocks, max_num_seqs * blocks_per_seq)
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+        kv_budget_bytes=budget,
+        max_model_len=length,
+        max_num_seqs=min(max_num_seqs, most_blocks) if is_static else max_num_seqs,
+        num_blocks=num_blocks,
+        block_size=block_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All that is decided before a model is loaded."""
+
+    path: Path  # the checkpoint folder
+    config: LlamaConfig
+    devices: tuple[str, ...]  # of each rank: "cpu", "cuda" or "cuda:<index>"
+    stored_dtype: str  # of the checkpoint's weights
+    dtype: str  # what the engine computes in
+    memory: MemoryPlan
+
+    @property
+    def device(self) -> str:
+        """Of the first rank."""
+        return self.devices[0]
+
+    @property
+    def num_sharing(self) -> int:
+        """Ranks whose memory is the same: on a CPU all."""
+        return len(self.devices) if self.device == "cpu" else 1
+
+
+def plan_model(
+    model: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
+    kv_cache: int | str | CacheConfig | None = None,
+    num_threads: int | None = None,
+    load_format: str = "auto",
+    device: str = "auto",
+    tensor_parallel_size: int = 1,
+    device_ids: Sequence[int] | None = None,
+) -> ModelPlan:
+    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`."""
+    from infinilm.checkpoint.folder import Checkpoint, resolve_model
+    from infinilm.config.llama_config import AutoConfig
+
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError(f"load_format: expected 'auto' or 'dummy', got {load_format!r}")
+    path = resolve_model(model)
+    config = AutoConfig.from_pretrained(path)
+    if load_format == "dummy":
+        stored = config.dtype
+    else:
+        with Checkpoint(path) as checkpoint:
+            stored = checkpoint.checkpoint_dtype()
+    devices = resolve_devices(device, tensor_parallel_size, device_ids)
+    on_cpu = devices[0] == "cpu"
+    computed = _resolve_dtype(dtype, stored, on_cpu)
+    if max_model_len is not None and max_model_len > config.max_position_embeddings:
+        logger.warning(
+            "max_model_len=%d is beyond the %d positions the model was made for",
+            max_model_len,
+            config.max_position_embeddings,
+        )
+    spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
+    num_ranks = len(devices)
+    local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
+    num_sharing = num_ranks if on_cpu else 1
+    # On a CPU the ranks have parts of the same pages, in the checkpoint's dtype unless inputs are rounded to another.
+    kept = stored if on_cpu and computed == "float32" else computed
+    weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
+    num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
+    workspace = _core.workspace_bytes(
+        spec,
+        device=devices[0],
+        num_ranks=num_ranks,
+        num_threads=num_threads or 0,
+        num_tokens=num_tokens,
+        num_rows=max_num_seqs,
+        num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS),
+    )
+    if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
+        workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
+    plan = divide_memory(
+        weight_bytes=weight_bytes,
+        workspace_bytes=workspace,
+        kv_bytes_per_token=num_sharing * local.kv_bytes_per_token,
+        max_position_embeddings=config.max_position_embeddings,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache=kv_cache,
+        free_bytes=max(min(map(free_memory, devices)) - weight_bytes - workspace, 0),
+        dtype=computed,
+        num_sharing=num_sharing,
+    )
+    return ModelPlan(path, config, devices, stored, computed, plan)
+
+
+def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
+    """What would fit, from headers alone: nothing is loaded.
+
+    Parameters
+    ----------
+    model
+        As for `LLM`.
+    settings
+        ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
+        ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, as for `LLM`.
+    """
+    return plan_model(model, **settings).memory
+
+
+def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
+    """What to compute in.
+
+    On a CPU, bfloat16 means rounding the inputs of linears, which pays where matrix tiles multiply them (AMX: 14 times
+    the arithmetic of float32). Elsewhere float32, with the stored weights widened, is exact and no slower. On a GPU
+    the tensor cores take 16 bits: bfloat16, also for float32 checkpoints.
+    """
+    if dtype == "auto":
+        if not on_cpu:
+            return "float16" if stored == "float16" else "bfloat16"
+        if stored == "bfloat16" and not _core.cpu_multiplies_bf16():
+            return "float32"
+        return stored if stored in DTYPES else "float32"
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {dtype!r}")
+    return dtype

@@ -1,0 +1,554 @@
+"""Which tokens run in the next step: continuous batching over the blocks of a paged KV cache.
+
+State is a structure of arrays indexed by slot (one per running sequence), updated in place, so that building a step for
+many sequences is a handful of numpy operations. A sequence needs `num_tokens - num_computed` tokens computed: one
+while it decodes, many while its prompt is prefilled, in chunks of at most `max_num_batched_tokens`.
+
+The engine thread calls `schedule`, runs the batch on the engine, and hands the sampled ids to `update`. It may schedule
+one step ahead: then the newest token of a sequence is not known here yet, and the batch says which row of the step
+before it comes from. State moves on in `schedule`; `update` fills in the tokens. When blocks run out, and nothing is on
+its way that may free some, the youngest sequence is preempted: it gives its blocks back, waits at the front of the
+queue, and is computed again later, mostly from the prefix cache. What a sequence's tokens are depends on none of this.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.errors import CacheFullError
+from infinilm.requests.block_manager import BlockManager
+from infinilm.requests.steps import IndexArray, Int32Array, Sampled, Sequence, Step
+
+# Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
+MAX_COLLECTED_ROWS = 256
+_NO_LIMIT = np.iinfo(np.int32).max
+
+
+@dataclass(slots=True)
+class _Chunks:
+    """What a step will compute: one token of each decode, then chunks of prompts."""
+
+    sequences: list[Sequence]
+    decode_slots: IndexArray  # of the first of them
+    prefill_counts: list[int]  # tokens of each of the others
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Where the scheduler stands; counts since it was made.
+
+    Attributes
+    ----------
+    num_running, num_waiting : int
+        Sequences.
+    num_used_blocks, num_blocks : int
+        Blocks of the KV cache that sequences hold (shared ones count once), and all of them.
+    prefix_hit_rate : float
+        Share of prompt tokens that the prefix cache held, 0 to 1.
+    num_preemptions : int
+        Times a sequence lost its blocks to others and was computed again.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_blocks: int
+    prefix_hit_rate: float
+    num_preemptions: int
+
+
+class Scheduler:
+    """First come, first served; decodes go first, then the chunks of prompts, oldest first.
+
+    Parameters
+    ----------
+    num_blocks, block_size
+        Shape of the KV cache; `block_size` in tokens.
+    max_num_seqs
+        Sequences that run at the same time.
+    max_model_len
+        Tokens of a sequence, prompt and output together; its owner removes it when it has that many.
+    max_num_batched_tokens
+        Tokens a step computes at most; at least `max_num_seqs`, so that every decode fits.
+    enable_prefix_caching
+        Share the blocks of equal beginnings of prompts; results do not change.
+    sliding_window
+        Keys that any layer sees at most, see `block_manager.common_window`; 0: all.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool = True,
+        sliding_window: int = 0,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
+        self.waiting: deque[Sequence] = deque()  # in order of arrival, all younger than those that run
+        self.running: list[Sequence] = []  # in order of arrival
+        self.num_preemptions = 0
+        self.blocks = BlockManager(
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            sliding_window=sliding_window,
+        )
+        # Blocks left free when a sequence is admitted beside others, so that these can go on for a while; none where
+        # blocks cannot run out.
+        ample = num_blocks >= max_num_seqs * self.blocks.blocks_for(max_model_len)
+        self._watermark = 0 if ample else num_blocks // 100
+        self._free_slots = list(range(max_num_seqs))[::-1]
+        # Kept from step to step while the same sequences run. None: to be made anew.
+        self._slots_of_running: IndexArray | None = None
+        self._stop_token_ids: frozenset[int] | None = None
+        self._params_of_running: dict[str, npt.NDArray[Any]] | None = None
+        self._in_flight: Step | None = None  # the last step, until its results are in
+        self._collected_rows = 0  # of the step that is being made
+        self._num_left = 0  # times a sequence left its slot
+        # Structure of arrays, [max_num_seqs, ...].
+        # One token more than a sequence can have, for who is not removed at its end.
+        self._tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)  # also the one that the step in flight samples
+        self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # its end: the last token is never computed
+        # Tokens whose keys and values are in the cache, when the step in flight is done.
+        self._num_computed = np.zeros(max_num_seqs, np.int32)
+        self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
+        self._prompt_lens = np.zeros(max_num_seqs, np.int32)
+        self._collects = np.zeros(max_num_seqs, np.bool_)
+        self._is_plain = np.zeros(max_num_seqs, np.bool_)
+        self._is_watched = np.zeros(max_num_seqs, np.bool_)
+        self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when it came
+        self._temperature = np.zeros(max_num_seqs, np.float32)
+        self._top_k = np.zeros(max_num_seqs, np.int32)
+        self._top_p = np.ones(max_num_seqs, np.float32)
+        self._min_p = np.zeros(max_num_seqs, np.float32)
+        self._seed = np.zeros(max_num_seqs, np.uint64)
+
+    # ---- for the owner of sequences ----
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counters; may be read while a step runs."""
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_used_blocks=self.blocks.num_used,
+            num_blocks=self.blocks.num_blocks,
+            prefix_hit_rate=self.blocks.hit_rate,
+            num_preemptions=self.num_preemptions,
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; it is admitted when a slot and enough blocks are free.
+
+        Raises
+        ------
+        CacheFullError
+            If it could never run to its end, not even alone.
+        """
+        length = len(sequence.prompt_token_ids)
+        if length > self.max_model_len:
+            raise CacheFullError(
+                f"the prompt has {length} tokens, but a sequence can have {self.max_model_len}: shorten it, or raise "
+                "max_model_len"
+            )
+        length = length if sequence.collect_logits else self._final_length(sequence)
+        needed = self.blocks.least_blocks(length)
+        if needed > self.blocks.num_blocks:
+            raise CacheFullError(
+                f"a sequence of {length} tokens, output included, needs {needed} blocks of {self.blocks.block_size} "
+                f"tokens, but the KV cache has {self.blocks.num_blocks} in all: raise kv_cache, or lower max_tokens or "
+                "max_model_len"
+            )
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that finished or was cancelled; its slot and blocks are free at once."""
+        if sequence.slot >= 0:
+            self._leave_slot(sequence)
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of all prompts, as after a change of weights."""
+        self.blocks.reset_prefix_cache()
+
+    def schedule(self, now: float) -> Step | None:
+        """Choose the next step; None when there is nothing to do, or not before the step in flight is done.
+
+        At most one step may be in flight: its results go to `update` before `schedule` is called again.
+
+        Parameters
+        ----------
+        now
+            Seconds, perf_counter.
+        """
+        chunks = _Chunks([], np.zeros(0, np.intp), [])
+        admitted: list[Sequence] = []
+        self._collected_rows = 0
+        try:
+            preempted = self._choose_decodes(chunks)
+            if preempted is None:
+                return None
+            budget, all_served = self._choose_prefills(chunks, self.max_num_batched_tokens - len(chunks.sequences))
+            if all_served and not preempted:
+                self._admit(chunks, admitted, budget, now)
+            return self._build(chunks) if chunks.sequences else None
+        except BaseException:  # what is not computed after all must not be found by others
+            for sequence in reversed(admitted):
+                self._preempt(sequence)
+            for sequence in self.running:
+                self.blocks.forget_uncomputed(sequence.slot, int(self._num_computed[sequence.slot]))
+            raise
+
+    def update(self, step: Step, output: _core.StepOutput, now: float, ids: Int32Array | None = None) -> Sampled:
+        """Take in the result of a step, which came at `now` (seconds, perf_counter).
+
+        `ids`: instead of those in `output`, [num_rows]; who has a negative one got none, and is to be removed.
+        """
+        if self._in_flight is step:
+            self._in_flight = None
+            self._previous_row.fill(-1)
+        for sequence, position, begin, end in step.logits_rows:
+            begin += sequence.num_collected - position  # a preempted sequence has some already
+            if sequence.slot >= 0 and output.logits is not None and begin < end:
+                sequence.logits.append(output.logits.numpy()[begin:end])
+                sequence.num_collected += end - begin
+        if not step.samples:
+            return Sampled(0, [], [])
+        if ids is None:
+            assert output.ids is not None  # there are samples
+            ids = output.ids.numpy()
+        samples, slots, positions = step.samples, step.slots, step.positions
+        new_ids = ids[: len(slots)]  # those only collected come last
+        rows: SequenceOf[int] = range(len(slots))
+        # Some may have been cancelled while the step ran, or cannot go on.
+        if step.num_left != self._num_left or new_ids.min() < 0:
+            rows = [row for row in rows if samples[row].slot >= 0 and new_ids[row] >= 0]
+            samples = [samples[row] for row in rows]
+            slots, positions, new_ids = slots[list(rows)], positions[list(rows)], new_ids[list(rows)]
+        self._tokens[slots, positions] = new_ids
+        token_ids: list[int] = new_ids.tolist()
+        for sequence, token_id in zip(samples, token_ids, strict=True):
+            sequence.output_token_ids.append(token_id)
+            sequence.token_times.append(now)
+        # A token that ends its sequence is for the owner.
+        goes_on = self._is_plain[slots] & (positions + 1 < self._max_num_tokens[slots])
+        if not self._running_stop_token_ids().isdisjoint(token_ids):
+            for i, (sequence, token_id) in enumerate(zip(samples, token_ids, strict=True)):
+                goes_on[i] &= token_id not in sequence.stop_token_ids
+        taken = [(samples[i], rows[i], token_ids[i]) for i in np.flatnonzero(~goes_on).tolist()]
+        heard = np.flatnonzero(goes_on & self._is_watched[slots])
+        everybody = len(heard) == len(samples)
+        return Sampled(len(samples), taken, samples if everybody else [samples[i] for i in heard.tolist()])
+
+    def recompute_all(self) -> None:
+        """After a step that failed, once none is in flight: what the cache holds is not trusted any more."""
+        while self.running:
+            self._preempt(self.running[-1])
+        self.blocks.reset_prefix_cache()
+        self._in_flight = None
+        self._previous_row.fill(-1)
+
+    # ---- choosing ----
+
+    def _running_slots(self) -> IndexArray:
+        if self._slots_of_running is None:
+            self._slots_of_running = np.fromiter((s.slot for s in self.running), np.intp, len(self.running))
+            self._stop_token_ids = self._params_of_running = None
+        return self._slots_of_running
+
+    def _running_stop_token_ids(self) -> frozenset[int]:
+        """Of any of them."""
+        self._running_slots()
+        if self._stop_token_ids is None:
+            self._stop_token_ids = frozenset().union(*{s.stop_token_ids for s in self.running})
+        return self._stop_token_ids
+
+    def _final_length(self, sequence: Sequence) -> int:
+        """Tokens, prompt and output, at which a sequence ends at the latest."""
+        new = sequence.params.max_tokens
+        return self.max_model_len if new is None else min(len(sequence.prompt_token_ids) + new, self.max_model_len)
+
+    def _choose_decodes(self, chunks: _Chunks) -> bool | None:
+        """Every decode gets its token and, when its last block is full, another; returns whether one was preempted.
+
+        None: that would be needed, but sequences may end with the step in flight: better wait for it.
+        """
+        blocks, preempted = self.blocks, False
+        slots = self._running_slots()
+        num_tokens, num_computed = self._num_tokens[slots], self._num_computed[slots]
+        # One token to compute, and one to come after it.
+        is_decode = (num_tokens - num_computed == 1) & (num_tokens < self._max_num_tokens[slots])
+        decode_slots = slots if is_decode.all() else slots[is_decode]
+        if blocks.sliding_window:
+            self._remember_decoded(decode_slots)  # before blocks go
+            blocks.release_behind_window(slots, num_computed)
+        is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
+        while (num_growing := np.count_nonzero(is_growing)) > blocks.num_free:
+            if self._in_flight is not None:
+                return None
+            self._preempt(self.running[-1])
+            slots, is_decode, is_growing, preempted = slots[:-1], is_decode[:-1], is_growing[:-1], True
+        if num_growing:
+            blocks.grow_by_one(slots[is_growing])
+        if preempted:
+            decode_slots = slots[is_decode]
+        if len(decode_slots) == len(slots):
+            chunks.sequences, chunks.decode_slots = self.running.copy(), decode_slots
+        else:
+            chunks.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
+            chunks.decode_slots = decode_slots
+        return preempted
+
+    def _remember_decoded(self, slots: IndexArray) -> None:
+        """Let others find the blocks that decodes have filled, or will have with this step.
+
+        Not in every step, but before somebody looks, and when a sequence leaves.
+        """
+        blocks = self.blocks
+        if blocks.enable_prefix_caching:
+            known = self._num_tokens[slots] - (self._previous_row[slots] >= 0)
+            full = np.minimum(known // blocks.block_size, blocks.lengths[slots])
+            while np.count_nonzero(is_behind := full > blocks.num_remembered[slots]):
+                slots, full = slots[is_behind], full[is_behind]
+                blocks.remember_next(slots, self._tokens)
+
+    def _choose_prefills(self, chunks: _Chunks, budget: int) -> tuple[int, bool]:
+        """Chunks of prompts that are being computed; returns the budget left and whether each got all it could."""
+        if len(chunks.sequences) == len(self.running):
+            return budget, True
+        slots = self._running_slots()
+        is_prefill = self._num_tokens[slots] - self._num_computed[slots] > 1
+        for sequence in [self.running[i] for i in np.flatnonzero(is_prefill).tolist()]:
+            if sequence.slot < 0:  # preempted below
+                break
+            num_computed = int(self._num_computed[sequence.slot])
+            wanted = sequence.num_tokens - num_computed
+            room = self.blocks.room(sequence.slot) - num_computed
+            # Somebody must get on.
+            while room <= 0 and not chunks.sequences and not self._in_flight and self.running[-1] is not sequence:
+                self._preempt(self.running[-1])
+                room = self.blocks.room(sequence.slot) - num_computed
+            most = min(wanted, self._rows_left(sequence))  # who may not collect more does not hold up others
+            count = min(most, budget, room)
+            if count > 0:
+                self._take_chunk(chunks, sequence, count)
+                budget -= count
+            if count < most:
+                return budget, False
+        return budget, True
+
+    def _rows_left(self, sequence: Sequence) -> int:
+        """Tokens of this sequence that may still go into the step, as far as collected logits are concerned."""
+        return MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
+
+    def _take_chunk(self, chunks: _Chunks, sequence: Sequence, count: int) -> None:
+        self._collected_rows += count if sequence.collect_logits else 0
+        end = int(self._num_computed[sequence.slot]) + count
+        self.blocks.grow(sequence.slot, end)
+        self.blocks.remember(sequence.slot, self._tokens[sequence.slot], end)
+        chunks.sequences.append(sequence)
+        chunks.prefill_counts.append(count)
+
+    def _admit(self, chunks: _Chunks, admitted: list[Sequence], budget: int, now: float) -> None:
+        """Let sequences in while there are slots, tokens in the budget, and blocks for a first chunk and some more."""
+        blocks = self.blocks
+        if self.waiting and self._free_slots and budget > 0:
+            self._remember_decoded(chunks.decode_slots)
+        while self.waiting and self._free_slots and budget > 0:
+            sequence, alone = self.waiting[0], not chunks.sequences
+            rows = self._rows_left(sequence)
+            if rows == 0 or (not alone and blocks.num_free <= self._watermark):
+                return
+            num_tokens = sequence.num_tokens
+            tokens = self._tokens[self._free_slots[-1], :num_tokens]  # of the slot it will have
+            tokens[: len(sequence.prompt_token_ids)] = sequence.prompt_token_ids
+            tokens[len(sequence.prompt_token_ids) :] = sequence.output_token_ids
+            # Who collects logits must compute every token.
+            shared = [] if sequence.collect_logits else blocks.find_prefix(tokens)
+            cached = len(shared) * blocks.block_size
+            count = min(num_tokens - cached, budget, rows)
+            needed = blocks.blocks_for(cached + count) - len(shared)
+            if not alone and needed + self._watermark > blocks.num_free - blocks.num_idle(shared):
+                return
+            self.waiting.popleft()
+            self._enter_slot(sequence, shared, now)
+            admitted.append(sequence)
+            count = min(count, blocks.room(sequence.slot) - cached)
+            if count <= 0:  # only while others hold blocks in which nothing is left to compute
+                self._preempt(sequence)
+                admitted.pop()
+                return
+            self._take_chunk(chunks, sequence, count)
+            budget -= count
+
+    # ---- slots ----
+
+    def _enter_slot(self, sequence: Sequence, shared: SequenceOf[int], now: float) -> None:
+        slot = self._free_slots.pop()
+        self.running.append(sequence)
+        self._slots_of_running = None
+        sequence.slot = slot
+        num_cached = len(shared) * self.blocks.block_size
+        self.blocks.share(slot, shared)
+        self._num_tokens[slot] = sequence.num_tokens
+        self._max_num_tokens[slot] = _NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
+        self._num_computed[slot] = num_cached
+        self.blocks.release_behind_window(np.array([slot]), self._num_computed[[slot]])
+        if not sequence.first_scheduled:
+            sequence.first_scheduled = now
+            if not sequence.collect_logits:
+                sequence.cached_tokens = num_cached
+                self.blocks.num_queried_tokens += sequence.num_tokens
+                self.blocks.num_hit_tokens += num_cached
+        params = sequence.params
+        self._prompt_lens[slot] = len(sequence.prompt_token_ids)
+        self._collects[slot] = sequence.collect_logits
+        self._is_plain[slot] = sequence.is_plain
+        self._is_watched[slot] = sequence.is_watched
+        self._needed_logits[slot] = sequence.needs_logits
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = sequence.seed
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        slot, num_computed = sequence.slot, int(self._num_computed[sequence.slot])
+        num_known = int(self._num_tokens[slot]) - bool(self._previous_row[slot] >= 0)
+        self.blocks.remember(slot, self._tokens[slot], min(num_known, num_computed))
+        self.blocks.free(slot, num_computed)
+        self._num_left += 1
+        self._free_slots.append(sequence.slot)
+        self._previous_row[sequence.slot] = -1
+        sequence.slot = -1
+        self._slots_of_running = None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send the youngest sequence back to wait, before all others: its blocks are needed."""
+        self._leave_slot(sequence)
+        self.running.pop()
+        self.waiting.appendleft(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    # ---- the batch ----
+
+    def _build(self, chunks: _Chunks) -> Step:
+        """Make the step; the state moves on to what it will be afterwards."""
+        sequences, num_decodes = chunks.sequences, len(chunks.decode_slots)
+        num_seqs, block_size = len(sequences), self.blocks.block_size
+        if num_seqs == num_decodes:
+            slots = token_slots = chunks.decode_slots  # [num_seqs], of each token
+            starts = positions = self._num_computed[slots]  # [num_seqs], of each token
+            ends = starts + 1  # [num_seqs]
+            cu_seqlens_q = np.arange(num_seqs + 1, dtype=np.int32)
+        else:
+            prefill_slots = np.array([s.slot for s in sequences[num_decodes:]], np.intp)
+            slots = np.concatenate((chunks.decode_slots, prefill_slots))
+            counts = np.ones(num_seqs, np.int32)
+            counts[num_decodes:] = chunks.prefill_counts
+            starts = self._num_computed[slots]
+            ends = starts + counts
+            cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
+            np.cumsum(counts, out=cu_seqlens_q[1:])
+            token_slots = np.repeat(slots, counts)  # [num_tokens]
+            positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
+        token_blocks = self.blocks.block_table[token_slots, positions // block_size]
+        collects = self._collects[slots]
+        sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
+        samples, sample_slots, sample_positions = sequences, slots, ends
+        if len(sampled) < num_seqs:
+            samples, sample_slots, sample_positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
+        needs_logits = bool(np.count_nonzero(self._needed_logits[sample_slots]))
+        input_ids = self._tokens[token_slots, positions]
+        previous_rows: Int32Array | None = None
+        if self._in_flight is not None:
+            is_last = positions == self._num_tokens[token_slots] - 1
+            previous_rows = np.where(is_last, self._previous_row[token_slots], np.int32(-1))
+        rows = [cu_seqlens_q[1:][sampled] - 1]
+        logits_rows = []
+        num_rows = len(samples)
+        for i in np.flatnonzero(collects).tolist():
+            rows.append(np.arange(cu_seqlens_q[i], cu_seqlens_q[i + 1], dtype=np.int32))
+            count = int(ends[i] - starts[i])
+            logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
+            num_rows += count
+        batch = _core.Batch(
+            input_ids=input_ids,
+            positions=positions,
+            slot_mapping=token_blocks.astype(np.int64) * block_size + positions % block_size,
+            block_table=self.blocks.block_table[slots, : self.blocks.blocks_for(int(ends.max()))],
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=ends,
+            logits_rows=np.concatenate(rows),
+            previous_rows=previous_rows,
+            return_logits=bool(logits_rows) or (needs_logits and any(s.needs_logits for s in samples)),
+            **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
+        )
+        num_prompt = np.maximum(np.minimum(ends, self._prompt_lens[slots]) - starts, 0)
+        step = Step(
+            batch,
+            sequences,
+            samples,
+            sample_slots,
+            sample_positions,
+            logits_rows,
+            num_prompt_tokens=int(num_prompt.sum()),
+            draws_on_host=needs_logits and any(s.draws_on_host for s in samples),
+            num_left=self._num_left,
+        )
+        self._num_computed[slots] = ends
+        self._num_tokens[sample_slots] += 1
+        self._previous_row.fill(-1)
+        self._previous_row[sample_slots] = np.arange(len(samples), dtype=np.int32)
+        self._in_flight = step
+        return step
+
+    def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
+        """Sampling parameters, one entry per row; rows that are only collected are sampled greedily and dropped.
+
+        `positions`: those of the tokens to be sampled, which with the seed make the random draw.
+        """
+        random_val = np.zeros(num_rows, np.float32)
+        _core.fill_uniform(self._seed[slots], positions.astype(np.uint64), random_val[: len(slots)])
+        rest = num_rows - len(slots)
+        if slots is not self._slots_of_running or rest:
+            return {"random_val": random_val, **self._sampling_params(slots, rest)}
+        if self._params_of_running is None:
+            self._params_of_running = self._sampling_params(slots, 0)
+        return {"random_val": random_val, **self._params_of_running}
+
+    def _sampling_params(self, slots: IndexArray, rest: int) -> dict[str, npt.NDArray[Any]]:
+        """Those of slots, and of `rest` rows after them."""
+
+        def entries(per_slot: npt.NDArray[Any], greedy: int) -> npt.NDArray[Any]:
+            return np.concatenate((per_slot[slots], np.full(rest, greedy, per_slot.dtype)))
+
+        return {
+            "temperature": entries(self._temperature, 0),
+            "top_k": entries(self._top_k, 0),
+            "top_p": entries(self._top_p, 1),
+            "min_p": entries(self._min_p, 0),
+        }

@@ -1,0 +1,43 @@
+#include "engine/workspace.h"
+
+#include <algorithm>
+
+#include "core/topology.h"
+#include "cpu/cpu_backend.h"
+#include "dist/nccl.h"
+#include "model/decoder.h"
+#include "model/params.h"
+
+namespace infinilm {
+
+int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const RankPlan& plan) {
+    const bool on_cpu = plan.device == DeviceKind::cpu;
+    const int size = plan.num_ranks;
+    const ModelSpec spec = local_spec(model, {size - 1, size});  // where parts are not equal, the last is the largest
+    const DType activation = on_cpu ? cpu::activation_dtype : spec.dtype;
+    const int64_t of_a_rank = Decoder::workspace_bytes(spec, activation, std::max(step.num_tokens, step.num_rows)) +
+                              Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows);
+    if (!on_cpu) {
+        const int64_t exchanged = step.num_tokens * spec.hidden_size;
+        return of_a_rank + (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
+    }
+    const AttentionSpec& attention = spec.attention;
+    const cpu::ScratchBytes scratch =
+        cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
+                           {.num_tokens = step.num_tokens,
+                            .in_features = {spec.hidden_size, spec.q_dim(), spec.mlp.intermediate_size},
+                            .num_heads = attention.num_heads,
+                            .num_kv_heads = attention.num_kv_heads,
+                            .head_dim = attention.head_dim,
+                            .max_context_len = spec.max_model_len});
+    const int threads = std::max(size, plan.num_threads > 0 ? plan.num_threads : default_num_threads());
+    return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;
+}
+
+int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks) {
+    int64_t most = 0;
+    for (int rank = 0; rank < num_ranks; ++rank) most = std::max(most, Params(model, {rank, num_ranks}).num_elements());
+    return most * size_bytes(dtype);
+}
+
+}  // namespace infinilm

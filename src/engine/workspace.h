@@ -1,0 +1,30 @@
+// What the memory plan asks before there is an engine: bytes of weights, and of all that the steps of a model take
+// besides weights and cache. Each sum is computed beside the allocations that it describes; here they are added up.
+#pragma once
+
+#include "core/tensor.h"
+#include "model/spec.h"
+
+namespace infinilm {
+
+// The largest steps of an engine.
+struct StepLimits {
+    int64_t num_tokens = 0;         // of a step
+    int64_t num_rows = 0;           // of logits that tokens are drawn from
+    int64_t num_returned_rows = 0;  // of logits that are returned, besides
+};
+
+// Where they run.
+struct RankPlan {
+    int num_ranks = 1;
+    DeviceKind device = DeviceKind::cpu;  // of all ranks
+    int num_threads = 0;                  // CPU threads of all ranks together; 0: one per available core
+};
+
+// Of all ranks on a CPU, whose memory they share; else of one GPU, whose attention takes some megabytes more.
+int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const RankPlan& plan);
+
+// Of the rank that has most, as tensors of that dtype.
+int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks);
+
+}  // namespace infinilm

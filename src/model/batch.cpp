@@ -1,0 +1,117 @@
+#include "model/batch.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "ops/device_queue.h"
+#include "ops/values.h"
+
+namespace infinilm {
+
+namespace {
+
+// input_ids with the tokens of the step before in their places.
+Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("previous_rows", b.previous_rows, {"num_tokens"}, DType::int32);
+    const int64_t num_rows = previous_ids ? previous_ids.shape(0) : 0;
+    const auto *rows = b.previous_rows.as<const int32_t>(), *given = b.input_ids.as<const int32_t>();
+    Tensor ids = allocate_host(DType::int32, b.input_ids.shape());
+    for (int64_t t = 0; t < ids.shape(0); ++t) {
+        if (previous_ids && rows[t] >= num_rows)
+            throw Error(concat("forward: previous_rows[", t, "] is ", rows[t], ", but the step before sampled ",
+                               num_rows, " rows"));
+        // What a row without an id leads to is computed for nothing, but with an id that there is.
+        const int32_t previous = previous_ids && rows[t] >= 0 ? previous_ids.as<const int32_t>()[rows[t]] : 0;
+        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : std::max(previous, 0);
+    }
+    return ids;
+}
+
+// Of the row that needs most, as a power of two, so that there are few shapes; 0 if that are all logits.
+int count_candidates(const Batch& b) {
+    if (b.return_logits || !b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel()) return 0;
+    int most = 1;
+    for (int64_t row = 0; row < b.temperature.numel(); ++row) {
+        const int top_k = b.temperature.as<const float>()[row] == 0 ? 1 : b.top_k.as<const int32_t>()[row];
+        if (top_k < 1 || top_k > max_candidates) return 0;
+        most = std::max(most, top_k);
+    }
+    return static_cast<int>(std::bit_ceil(static_cast<unsigned>(most)));
+}
+
+Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
+    Tensor host = allocate_host(tensor.dtype(), tensor.shape());
+    backend.copy(tensor, host);
+    return host;
+}
+
+}  // namespace
+
+Batch resolve(const Batch& batch, const Tensor& previous_ids) {
+    Batch step = batch;
+    if (batch.previous_rows) step.input_ids = resolve_input_ids(batch, previous_ids);
+    const auto* lens = batch.context_lens.as<const int32_t>();
+    for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
+        step.max_context_len = std::max(step.max_context_len, lens[s]);
+    const auto* starts = batch.cu_seqlens_q.as<const int32_t>();
+    for (int64_t s = 1; s < batch.cu_seqlens_q.shape(0); ++s)
+        step.max_query_len = std::max(step.max_query_len, starts[s] - starts[s - 1]);
+    step.num_candidates = count_candidates(batch);
+    return step;
+}
+
+void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cache) {
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
+    check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
+    check_sequence_arrays(check, b);
+    check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
+    check_ids(check, "input_ids", b.input_ids, spec.vocab_size);
+    check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);
+    check_rows(check, "logits_rows", b.logits_rows, check["num_tokens"]);
+    // A layer that sees everything needs all blocks; else those of the widest window.
+    const std::vector<int>& windows = spec.attention.sliding_window;
+    const bool all = std::ranges::find(windows, 0) != windows.end();
+    check_sequences(check, {.block_table = b.block_table,
+                            .cu_seqlens_q = b.cu_seqlens_q,
+                            .context_lens = b.context_lens,
+                            .num_tokens = check["num_tokens"],
+                            .num_blocks = cache.num_blocks,
+                            .block_size = cache.block_size,
+                            .sliding_window = all ? 0 : *std::ranges::max_element(windows)});
+    if (!b.temperature) return;
+    check_sampling_arrays(check, b);
+    check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
+}
+
+Batch stage(Backend& backend, const Batch& batch) {
+    Batch staged = batch;
+    DeviceQueue* const queue = backend.queue();
+    if (!queue) return staged;
+    Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
+                              &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
+                              &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val};
+    std::vector<TensorView> arrays;
+    for (const Tensor* field : fields) arrays.push_back(*field);
+    arrays = queue->upload(arrays);
+    for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
+    return staged;
+}
+
+StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
+    StepOutput host = output;
+    // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.
+    if (!output.ids && !output.logits && backend.queue()) backend.queue()->synchronize();
+    if (output.logits) {
+        if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
+        host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);
+    }
+    if (!output.ids) return host;
+    host.ids = copy_to_host(backend, output.ids);  // always: the decoder's buffer serves the next step
+    return host;
+}
+
+}  // namespace infinilm

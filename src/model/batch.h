@@ -1,0 +1,53 @@
+// One step of work: the tokens of any number of sequences, concatenated, and where their keys and values live.
+// Prefill, chunked prefill and decode differ only in the numbers.
+#pragma once
+
+#include "core/tensor.h"
+#include "model/kv_cache.h"
+#include "model/spec.h"
+#include "ops/backend.h"
+
+namespace infinilm {
+
+struct Batch {
+    Tensor input_ids;  // [num_tokens] int32
+    // [num_tokens] int32, or absent. Where it is not negative, the token is the one that this row of the step before
+    // sampled, and input_ids does not count: so a step can be made before the one before it is done. If that one failed
+    // there is no such token, and any will do: nobody wants what comes of it.
+    Tensor previous_rows;
+    Tensor positions;     // [num_tokens] int32
+    Tensor slot_mapping;  // [num_tokens] int64: block * block_size + offset
+    Tensor block_table;   // [num_seqs, max_blocks_per_seq] int32
+    Tensor cu_seqlens_q;  // [num_seqs + 1] int32
+    Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
+    Tensor logits_rows;   // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
+
+    // One per logits row; all absent: nothing is sampled. See SampleParams.
+    Tensor temperature;  // [num_rows] float32
+    Tensor top_k;        // [num_rows] int32
+    Tensor top_p;        // [num_rows] float32
+    Tensor min_p;        // [num_rows] float32
+    Tensor random_val;   // [num_rows] float32 in [0, 1)
+    bool return_logits = false;
+    // Set by resolve().
+    int max_query_len = 0, max_context_len = 0;
+    int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
+};
+
+struct StepOutput {
+    Tensor ids;     // [num_rows] int32, absent when nothing was sampled
+    Tensor logits;  // [num_rows, vocab_size] float32, absent unless asked for
+};
+
+// The batch with the tokens of the step before in their places. previous_ids: what that sampled, [num_rows] int32 in
+// host memory, or absent.
+Batch resolve(const Batch& batch, const Tensor& previous_ids);
+// Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
+// that others run would let them wait. All ranks find the same.
+void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
+// The batch on the backend's device, in one transfer, valid until the next call.
+Batch stage(Backend& backend, const Batch& batch);
+// The output in host memory; the step is done then.
+StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
+
+}  // namespace infinilm

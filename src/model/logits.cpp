@@ -1,0 +1,131 @@
+#include "model/logits.h"
+
+#include "ops/ops.h"
+
+namespace infinilm {
+
+Logits::Logits(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator)
+    : spec_(spec),
+      weights_(weights),
+      backend_(backend),
+      communicator_(communicator),
+      vocab_(vocab_of(spec.vocab_size, {communicator.rank(), communicator.size()})) {}
+
+std::vector<BufferShape<Logits::Rows>> Logits::row_shapes(const ModelSpec& spec, int num_ranks) {
+    return {{&Rows::logits, 1, num_ranks * vocab_part(spec.vocab_size, num_ranks), DType::float32}};
+}
+
+std::vector<BufferShape<Logits::Ids>> Logits::id_shapes() { return {{&Ids::ids, 1, 1, DType::int32}}; }
+
+std::vector<BufferShape<Logits::Parts>> Logits::part_shapes(const ModelSpec& spec, int num_ranks) {
+    const int64_t part = vocab_part(spec.vocab_size, num_ranks), size = num_ranks;
+    return {{&Parts::own, 1, part, DType::float32},
+            {&Parts::all, size, part, DType::float32},
+            {&Parts::best, 2, max_candidates, DType::int32},
+            {&Parts::all_best, 2 * size, max_candidates, DType::int32},
+            {&Parts::arranged, 2, size * max_candidates, DType::int32}};
+}
+
+int64_t Logits::workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows) {
+    const int64_t all_rows = num_rows + num_returned_rows;
+    return buffer_bytes(row_shapes(spec, num_ranks), all_rows) + buffer_bytes(id_shapes(), all_rows) +
+           (num_ranks > 1 ? buffer_bytes(part_shapes(spec, num_ranks), all_rows) : 0);
+}
+
+Tensor Logits::compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all) {
+    candidates_ = {};
+    const bool several = num_ranks() > 1;
+    const TensorView own = several ? own_part(x, norm) : TensorView();
+    if (!all && candidates_decide(batch)) {
+        candidates_ = gather_candidates(own, batch.num_candidates);
+        return {};
+    }
+    const Tensor logits = buffer(x.shape(0), batch.return_logits);
+    if (several)
+        gather(own, logits);
+    else
+        lm_head(x, norm, logits.slice(1, 0, spec_.vocab_size));
+    return logits;
+}
+
+void Logits::lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
+    ops::linear(backend_, {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = out});
+}
+
+TensorView Logits::own_part(const TensorView& x, const NormPrologue& norm) {
+    const int64_t num_rows = x.shape(0);
+    reserve(backend_, parts_, part_shapes(spec_, num_ranks()), num_rows);
+    const TensorView own = parts_.own.slice(0, 0, num_rows);
+    if (vocab_.size() > 0) lm_head(x, norm, own.slice(1, 0, vocab_.size()));
+    return own;
+}
+
+Tensor Logits::buffer(int64_t num_rows, bool returned) {
+    if (returned && backend_.device().kind == DeviceKind::cpu) {
+        Rows rows;
+        reserve(backend_, rows, row_shapes(spec_, num_ranks()), num_rows);
+        return rows.logits;
+    }
+    reserve(backend_, rows_, row_shapes(spec_, num_ranks()), num_rows);
+    return {rows_.logits.slice(0, 0, num_rows), rows_.logits.owner};
+}
+
+void Logits::arrange(const TensorView& all, const TensorView& out) {
+    const int64_t rows = out.shape(0), columns = all.shape(1);
+    for (int64_t rank = 0; rank < num_ranks(); ++rank)
+        backend_.copy(all.slice(0, rank * rows, (rank + 1) * rows), out.slice(1, rank * columns, (rank + 1) * columns));
+}
+
+void Logits::gather(const TensorView& own, const TensorView& out) {
+    const int64_t num_rows = own.shape(0), size = num_ranks();
+    if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, own.shape(1)}));
+    const TensorView all = parts_.all.slice(0, 0, size * num_rows);
+    communicator_.all_gather(own, all);
+    arrange(all, out);
+}
+
+// A row that is greedy, or keeps top_k, needs the best of each rank's part alone. In the order of the parts, and within
+// a part best first, they are in the order of SampleParams: equal logits by id. So `sample` over them draws the token
+// that it draws over all logits. (In a larger vocabulary it rounds weights by the number of candidates.)
+bool Logits::candidates_decide(const Batch& batch) const {
+    return num_ranks() > 1 && batch.num_candidates > 0 && spec_.vocab_size < 1 << 18;
+}
+
+Logits::Candidates Logits::gather_candidates(const TensorView& own, int64_t k) {
+    const int64_t num_rows = own.shape(0), size = num_ranks();
+    // The first elements of a buffer, as a matrix.
+    auto matrix = [](const Tensor& buffer, int64_t rows, int64_t columns) {
+        return TensorView(buffer.data(), DType::int32, {rows, columns}, buffer.device());
+    };
+    auto logits = [&](const TensorView& x) {
+        return TensorView(x.data(), DType::float32, {num_rows, x.shape(1)}, x.device());
+    };
+    auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
+    const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
+                     arranged = matrix(parts_.arranged, 2 * num_rows, size * k);
+    ops::find_best(backend_, {.logits = own.slice(1, 0, vocab_.size()),
+                              .first_id = static_cast<int32_t>(vocab_.begin),
+                              .best = logits(best),
+                              .ids = ids(best)});
+    communicator_.all_gather(best, all);
+    arrange(all, arranged);
+    return {.logits = logits(arranged), .ids = ids(arranged)};
+}
+
+Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
+    const int64_t num_rows = batch.logits_rows.shape(0);
+    if (!batch.temperature || num_rows == 0) return {};
+    reserve(backend_, ids_, id_shapes(), num_rows);
+    const Tensor ids(ids_.ids.select(1, 0).slice(0, 0, num_rows), ids_.ids.owner);
+    ops::sample(backend_, {.logits = candidates_.logits ? candidates_.logits : logits.slice(1, 0, spec_.vocab_size),
+                           .temperature = batch.temperature,
+                           .top_k = batch.top_k,
+                           .top_p = batch.top_p,
+                           .min_p = batch.min_p,
+                           .random_val = batch.random_val,
+                           .ids = ids,
+                           .token_ids = candidates_.ids});
+    return ids;
+}
+
+}  // namespace infinilm

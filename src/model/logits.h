@@ -1,0 +1,82 @@
+// The end of the forward pass: from the last hidden states to logits, and from logits to token ids. Of several ranks
+// each has the logits of its part of the vocabulary; these are brought together when they are asked for, else only the
+// best of each part are, where they decide what is sampled.
+#pragma once
+
+#include "dist/communicator.h"
+#include "model/batch.h"
+#include "model/buffers.h"
+#include "model/params.h"
+
+namespace infinilm {
+
+class Logits {
+public:
+    // spec: of the rank, see local_spec.
+    Logits(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
+
+    // x: [num_rows, hidden_size], and the norm they still need. The logits of all ranks: [num_rows, >= vocab_size]
+    // float32, padded to a multiple of 8, as kernels of GPUs want them, valid until the next step, on the CPU longer
+    // with batch.return_logits. Absent where the best of each rank decide what is sampled, unless all are wanted.
+    Tensor compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all);
+    // Token ids of the rows that compute() was last called with, [num_rows] int32, valid until the next step; absent if
+    // the batch has no sampling parameters or no rows. Every rank draws the same.
+    Tensor sample(const Batch& batch, const Tensor& logits);
+
+    // What is kept for steps of up to num_rows rows that are not returned and num_returned_rows that are.
+    static int64_t workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows);
+
+private:
+    struct Rows {
+        int64_t capacity = 0;
+        Tensor logits;  // [num_rows, num_ranks * part] float32
+    };
+    struct Ids {
+        int64_t capacity = 0;
+        Tensor ids;  // [num_rows, 1] int32
+    };
+    // What only several ranks need. A rank's part of the vocabulary is a row of `part`.
+    struct Parts {
+        int64_t capacity = 0;
+        Tensor own;  // [num_rows, part] float32
+        Tensor all;  // [num_ranks * num_rows, part] float32: those of rank 0, then those of rank 1, ..
+        // The best of each rank, as far as they are wanted: logits, by their bits, then ids. Memory for k =
+        // max_candidates, so that other k take no more.
+        Tensor best;      // [2 * num_rows, k] int32
+        Tensor all_best;  // [num_ranks * 2 * num_rows, k] int32
+        Tensor arranged;  // [2 * num_rows, num_ranks * k] int32
+    };
+    // What several ranks sample from where that is enough: the best of rank 0, then those of rank 1, ..
+    struct Candidates {
+        TensorView logits;  // [num_rows, num_ranks * k] float32
+        TensorView ids;     // [num_rows, num_ranks * k] int32
+    };
+    static std::vector<BufferShape<Rows>> row_shapes(const ModelSpec& spec, int num_ranks);
+    static std::vector<BufferShape<Ids>> id_shapes();
+    static std::vector<BufferShape<Parts>> part_shapes(const ModelSpec& spec, int num_ranks);
+
+    int num_ranks() const { return communicator_.size(); }
+    // out: [num_rows, vocab_size], or the rank's part of it
+    void lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out);
+    // Of several ranks: the rank's part, [num_rows, part]; the rest of its last columns is not written.
+    TensorView own_part(const TensorView& x, const NormPrologue& norm);
+    // [num_rows, >= vocab_size] float32. What is returned on the CPU is nobody else's; elsewhere it is copied.
+    Tensor buffer(int64_t num_rows, bool returned);
+    // all: [num_ranks * rows, columns], those of rank 0, then those of rank 1, ..; out: [rows, num_ranks * columns]
+    void arrange(const TensorView& all, const TensorView& out);
+    void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
+    bool candidates_decide(const Batch& batch) const;
+    Candidates gather_candidates(const TensorView& own, int64_t k);
+
+    const ModelSpec& spec_;
+    const ModelWeights& weights_;
+    Backend& backend_;
+    Communicator& communicator_;
+    const Range vocab_;  // whose rows of lm_head are here
+    Rows rows_;
+    Ids ids_;
+    Parts parts_;
+    Candidates candidates_;  // of the last step; absent if it had logits
+};
+
+}  // namespace infinilm

@@ -1,0 +1,98 @@
+// What a device has besides memory and ops when it works through a queue of its own (a CUDA stream), while the host
+// goes on: the queue itself, one transfer for the arrays of a step, graphs of recorded work, sums between devices, and
+// a quiet time in which memory may change. Backend::queue() gives it; a CPU has none, as its ops are done when they
+// return.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/tensor.h"
+#include "ops/backend.h"
+
+namespace infinilm {
+
+// Work that was recorded: launched as one, it does again what it did, with what its arrays hold by then.
+class Graph {
+public:
+    virtual ~Graph() = default;
+    virtual void launch() = 0;  // enqueued like an op
+};
+
+class GraphRecorder {
+public:
+    virtual ~GraphRecorder() = default;
+    // Calls work(), whose ops are recorded and do not run. It allocates nothing and waits for nothing; shapes and
+    // addresses are those of now, for ever. What it throws is thrown, and so is a DeviceError if it cannot be recorded;
+    // the device is as it was then. The graph goes before the backend.
+    virtual std::unique_ptr<Graph> record(const std::function<void()>& work) = 0;
+    // Another number whenever the backend is asked for memory of the device: as long as it stays the same, nothing that
+    // a step reads or writes has moved.
+    virtual uint64_t generation() const = 0;
+};
+
+// A rank's end of sums between ranks of one process whose devices write each other's memory: for short messages, in one
+// kernel. Every rank makes one, connects it, and keeps it until all have waited: kernels write into all mailboxes.
+struct OneShotOptions {
+    std::span<const Device> devices;  // of the ranks
+    int rank;
+    int64_t capacity_bytes;  // of the longest message; a multiple of 256
+};
+class OneShot {
+public:
+    virtual ~OneShot() = default;
+
+    virtual void* mailbox() const = 0;                           // in memory of this rank, which all ranks write
+    virtual void connect(std::span<void* const> mailboxes) = 0;  // those of all ranks, in their order
+    virtual bool takes(const AddRmsNormParams&) const = 0;       // short enough; all ranks find the same
+    // p.x becomes the sum over the ranks in rank order in float32, rounded once; then as add_rms_norm, in its bits.
+    virtual void all_reduce_add_rms_norm(const AddRmsNormParams& p) = 0;
+    // From any thread: kernels that wait for other ranks give up, now and later, and leave their outputs as they are.
+    virtual void abort() noexcept = 0;
+    virtual void wait() noexcept = 0;  // from any thread, until the device of this rank has nothing to do
+};
+
+class DeviceQueue {
+public:
+    virtual void* stream() const = 0;  // a cudaStream_t, for libraries that add to the queue
+    virtual void synchronize() = 0;    // waits until all work submitted is done
+    // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
+    // absent.
+    virtual std::vector<TensorView> upload(std::span<const TensorView> arrays) = 0;
+    virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
+    // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
+    virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;
+
+    // Where a step gives memory back or asks for more: change() does, while no device of any rank has anything to do
+    // and no rank goes on. The driver may wait for devices there; on another one a kernel may wait for what this rank
+    // would launch next. All ranks come here alike. Source: torch/csrc/cuda/nccl.cpp, AutoNcclGroup, keeps them apart
+    // by a lock.
+    template <class Change>
+    void while_quiet(Change change) {
+        synchronize();
+        if (meet_) meet_();
+        change();
+        if (meet_) meet_();
+    }
+    // A barrier of the ranks, where their kernels wait for each other.
+    void meet_by(std::function<void()> meet) { meet_ = std::move(meet); }
+
+protected:
+    ~DeviceQueue() = default;  // a part of a backend
+
+private:
+    std::function<void()> meet_;
+};
+
+// DeviceQueue::while_quiet of the backend's queue; without a queue nothing is ever under way.
+template <class Change>
+void while_quiet(Backend& backend, Change change) {
+    if (DeviceQueue* const queue = backend.queue())
+        queue->while_quiet(change);
+    else
+        change();
+}
+
+}  // namespace infinilm

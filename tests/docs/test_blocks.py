@@ -1,0 +1,46 @@
+"""Documents do what they say: Python blocks run in order, in one namespace, and signatures are those of the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import infinilm
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in path.read_text()
+]
+
+
+def test_documents_have_blocks() -> None:
+    assert {"README.md", "api.md", "guide-engine.md"} <= {path.name for path in DOCUMENTS}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # what a block writes is written here
+    text = document.read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert text.count("```python") == len(blocks)
+    namespace: dict[str, object] = {"__name__": "document"}
+    for block in blocks:
+        line = text.count("\n", 0, block.start(1))
+        code = compile("\n" * line + block[1], str(document), "exec")  # a traceback names the document's own line
+        exec(code, namespace)
+
+
+@pytest.mark.parametrize("name", ["LLM"])
+def test_signatures(name: str) -> None:
+    """A signature in api.md, such as `infinilm.LLM(model, *, ...)`, names every parameter and its default."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    (written,) = re.findall(rf"^infinilm\.{name}\((.*?)\)\n```$", text, re.MULTILINE | re.DOTALL)
+    signature = inspect.signature(getattr(infinilm, name))
+    visible = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    scope: dict[str, object] = {}
+    exec(f"def written({written}): pass", scope)
+    documented = inspect.signature(scope["written"])  # type: ignore[arg-type]
+    assert {p.name: p.default for p in documented.parameters.values()} == {p.name: p.default for p in visible}

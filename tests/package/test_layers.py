@@ -1,0 +1,89 @@
+"""Imports go down: a floor of the Python package knows the floors below it, and nothing of those above."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "infinilm"
+
+# From the ground up. A name is a module or package of `infinilm`; those of one line know nothing of each other.
+FLOORS = (
+    ("_core", "errors"),  # _core is the compiled module
+    ("sampling_params", "outputs", "devices"),
+    ("config", "text", "distributed"),
+    ("checkpoint", "cache"),
+    ("engine", "generation"),
+    ("models", "requests"),
+    ("llm",),
+    ("bench", "debug"),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+# The module itself hands on public names and imports nothing early; only the top may ask it for what it is.
+ROOT_IS_KNOWN_TO = {"cli", "__main__"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of this package that a file imports anywhere: at the top, inside functions, and for type checking alone.
+
+    "" is the package itself.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                is_module = full == "infinilm._core" or full.removeprefix("infinilm.") in MODULES
+                found.add(full if is_module else str(node.module))
+    ours = {name for name in found if name.split(".")[0] == "infinilm"}
+    return {name.removeprefix("infinilm").removeprefix(".") for name in ours}
+
+
+EDGES = {name: imports(path) for name, path in MODULES.items() if name}
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {name.split(".")[0] for name in MODULES if name} | {"_core"} == set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("module", sorted(EDGES))
+def test_imports_go_down(module: str) -> None:
+    home = module.split(".")[0]
+    for imported in EDGES[module]:
+        if imported == "":
+            assert home in ROOT_IS_KNOWN_TO, f"{module} imports the package itself"
+            continue
+        floor = imported.split(".")[0]
+        assert floor == home or FLOOR_OF[floor] < FLOOR_OF[home], f"{module} imports {imported}, which is not below it"
+
+
+def test_no_circles() -> None:
+    """Inside a package, too, and also not for type checking alone."""
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, f"circle: {' -> '.join((*way[way.index(module) :], module))}"
+        if module in done:
+            return
+        for imported in EDGES.get(module, ()):
+            visit(imported, (*way, module))
+        done.add(module)
+
+    for module in EDGES:
+        visit(module, ())
