@@ -59,7 +59,8 @@ class LLM:
         weights are computed with in float32, which is exact and no slower there; on a GPU float32 weights become
         bfloat16, since "float32" there is exact but slow.
     quantization
-        None: weights as `dtype` says. Quantised weights are not available in this version.
+        On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
+        for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
     tensor_parallel_size
         Ranks among which the model is divided, each a thread of this process: on so many GPUs, or on parts of the CPU's
         cores. It divides the number of attention heads. Answers are those of one rank within rounding.
@@ -133,17 +134,13 @@ class LLM:
             raise TypeError(f"LLM has no parameter {name!r}{did_you_mean(name, LLM.__init__.__kwdefaults__ or ())}")
         _check_positive("max_num_seqs", max_num_seqs)
         _check_positive("max_num_batched_tokens", max_num_batched_tokens)
-        if quantization is not None:
-            raise ConfigError(
-                f"quantization: expected None, since quantised weights are not available in this version, got "
-                f"{quantization!r}"
-            )
         for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
             if value is not None:
                 _check_positive(name, value)
         plan = plan_model(
             model,
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -165,7 +162,9 @@ class LLM:
         self.chat_template: ChatTemplate = ChatTemplate.from_folder(
             plan.path, chat_template, self.tokenizer.special_tokens
         )
-        spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=self.max_model_len)
+        spec = build_spec(
+            plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
+        )
         self._engine = _core.InferEngine(
             spec,
             plan.devices,

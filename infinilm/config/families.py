@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4")
 """What an engine can compute in."""
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
@@ -314,7 +315,7 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     return tuple(window if on and window is not None else 0 for on in windowed)
 
 
-def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelSpec:
+def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
     Parameters
@@ -325,15 +326,19 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelS
         What the engine computes in, one of `DTYPES`.
     max_model_len
         Longest sequence in tokens, prompt and answer together; fixes the rotary frequencies (see `rope`).
+    quantization
+        None, or how weights of linears are stored: one of `QUANTIZATIONS`.
 
     Raises
     ------
     ConfigError
-        Whatever `validate` raises, an unknown dtype, or a max_model_len that is not an integer in [1, 2**31).
+        Whatever `validate` raises, an unknown dtype or quantization, or a max_model_len that is not an integer in [1, 2**31).
     """
     config.validate()
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization: expected None, {' or '.join(map(repr, QUANTIZATIONS))}, got {quantization!r}")
     if isinstance(max_model_len, bool) or not isinstance(max_model_len, int) or not 1 <= max_model_len < INT_LIMIT:
         raise ConfigError(f"max_model_len must be an integer in [1, 2**31); got {max_model_len!r}")
     facts = model_facts(config, max_model_len)
@@ -342,6 +347,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelS
 
     spec = ModelSpec()
     spec.dtype = dtype
+    spec.quantization = quantization or "none"
     spec.vocab_size = config.vocab_size
     spec.hidden_size = config.hidden_size
     spec.num_layers = config.num_hidden_layers

@@ -242,6 +242,7 @@ class ModelPlan:
     devices: tuple[str, ...]  # of each rank: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # of the checkpoint's weights
     dtype: str  # what the engine computes in
+    quantization: str | None  # of the weights
     memory: MemoryPlan
 
     @property
@@ -259,6 +260,7 @@ def plan_model(
     model: str | os.PathLike[str],
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
@@ -291,11 +293,18 @@ def plan_model(
             max_model_len,
             config.max_position_embeddings,
         )
-    spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
+    spec = build_spec(
+        config,
+        dtype=computed,
+        max_model_len=max_model_len or config.max_position_embeddings,
+        quantization=quantization,
+    )
+    if quantization is not None and not on_cpu:
+        raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device='cpu'")
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     num_sharing = num_ranks if on_cpu else 1
-    # On a CPU the ranks have parts of the same pages, in the checkpoint's dtype unless inputs are rounded to another.
+    # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
@@ -322,7 +331,7 @@ def plan_model(
         dtype=computed,
         num_sharing=num_sharing,
     )
-    return ModelPlan(path, config, devices, stored, computed, plan)
+    return ModelPlan(path, config, devices, stored, computed, quantization, plan)
 
 
 def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
@@ -333,7 +342,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     model
         As for `LLM`.
     settings
-        ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
+        ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
         ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, as for `LLM`.
     """
     return plan_model(model, **settings).memory

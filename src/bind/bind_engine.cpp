@@ -282,7 +282,9 @@ void bind_engine(nb::module_& m) {
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
         .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
-             "Takes one full parameter, in place.")
+             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: "
+             "returns the names of those that were, whose memory is not read again.")
+        .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
             "load_dummy",
             [](Engine& engine, const std::string& dtype, uint64_t seed) {

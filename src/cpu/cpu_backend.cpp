@@ -60,6 +60,7 @@ public:
 
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
+    Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
@@ -128,6 +129,32 @@ std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPar
     return std::make_unique<PackedLinear>(parts, kind, quantization, [&](const PackArgs& args) {
         run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features);
     });
+}
+
+Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
+    const auto& weight = static_cast<const PackedLinear&>(linear);
+    const Format format = weight.packed().format;
+    const DType dtype = format == Format::bf16  ? DType::bfloat16
+                        : format == Format::f16 ? DType::float16
+                                                : DType::float32;
+    const int64_t rows = weight.rows_of(part), n = weight.in_features;
+    const Tensor out = allocate_host(dtype, {rows, n});
+    std::vector<float> values(static_cast<size_t>(n));
+    for (int64_t row = 0; row < rows; ++row) {
+        const auto id = static_cast<int32_t>(weight.packed_row(part, row));
+        const EmbeddingArgs args{.ids = &id,
+                                 .table = weight.packed(),
+                                 .first_id = 0,
+                                 .num_rows = weight.packed().num_panels * panel_outputs,
+                                 .num_tokens = 1,
+                                 .out = values.data(),
+                                 .out_stride = n};
+        kernels_.embedding(args, {0, 1, 0});
+        visit_floating(dtype, [&]<class T>(T) {
+            for (int64_t i = 0; i < n; ++i) out.as<T>()[row * n + i] = from_float<T>(values[static_cast<size_t>(i)]);
+        });
+    }
+    return out;
 }
 
 // Uniform in [-0.02, 0.02] * sqrt(3), so the standard deviation is that of a freshly initialised model; cheap, since it

@@ -51,6 +51,7 @@ PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Q
                            .weight_stride = part.weight.stride(0),
                            .element = element(part.weight.dtype()),
                            .out_features = part.weight.shape(0)});
+        part_rows_.push_back(part.weight.shape(0));
         out_features += pairs && sources.size() == 2 ? 0 : part.weight.shape(0);
         has_bias = has_bias || part.bias;
     }
@@ -71,19 +72,21 @@ PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Q
           .scales = scales_.data()});
     if (!has_bias) return;
     bias_.resize(static_cast<size_t>(packed_.num_panels * panel_outputs));
-    int64_t first = 0;  // output of the part's first row
     for (size_t p = 0; p < parts.size(); ++p) {
         const TensorView& bias = parts[p].bias;
-        const int64_t rows = parts[p].weight.shape(0);
-        for (int64_t row = 0; bias && row < rows; ++row) {
-            const int64_t panel = pairs ? row / panel_outputs * 2 + static_cast<int64_t>(p) : 0;
-            const int64_t at = pairs ? panel * panel_outputs + row % panel_outputs : first + row;
+        for (int64_t row = 0; bias && row < part_rows_[p]; ++row)
             visit_floating(bias.dtype(), [&](auto tag) {
-                bias_[static_cast<size_t>(at)] = to_float(bias.as<const decltype(tag)>()[row * bias.stride(0)]);
+                bias_[static_cast<size_t>(packed_row(p, row))] =
+                    to_float(bias.as<const decltype(tag)>()[row * bias.stride(0)]);
             });
-        }
-        first += rows;
     }
+}
+
+int64_t PackedLinear::packed_row(size_t part, int64_t row) const {
+    if (kind == LinearKind::silu_mul)
+        return (row / panel_outputs * 2 + static_cast<int64_t>(part)) * panel_outputs + row % panel_outputs;
+    for (size_t before = 0; before < part; ++before) row += part_rows_[before];
+    return row;
 }
 
 }  // namespace infinilm::cpu

@@ -20,10 +20,14 @@ public:
     PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Quantization quantization, const Pack& pack);
 
     const PackedWeight& packed() const { return packed_; }
+    // Where row `row` of a part is in the panels.
+    int64_t packed_row(size_t part, int64_t row) const;
+    int64_t rows_of(size_t part) const { return part_rows_[part]; }
     const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }  // [num_panels, 16], or null
 
 private:
     Tensor panels_, scales_;  // uint8
+    std::vector<int64_t> part_rows_;  // out_features of each part
     std::vector<float> bias_;
     PackedWeight packed_{};
 };

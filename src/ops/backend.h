@@ -186,6 +186,9 @@ public:
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv, else 0
                                                            Quantization quantization) = 0;
+    // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
+    // float32 where it was quantised. Absent where the backend cannot tell.
+    virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                   // a norm weight; absent stays absent
     virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;     // for benchmarks: deviation 0.02
 
