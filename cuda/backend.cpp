@@ -205,8 +205,8 @@ std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) 
 
 // ---- weights -----------------------------------------------------------------------------------------------------
 
-std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
-                                                            Quantization quantization) {
+std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
+                                                            int head_dim, Quantization quantization) {
     require(quantization == Quantization::none, "quantization: on CUDA weights keep their 16 bits; use device='cpu'");
     activate();
     auto out = std::make_unique<CudaLinear>();

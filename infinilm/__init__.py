@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import infinilm.logs  # noqa: F401 (says where warnings go)
 from infinilm.errors import (
     CacheFullError as CacheFullError,
     ConfigError as ConfigError,
     DeviceError as DeviceError,
     EngineDeadError as EngineDeadError,
     InfinilmError as InfinilmError,
+    QueueFullError as QueueFullError,
     RequestError as RequestError,
     WeightError as WeightError,
 )
@@ -60,7 +62,12 @@ if TYPE_CHECKING:
         Score as Score,
         TokenEvent as TokenEvent,
     )
-    from infinilm.requests import MemoryPlan as MemoryPlan, Request as Request, plan_memory as plan_memory
+    from infinilm.requests import (
+        MemoryPlan as MemoryPlan,
+        Request as Request,
+        RequestLimits as RequestLimits,
+        plan_memory as plan_memory,
+    )
     from infinilm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
@@ -88,7 +95,7 @@ _LAZY = {
             "Score",
             "TokenEvent",
         ),
-        "infinilm.requests": ("MemoryPlan", "Request", "plan_memory"),
+        "infinilm.requests": ("MemoryPlan", "Request", "RequestLimits", "plan_memory"),
         "infinilm.sampling_params": ("SamplingParams",),
     }.items()
     for name in names

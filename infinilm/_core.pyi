@@ -87,13 +87,15 @@ class PreparedLinear:
     def out_features(self) -> int: ...
 
 class Backend:
-    """The ops of one device, for tests and experiments."""
+    """
+    The ops of one device, for tests and experiments; one thread at a time.
+    """
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0) -> PreparedLinear: ...
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none') -> PreparedLinear: ...
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None) -> None:
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none') -> None:
         """
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
@@ -216,6 +218,12 @@ class ModelSpec:
     def dtype(self, arg: str, /) -> None: ...
 
     @property
+    def quantization(self) -> str: ...
+
+    @quantization.setter
+    def quantization(self, arg: str, /) -> None: ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     @vocab_size.setter
@@ -309,11 +317,25 @@ class StepOutput:
     def logits(self) -> Tensor | None:
         """[num_rows, vocab_size] float32"""
 
+    @property
+    def aborted(self) -> bool:
+        """
+        PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens is not defined.
+        """
+
 def sample_fault(id: int) -> str:
     """Why a row has a negative id: what its logits are."""
 
 class PendingStep:
     """A step on its way."""
+
+    def abort(self) -> None:
+        """
+        Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is nearly done is done.
+        """
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; returns whether the step is done."""
 
     def result(self) -> StepOutput:
         """Waits for the step and gives its output, once; raises what it raised."""
@@ -351,8 +373,13 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor) -> None:
-        """Takes one full parameter, in place."""
+    def load_param(self, name: str, tensor: Tensor) -> list[str]:
+        """
+        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again.
+        """
+
+    def loaded_params(self) -> list[str]:
+        """Names of the parameters that are loaded."""
 
     def load_dummy(self, dtype: str, seed: int = 0) -> None:
         """Random weights, for benchmarks."""

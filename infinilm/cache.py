@@ -7,16 +7,14 @@ tables join to sequences. `InferEngine` takes a configuration and asks it for it
 
 from __future__ import annotations
 
-import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from infinilm.config.families import DTYPES
+from infinilm.checks import DTYPES, as_integer, dtype_name
 from infinilm.errors import CacheFullError, ConfigError
+from infinilm.logs import logger
 
 __all__ = ["CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"]
-
-logger = logging.getLogger("infinilm")
 
 UNLIMITED = 2**64 - 1
 """`max_cache_len` that means: as many tokens as the model has positions."""
@@ -171,7 +169,7 @@ class PagedKVCacheConfig(CacheConfig):
             if getattr(self, name) is not None:
                 _store_integer(self, name, getattr(self, name))
         if self.dtype is not None:
-            dtype = str(self.dtype).removeprefix("torch.")
+            dtype = dtype_name(self.dtype)
             if dtype not in DTYPES:
                 raise ConfigError(f"dtype: expected {', '.join(map(repr, DTYPES))} or None, got {self.dtype!r}")
             object.__setattr__(self, "dtype", dtype)
@@ -213,13 +211,7 @@ PagedCacheConfig = PagedKVCacheConfig
 
 def _store_integer(config: CacheConfig, name: str, value: object) -> None:
     """Keep `value` as an int, or refuse it."""
-    try:
-        number = -1 if isinstance(value, bool) else value.__index__()  # type: ignore[attr-defined]
-    except AttributeError:
-        number = -1
-    if not 1 <= number <= UNLIMITED:
-        raise ConfigError(f"{type(config).__name__}: {name} must be an integer in [1, 2**64), got {value!r}")
-    object.__setattr__(config, name, number)
+    object.__setattr__(config, name, as_integer(f"{type(config).__name__}: {name}", value, below=UNLIMITED + 1))
 
 
 def _check_bytes(num_bytes: int, setting: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinilm import _core
+from infinilm.checks import as_integer, short_repr
 from infinilm.devices.arrays import as_tensor
 from infinilm.devices.system import resolve_device
 from infinilm.errors import ConfigError, DeviceError
@@ -123,9 +124,7 @@ class CommunicationGroup:
             raise TypeError(f"expected a DistConfig, got {type(dist_config).__name__}")
         if device_type not in ("cpu", "cuda"):
             raise ConfigError(f"device_type: expected 'cpu' or 'cuda', got {device_type!r}")
-        _check_ids(dist_config.tp_device_ids, device_type)
-        devices = ["cpu" if device_type == "cpu" else f"cuda:{i}" for i in dist_config.tp_device_ids]
-        self.ranks: tuple[RankInfo, ...] = tuple(RankInfo(i, len(devices), device) for i, device in enumerate(devices))
+        self.ranks: tuple[RankInfo, ...] = _make_ranks(dist_config, device_type)
         """One per rank, in order."""
 
     @property
@@ -174,9 +173,15 @@ class CommunicationGroup:
 
 
 def resolve_devices(
-    device: str, tensor_parallel_size: int = 1, device_ids: Iterable[int] | None = None
+    device: str,
+    tensor_parallel_size: int = 1,
+    device_ids: Iterable[int] | None = None,
+    *,
+    must_exist: bool = True,
 ) -> tuple[str, ...]:
     """The device of each rank, as `LLM` takes them: "cpu", or "cuda" and its ids.
+
+    `must_exist`: GPUs must be here.
 
     Raises
     ------
@@ -185,8 +190,7 @@ def resolve_devices(
     DeviceError
         A device that is absent.
     """
-    if isinstance(tensor_parallel_size, bool) or not isinstance(tensor_parallel_size, int) or tensor_parallel_size < 1:
-        raise ConfigError(f"tensor_parallel_size: expected a positive integer, got {tensor_parallel_size!r}")
+    tensor_parallel_size = as_integer("tensor_parallel_size", tensor_parallel_size)
     first = resolve_device(device)
     kind, _, index = first.partition(":")
     if device_ids is None:
@@ -207,23 +211,33 @@ def resolve_devices(
                 f"device_ids={dist_config.tp_device_ids} has {dist_config.tp_size} devices, but tensor_parallel_size "
                 f"is {tensor_parallel_size}"
             )
-    return tuple(rank.device for rank in CommunicationGroup(dist_config, kind).ranks)
+    return tuple(rank.device for rank in _make_ranks(dist_config, kind, must_exist=must_exist))
 
 
-def _check_ids(ids: list[int], device_type: str) -> None:
-    """Refuse what no engine, or not this machine, can run."""
-    for i, device in enumerate(ids):
+def _make_ranks(dist_config: DistConfig, device_type: str, *, must_exist: bool = True) -> tuple[RankInfo, ...]:
+    _check_ids(dist_config.tp_device_ids, device_type, must_exist)
+    devices = ["cpu" if device_type == "cpu" else f"cuda:{i}" for i in dist_config.tp_device_ids]
+    return tuple(RankInfo(i, len(devices), device) for i, device in enumerate(devices))
+
+
+def _check_ids(ids: list[int], device_type: str, must_exist: bool) -> None:
+    """Refuse what no engine can run, and, if GPUs must exist, what this machine cannot."""
+    seen: set[int] = set()
+    for device in ids:
         if device < 0:
-            raise ConfigError(f"tp_device_ids: device ids are 0 or positive, got {device} in {ids}")
-        if device in ids[:i]:
-            raise ConfigError(f"tp_device_ids: device {device} is there twice in {ids}; each rank needs its own")
+            raise ConfigError(f"tp_device_ids: device ids are 0 or positive, got {device} in {short_repr(ids)}")
+        if device in seen:
+            raise ConfigError(
+                f"tp_device_ids: device {device} is there twice in {short_repr(ids)}; each rank needs its own"
+            )
+        seen.add(device)
     largest = max(ids)
     if device_type == "cpu" and largest >= len(ids):
         raise DeviceError(
             f"tp_device_ids: there is no device {largest}; on CPUs ids are ranks, 0..{len(ids) - 1} for {len(ids)}: "
             f"use tp_size={len(ids)}"
         )
-    if device_type == "cuda" and largest >= (count := len(_core.cuda_devices())):
+    if device_type == "cuda" and must_exist and largest >= (count := len(_core.cuda_devices())):
         raise DeviceError(f"tp_device_ids: there is no CUDA device {largest}; this machine has 0..{count - 1}")
 
 

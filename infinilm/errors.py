@@ -33,11 +33,16 @@ class RequestError(InfinilmError, ValueError):
     """A request that can never be served: an empty prompt, a token id out of range, a prompt that is too long."""
 
 
+class QueueFullError(RequestError):
+    """So many requests wait that one more is not taken: try again later (HTTP 429). Names the limit."""
+
+
 class EngineDeadError(InfinilmError):
     """The engine was closed or a rank failed; `__cause__` is the first failing rank's exception."""
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     """Return "; did you mean 'x'?" with the nearest known names, or nothing: the end of a message."""
-    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    # 0.52 are 'response_format' and 'presence_penalty', which have nothing to do with each other.
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.58)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -9,40 +9,46 @@ For requests that come and go, stop strings and streaming of text, use `LLM`: th
 
 from __future__ import annotations
 
-import logging
-import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import InfinilmError, RequestError, did_you_mean
+from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
+from infinilm.text.generation_config import GenerationConfig
+from infinilm.token_ids import check_token_ids, token_id_tuple
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
 
 __all__ = ["GenerationMixin", "GenerationResult", "Sampling", "TokenRows", "as_token_rows", "sample_tokens"]
 
-logger = logging.getLogger("infinilm")
-
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen; temperature 0 is greedy, top_k <= 0 and top_p = 1 are off."""
+    """How the next token is chosen, see `SamplingParams`; temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it takes `sample_tokens`: the engine's own sampling of a step has neither."""
+        return self.min_p > 0 or self.repetition_penalty != 1
 
 
 class GenerationResult(TypedDict):
@@ -63,7 +69,9 @@ class GenerationResult(TypedDict):
 class TokenRows(Protocol):
     """Sequences that are generated together, with their cache."""
 
-    def step(self, chunks: Sequence[Int32Array], sampling: Sampling, random_val: Float32Array) -> Int32Array:
+    def step(
+        self, chunks: Sequence[Int32Array], sampling: Sampling, random_val: Float32Array, seen: BoolArray | None
+    ) -> Int32Array:
         """Append new tokens to the rows and choose the next one of each.
 
         Parameters
@@ -74,6 +82,8 @@ class TokenRows(Protocol):
             The same for all rows.
         random_val
             float32 [num_rows], in [0, 1): the uniform draw of each row.
+        seen
+            bool [num_rows, vocab_size]: the tokens of each row, for the repetition penalty; None: there is none.
 
         Returns
         -------
@@ -82,8 +92,6 @@ class TokenRows(Protocol):
         """
         ...
 
-
-Streamer = Callable[[list[int | None]], object]
 
 _Model = TypeVar("_Model", bound="GenerationMixin")
 
@@ -98,11 +106,14 @@ class GenerationMixin:
         Tokens of a sequence, prompt and output together.
     eos_token_ids : frozenset of int
         End a row when `stop_on_eos`.
+    generation_config : GenerationConfig
+        What counts where the caller of `generate` says nothing.
     """
 
     config: LlamaConfig
     max_model_len: int
     eos_token_ids: frozenset[int]
+    generation_config: GenerationConfig
 
     def _rows(self, num_rows: int, num_tokens: int) -> AbstractContextManager[TokenRows]:
         """Open `num_rows` empty sequences that will have at most `num_tokens` tokens each."""
@@ -111,6 +122,12 @@ class GenerationMixin:
     def close(self) -> None:
         """Free the model. Idempotent."""
         raise NotImplementedError
+
+    def use_generation_config(self, generation_config: GenerationConfig) -> None:
+        """Take what counts where the caller of `generate` says nothing, and the ids that end a row."""
+        self.generation_config = generation_config
+        self.eos_token_ids = frozenset(generation_config.eos_token_ids or self.config.eos_token_id)
+        generation_config.warn(also=("min_tokens", "stop"))
 
     def __enter__(self: _Model) -> _Model:
         return self
@@ -128,8 +145,12 @@ class GenerationMixin:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         do_sample: bool | None = None,
         seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        generation_config: GenerationConfig | None = None,
         streamer: Any = None,
         **unknown: NoReturn,
     ) -> GenerationResult:
@@ -141,22 +162,29 @@ class GenerationMixin:
             A list of token ids, a list of such lists (of any lengths), or an array [seq_len] or
             [num_rows, seq_len].
         max_new_tokens
-            Per row; None: to the end of the context.
+            Per row. None: what the generation configuration says, as far as the context has room; else to the end of
+            the context.
         tokenizer
             Anything with `decode(ids, skip_special_tokens=True)`; makes `output_content`.
         stop_on_eos
-            End a row at one of `eos_token_ids`; the others go on.
-        temperature, top_k, top_p
-            See `SamplingParams`; where not given: 1, 50 and 1.
+            End a row at one of `eos_token_id`; the others go on.
+        temperature, top_k, top_p, min_p, repetition_penalty
+            See `SamplingParams`. Where not given: what the generation configuration says, else 1, 50, 1, 0 and 1.
         do_sample
-            Draw the tokens, or take the most probable ones. None: draw if one of the three is given and the
-            temperature is not 0.
+            Draw the tokens, or take the most probable ones. None: draw if one of temperature, top_k, top_p and min_p
+            is given and the temperature is not 0; if none is, as the generation configuration says, else do not.
         seed
             The same seed gives the same draws. Row i draws with seed + i, at each position as `LLM` does with
             that seed, so row 0 gets the tokens that `LLM.generate(..., seed=seed)` gives. None: a random one.
+        eos_token_id
+            One or several ids; None: `eos_token_ids` of the model.
+        generation_config
+            Instead of the model's own.
         streamer
-            A callable that gets, after each step, the new token of every row (None for a row that has ended), or
-            an object with `put`, which gets the same, and `end`, which is called at the end, come what may.
+            A callable that gets, after each step, the new token of every row as a list (None for a row that has
+            ended). Or an object with `put` and `end`, such as a TextStreamer of transformers: `put` gets the prompts,
+            an int64 array [num_rows, seq_len] filled up on the left with the padding id, then the new tokens of each
+            step, [num_rows], with the padding id for a row that has ended; `end` is called at the end, come what may.
 
         Returns
         -------
@@ -174,15 +202,27 @@ class GenerationMixin:
             raise TypeError(f"generate() has no parameter {name!r}{did_you_mean(name, _KEYWORDS)}")
         started = time.perf_counter()
         prompts = as_token_rows(input_ids, self.config.vocab_size)
-        sampling = _make_sampling(do_sample, temperature, top_k, top_p)
-        limits = self._new_token_limits(prompts, max_new_tokens)
+        defaults = self.generation_config if generation_config is None else generation_config
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
+        sampling = _make_sampling(do_sample, given, defaults)
+        limits = self._new_token_limits(prompts, max_new_tokens, defaults)
         draws = _Draws(len(prompts), seed)
-        put, end = _stream_functions(streamer)
+        if eos_token_id is None and generation_config is not None:
+            eos_token_id = generation_config.eos_token_ids or None
+        eos = self._eos(eos_token_id) if stop_on_eos else frozenset()
+        begin, put, end = _stream_functions(streamer, self.pad_token_id)
         if tokenizer is not None and not hasattr(tokenizer, "decode"):
             raise TypeError(f"tokenizer: expected an object with decode(ids), got {type(tokenizer).__name__}")
 
         try:
-            outputs, times = self._run(prompts, limits, sampling, draws, self.eos_token_ids if stop_on_eos else (), put)
+            begin(prompts)
+            outputs, times = self._run(prompts, limits, sampling, draws, eos, put)
         finally:
             end()
         texts = None if tokenizer is None else [tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs]
@@ -194,18 +234,23 @@ class GenerationMixin:
         limits: Sequence[int],
         sampling: Sampling,
         draws: _Draws,
-        eos: Collection[int],
-        put: Streamer,
+        eos: frozenset[int],
+        put: Callable[[list[int | None]], object],
     ) -> tuple[list[list[int]], list[float]]:
         """The loop: new tokens of every row, and the time after each step."""
         outputs: list[list[int]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
         times: list[float] = []
         chunks = list(prompts)
+        penalised = sampling.repetition_penalty != 1
+        seen = np.zeros((len(prompts), self.config.vocab_size), np.bool_) if penalised else None
         with self._rows(len(prompts), max(map(sum, zip(map(len, prompts), limits, strict=True)))) as rows:
             while not all(ended):
+                if seen is not None:
+                    for row, chunk in enumerate(chunks):
+                        seen[row, chunk] = True
                 lengths = [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
-                tokens: list[int] = rows.step(chunks, sampling, draws.at(lengths)).tolist()
+                tokens: list[int] = rows.step(chunks, sampling, draws.at(lengths), seen).tolist()
                 times.append(time.perf_counter())
                 put([None if done else token for done, token in zip(ended, tokens, strict=True)])
                 for row in (row for row, done in enumerate(ended) if not done):
@@ -216,7 +261,23 @@ class GenerationMixin:
                 ]
         return outputs, times
 
-    def _new_token_limits(self, prompts: Sequence[Int32Array], max_new_tokens: int | None) -> list[int]:
+    @property
+    def pad_token_id(self) -> int:
+        """Fills up rows of different lengths: the configured id, else an end-of-text id."""
+        configured = (self.generation_config.pad_token_id, self.config.pad_token_id)
+        return next((i for i in configured if i is not None), min(self.eos_token_ids, default=0))
+
+    def _eos(self, eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
+        if eos_token_id is None:
+            return self.eos_token_ids
+        try:
+            return frozenset(token_id_tuple(eos_token_id))
+        except ValueError as error:
+            raise RequestError(f"eos_token_id {error}") from None
+
+    def _new_token_limits(
+        self, prompts: Sequence[Int32Array], max_new_tokens: int | None, defaults: GenerationConfig
+    ) -> list[int]:
         """How many tokens each row may get; RequestError when one cannot have as many as asked."""
         if max_new_tokens is not None:
             if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, (int, np.integer)):
@@ -226,7 +287,10 @@ class GenerationMixin:
         limits = []
         for row, prompt in enumerate(prompts):
             room = self.max_model_len - len(prompt)
-            wanted = max(room, 1) if max_new_tokens is None else int(max_new_tokens)
+            if max_new_tokens is None:
+                wanted = max(min(room, defaults.new_token_limit(len(prompt), f"row {row}") or room), 1)
+            else:
+                wanted = int(max_new_tokens)
             if wanted > room:
                 raise RequestError(
                     f"row {row} has {len(prompt)} tokens and may get {wanted} new ones; the context holds "
@@ -277,56 +341,40 @@ def as_token_rows(input_ids: Any, vocab_size: int, allow_empty: bool = False) ->
         rows = [items] if flat else items
     if not rows:
         raise RequestError("input_ids has no rows: it needs at least one")
-    return [_token_row(row, index, vocab_size, allow_empty) for index, row in enumerate(rows)]
-
-
-def _token_row(ids: Any, index: int, vocab_size: int, allow_empty: bool) -> Int32Array:
-    try:
-        array = np.asarray(ids)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError
-    except (ValueError, TypeError):
-        raise RequestError(f"input_ids, row {index}: expected a list of token ids, got {ids!r:.80}") from None
-    if not array.size and not allow_empty:
-        raise RequestError(f"input_ids, row {index} is empty: it needs at least one token, such as the BOS token")
-    bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-    if bad.size:
-        raise RequestError(
-            f"input_ids, row {index}: token id {array[bad[0]]} at position {bad[0]} is out of range; the vocabulary "
-            f"has ids 0..{vocab_size - 1}"
+    return [
+        check_token_ids(
+            row,
+            f"input_ids, row {index}",
+            vocab_size,
+            allow_empty=allow_empty,
+            expected="a list of token ids",
         )
-    return array.astype(np.int32)
+        for index, row in enumerate(rows)
+    ]
 
 
-def eos_token_ids_of(folder: str | os.PathLike[str], config: LlamaConfig) -> frozenset[int]:
-    """Ids that end a generation: those of generation_config.json, else those of config.json."""
-    from infinilm.text.tokenizer import read_json_object
-
-    value = read_json_object(Path(folder) / "generation_config.json").get("eos_token_id")
-    if value is None:
-        return frozenset(config.eos_token_id)
-    return frozenset(value if isinstance(value, list) else [value])
-
-
-def _make_sampling(
-    do_sample: bool | None, temperature: float | None, top_k: int | None, top_p: float | None
-) -> Sampling:
-    """Check what was given, by the rules of `SamplingParams`, and decide whether to draw."""
+def _make_sampling(do_sample: bool | None, given: Mapping[str, float | None], defaults: GenerationConfig) -> Sampling:
+    """Check what was given, by the rules of `SamplingParams`, add the defaults, and decide whether to draw."""
     if do_sample not in (None, True, False):
         raise TypeError(f"do_sample must be True, False or None, got {do_sample!r}")
-    is_given = any(value is not None for value in (temperature, top_k, top_p))
-    params = SamplingParams(
-        temperature=1.0 if temperature is None else temperature,
-        top_k=50 if top_k is None else top_k,
-        top_p=1.0 if top_p is None else top_p,
-    )
+    said = {name: value for name, value in given.items() if value is not None}
+    is_given = bool(said.keys() - {"repetition_penalty"})
+    values = {name: getattr(defaults.sampling_params, name) for name in defaults.said if name in given}
+    if defaults.do_sample is False:
+        del values["temperature"]  # 0, which says the same
+    params = SamplingParams(**{"top_k": 50, **values, **said})
     if do_sample is None:
-        do_sample = is_given and params.temperature > 0
+        do_sample = params.temperature > 0 and (is_given or defaults.do_sample is True)
     elif do_sample and params.temperature == 0:
         raise RequestError("do_sample=True needs temperature > 0; temperature=0 takes the most probable token")
     elif not do_sample and is_given and params.temperature > 0:
-        logger.warning("do_sample=False takes the most probable tokens: temperature, top_k and top_p have no effect")
-    return Sampling(params.temperature, params.top_k, params.top_p) if do_sample else Sampling()
+        logger.warning(
+            "do_sample=False takes the most probable tokens: temperature, top_k, top_p and min_p have no effect"
+        )
+    penalty = params.repetition_penalty
+    if not do_sample:
+        return Sampling(repetition_penalty=penalty)
+    return Sampling(params.temperature, params.top_k, params.top_p, params.min_p, penalty)
 
 
 class _Draws:
@@ -345,18 +393,26 @@ class _Draws:
         return out
 
 
-def sample_tokens(logits: npt.NDArray[Any], sampling: Sampling, random_val: npt.NDArray[Any]) -> Int32Array:
+def sample_tokens(
+    logits: npt.NDArray[Any], sampling: Sampling, random_val: npt.NDArray[Any], seen: BoolArray | None = None
+) -> Int32Array:
     """Choose a token per row of logits, as the engine does.
 
-    Candidates are ordered by (logit descending, id ascending). temperature 0: the first. Else their weights are
+    In numpy, for the reference model, which owes nothing to the core, and for what a step of the engine does not have.
+
+    Positive logits of tokens seen are divided by the repetition penalty, negative ones multiplied. Candidates are
+    ordered by (logit descending, id ascending). temperature 0: the first. Else their weights are
     exp((logit - largest) / temperature); top_k keeps the first k, top_p then the shortest prefix whose share of the
-    sum reaches it; the first candidate whose running sum exceeds random_val times the sum of what is left is taken.
+    sum reaches it, min_p those with at least this share of the first one's weight; the first candidate whose running
+    sum exceeds random_val times the sum of what is left is taken.
 
     Parameters
     ----------
     logits : numpy.ndarray, [num_rows, vocab_size]
     sampling : Sampling
     random_val : numpy.ndarray, [num_rows], in [0, 1)
+    seen : numpy.ndarray of bool, [num_rows, vocab_size], optional
+        See `TokenRows.step`.
 
     Returns
     -------
@@ -371,6 +427,9 @@ def sample_tokens(logits: npt.NDArray[Any], sampling: Sampling, random_val: npt.
     largest = logits.max(axis=-1, initial=-np.inf)  # NaN if there is one
     if bad := np.flatnonzero(~np.isfinite(largest)).tolist():
         raise InfinilmError(f"row {bad[0]} of the logits cannot be sampled: its largest value is {largest[bad[0]]}")
+    if seen is not None:
+        penalty = logits.dtype.type(sampling.repetition_penalty)
+        logits = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
     if sampling.temperature == 0:
         greedy: Int32Array = logits.argmax(axis=-1).astype(np.int32)
         return greedy
@@ -387,19 +446,40 @@ def _draw(logits: npt.NDArray[Any], sampling: Sampling, random_val: float) -> in
     if sampling.top_p < 1:
         share = np.cumsum(weights) / np.sum(weights)
         weights = weights[: int(np.argmax(share >= sampling.top_p)) + 1]
-    running = np.cumsum(weights)
+    running = np.cumsum(weights[weights >= sampling.min_p])  # they descend from 1
     return int(order[int(np.argmax(running > random_val * running[-1]))])
 
 
-def _stream_functions(streamer: Any) -> tuple[Streamer, Callable[[], object]]:
-    """What to call after a step and at the end."""
+def _stream_functions(
+    streamer: Any, pad_token_id: int
+) -> tuple[Callable[[Sequence[Int32Array]], object], Callable[[list[int | None]], object], Callable[[], object]]:
+    """What to call with the prompts, after a step, and at the end."""
+
+    def nothing(*_: object) -> None:
+        pass
+
+    def begin(prompts: Sequence[Int32Array]) -> None:
+        streamer.put(pad_rows(prompts, pad_token_id))
+
+    def put(tokens: list[int | None]) -> None:
+        streamer.put(np.array([pad_token_id if token is None else token for token in tokens], np.int64))
+
     if streamer is None:
-        return (lambda _: None), (lambda: None)
+        return nothing, nothing, nothing
     if hasattr(streamer, "put") and hasattr(streamer, "end"):
-        return streamer.put, streamer.end
+        return begin, put, streamer.end
     if callable(streamer):
-        return streamer, (lambda: None)
+        return nothing, streamer, nothing
     raise TypeError(f"streamer: expected a callable or an object with put and end, got {type(streamer).__name__}")
+
+
+def pad_rows(rows: Sequence[npt.ArrayLike], pad_token_id: int, *, left: bool = True) -> npt.NDArray[np.int64]:
+    """Rows of token ids as one array, [num_rows, longest], filled up with the padding id."""
+    arrays = [np.asarray(row, np.int64) for row in rows]
+    out = np.full((len(arrays), max(map(len, arrays))), pad_token_id, np.int64)
+    for line, row in zip(out, arrays, strict=True):
+        line[len(line) - len(row) if left else 0 :][: len(row)] = row
+    return out
 
 
 def _result(

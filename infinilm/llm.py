@@ -7,14 +7,12 @@ One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `
 
 from __future__ import annotations
 
-import logging
 import os
-import queue
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +20,32 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checks import as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError, did_you_mean
+from infinilm.errors import CacheFullError, DeviceError, RequestError
+from infinilm.keywords import unknown_parameter
+from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
-from infinilm.requests import steps
+from infinilm.requests import steps, streams
 from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompt_list, check_top
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, PromptLogprobs
+from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list
+from infinilm.requests.request import LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
-from infinilm.sampling_params import SamplingParams
+from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.token_ids import TokenIds
 
-logger = logging.getLogger("infinilm")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -84,14 +89,21 @@ class LLM:
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
         CPU threads; default: one per core this process may use.
+    revision
+        Branch, tag or commit of a hub id; default: its main branch.
     seed
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
         A folder with tokenizer files, and a template (text or path), instead of the checkpoint's.
+    generation_config
+        Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
+        those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
         Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
         the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
         the requests of the step.
+    limits
+        Upper limits of what requests ask for: how many wait, `n`, log-probabilities, stop strings; see `RequestLimits`.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -122,23 +134,30 @@ class LLM:
         batch_invariant: bool = True,
         num_threads: int | None = None,
         seed: int | None = None,
+        revision: str | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
+        generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
+        limits: RequestLimits | None = None,
         load_format: str = "auto",
         use_tqdm: bool = True,
         **unknown: NoReturn,
     ) -> None:
         started = time.perf_counter()
         for name in unknown:
-            raise TypeError(f"LLM has no parameter {name!r}{did_you_mean(name, LLM.__init__.__kwdefaults__ or ())}")
-        _check_positive("max_num_seqs", max_num_seqs)
-        _check_positive("max_num_batched_tokens", max_num_batched_tokens)
-        for name, value in (("max_model_len", max_model_len), ("num_threads", num_threads)):
-            if value is not None:
-                _check_positive(name, value)
+            if name in SamplingParams.__dataclass_fields__ and name != "seed":
+                raise TypeError(f"LLM has no parameter {name!r}: pass it to generate(), chat() or stream()")
+            raise unknown_parameter("LLM", name, LLM.__init__.__kwdefaults__ or ())
+        as_boolean("enable_prefix_caching", enable_prefix_caching)
+        as_boolean("batch_invariant", batch_invariant)
+        as_boolean("use_tqdm", use_tqdm)
+        if seed is not None:
+            seed = as_integer("seed", seed, least=0, below=2**64)
+        limits = RequestLimits.of(limits)
         plan = plan_model(
             model,
+            revision=revision,
             dtype=dtype,
             quantization=quantization,
             max_model_len=max_model_len,
@@ -158,7 +177,8 @@ class LLM:
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
-        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer)
+        self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
+        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer, self.generation_config)
         self.chat_template: ChatTemplate = ChatTemplate.from_folder(
             plan.path, chat_template, self.tokenizer.special_tokens
         )
@@ -194,10 +214,14 @@ class LLM:
             "enable_prefix_caching": enable_prefix_caching,
             "sliding_window": common_window(spec.attention.sliding_window),
         }
-        self._requests = RequestMaker(plan.config, self.tokenizer, self.max_model_len, seed)
-        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks)
+        max_open = max_num_seqs + limits.max_queued_seqs
+        self._requests = RequestMaker(
+            plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed, limits, max_open
+        )
+        self.generation_config.warn()
+        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
         # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
@@ -206,15 +230,39 @@ class LLM:
         """The same as ``LLM(model, **kwargs)``."""
         return cls(model, **kwargs)
 
+    def __repr__(self) -> str:
+        """Name the folder, the model and where it runs."""
+        return (
+            f"<LLM {self.model_path}: {self.config.architecture}, {self.dtype} on {', '.join(self.devices)}, "
+            f"max_model_len={self.max_model_len}>"
+        )
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What requests without `SamplingParams` of their own begin with; their keywords are changes to it.
+
+        Of generation_config.json, see `GenerationConfig`. A `SamplingParams` that a caller gives is taken whole: to
+        change one thing of the model's defaults in it, use ``dataclasses.replace(llm.default_sampling_params, n=2)``.
+        """
+        return self.generation_config.sampling_params
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """`default_sampling_params`."""
+        return self.default_sampling_params
+
     # ---- text and tokens ----
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The attribute `tokenizer`."""
+        return self.tokenizer
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def detokenize(self, ids: Sequence[int]) -> str:
+    def detokenize(self, ids: TokenIds) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(list(ids))
+        return self.tokenizer.decode(ids)
 
     # ---- generation ----
 
@@ -224,18 +272,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Complete prompts; they run as one batch.
 
         Parameters
         ----------
         prompts
-            A text, a list of token ids, or a list of either.
+            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
         sampling_params
-            One for all prompts or one per prompt; keywords such as ``temperature=0.7`` make or change them.
+            One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
+            ``temperature=0.7`` change them.
         use_tqdm
-            Show a progress bar when there are several prompts.
+            Show a progress bar on a terminal or in a notebook: of prompts, or of the tokens of a single one.
 
         Returns
         -------
@@ -251,41 +300,95 @@ class LLM:
             the reason "error" and the exception.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        num_sequences = sum(len(r.completions) for r in requests)
-        if use_tqdm and num_sequences > 1:
-            from tqdm import tqdm
-
-            bar = tqdm(total=num_sequences, desc="generating", unit="prompt", disable=None)
-        else:
-            bar = None
-        for _ in self._stream(requests, ends_only=True):
-            if bar is not None:
-                bar.update()
-        if bar is not None:
-            bar.close()
+        streams.finish(self._thread, requests, use_tqdm=use_tqdm)
         return [request.output() for request in requests]
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Conversations,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several; the model's chat template makes prompts of them."""
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if several else [messages]
-        ids = [
-            self.render_chat(
-                m, tools=tools, add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
-            )
-            for m in conversations
-        ]
-        return self.generate(ids, sampling_params, use_tqdm=use_tqdm, **sampling)
+        """Answer a conversation, or several; the model's chat template makes prompts of them.
+
+        Parameters
+        ----------
+        messages
+            A list of ``{"role": ..., "content": ...}``, or a list of such lists; see `ChatTemplate.render`. The text
+            that the template makes of one is the `prompt` of its output.
+        sampling_params, use_tqdm, **sampling
+            As in `generate`.
+        tools
+            JSON schemas of functions that the model may call.
+        add_generation_prompt
+            End with the beginning of the assistant's answer.
+        chat_template_kwargs
+            More variables for the template, for example ``{"enable_thinking": False}``.
+
+        Raises
+        ------
+        RequestError
+            As in `generate`, and for conversations that are malformed or that the template refuses.
+        ConfigError
+            The model has no chat template.
+        """
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
+
+    def stream_chat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Iterator[TokenEvent]:
+        """`chat` token by token, see `stream`."""
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return self.stream(prompts, sampling_params, **sampling)
+
+    async def achat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[RequestOutput]:
+        """`chat` for asyncio, see `agenerate`."""
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return await self.agenerate(prompts, sampling_params, **sampling)
+
+    def astream_chat(
+        self,
+        messages: Conversations,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> AsyncIterator[TokenEvent]:
+        """`chat` token by token for asyncio, see `astream`."""
+        prompts = self._requests.of_chats(
+            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
+        )
+        return self.astream(prompts, sampling_params, **sampling)
 
     def render_chat(
         self,
@@ -295,7 +398,11 @@ class LLM:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation under the chat template; special tokens come from the template alone."""
+        """Token ids of a conversation under the chat template, which are a prompt for `generate`, `submit` and others.
+
+        Special tokens come from the template alone. The text is that of `chat_template.render`; `kwargs` are more
+        variables of the template.
+        """
         return self.chat_template.encode(
             self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
         )
@@ -304,7 +411,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
@@ -312,15 +419,18 @@ class LLM:
         fails ends with an event of reason "error"; if none succeeded, the first exception is raised after the last
         event.
         """
-        return self._stream(self._requests.make(prompts, sampling_params, sampling))
+        return streams.stream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
-    def submit(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Any) -> Request:
-        """Start a request and return at once.
+    def submit(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> Request:
+        """Start a request and return at once. Text is tokenised before that, in the thread of the caller.
 
         Returns
         -------
         Request
-            ``result(timeout)`` waits, ``cancel()`` ends it, ``for event in request`` follows it.
+            ``result(timeout)`` waits, ``cancel()`` ends it, ``for event in request`` follows it; in asyncio
+            ``await request`` and ``async for event in request``.
 
         Raises
         ------
@@ -338,11 +448,11 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`generate` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the requests."""
         requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in self._astream(requests, ends_only=True):
+        async for _ in streams.astream(self._thread, requests, ends_only=True):
             pass
         return [request.output() for request in requests]
 
@@ -350,14 +460,14 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
-        return self._astream(self._requests.make(prompts, sampling_params, sampling))
+        return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     # ---- logits and log-probabilities ----
 
-    def forward(self, input_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def forward(self, input_ids: TokenIds) -> npt.NDArray[np.float32]:
         """Logits of every position of one prompt, [num_tokens, vocab_size]; nothing is kept in the cache."""
         ids = self._requests.check_ids(input_ids, "input_ids", room=0)
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
@@ -365,7 +475,7 @@ class LLM:
         def take(first: int, logits: npt.NDArray[np.float32]) -> None:
             out[first : first + len(logits)] = logits
 
-        self._run_prompts([LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
+        streams.run_prompts(self._thread, [LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
         return out
 
     def score(self, prompts: Prompts, *, top: int = 0) -> list[Score]:
@@ -374,7 +484,7 @@ class LLM:
         Parameters
         ----------
         prompts
-            A text, a list of token ids, or a list of either.
+            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
         top
             How many of the most probable tokens to give at each place.
 
@@ -388,23 +498,25 @@ class LLM:
         RequestError
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
-        check_top("top", top, self.config.vocab_size)
+        self._requests.check_top("top", top)
         listed = as_prompt_list(prompts)
+        texts: list[str | None] = []
         scores: list[PromptLogprobs] = []
         works: list[LogitsWork] = []
         for i, prompt in enumerate(listed):
-            ids = self._requests.encode(prompt, f"prompt {i}", room=0)
+            text, ids = self._requests.read(prompt, f"prompt {i}", room=0)
+            texts.append(text)
             scores.append(PromptLogprobs(ids, top))
             works.append(LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
-        self._run_prompts(works)
+        streams.run_prompts(self._thread, works)
         return [
             Score(
-                prompt if isinstance(prompt, str) else None,
+                text,
                 work.sequence.prompt_token_ids.tolist(),
                 score.logprobs,
                 score.top_logprobs if top else None,
             )
-            for prompt, work, score in zip(listed, works, scores, strict=True)
+            for text, work, score in zip(texts, works, scores, strict=True)
         ]
 
     # ---- state ----
@@ -442,7 +554,7 @@ class LLM:
             self.memory = memory
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads. Idempotent; what still runs in other threads fails."""
+        """Free the weights, the cache and the threads; what still runs fails. Idempotent; not in a logits_processor."""
         self._thread.close()
         self._finalizer.detach()
 
@@ -483,76 +595,3 @@ class LLM:
         return Scheduler(
             memory.num_blocks, memory.block_size, max_num_seqs=memory.max_num_seqs, **self._scheduler_settings
         )
-
-    def _stream(self, requests: list[GenerationRequest], ends_only: bool = False) -> Iterator[TokenEvent]:
-        """Run requests; gives their events, or only the last one of each sequence."""
-        inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
-        num_open = _listen(requests, inbox.put, ends_only)
-        try:
-            self._thread.submit([work for request in requests for work in request.works])
-            while num_open:
-                event = self._event(inbox.get())
-                self._thread.check_open()
-                if event is not None:
-                    num_open -= event.finish_reason is not None
-                    yield event
-        finally:
-            self._thread.cancel([work for request in requests for work in request.all_works])
-        _raise_failure(requests)
-
-    async def _astream(self, requests: list[GenerationRequest], ends_only: bool = False) -> AsyncIterator[TokenEvent]:
-        """`_stream` for asyncio."""
-        import asyncio  # it takes a while, and most programs do without
-
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[News] = asyncio.Queue()
-        num_open = _listen(requests, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news), ends_only)
-        try:
-            self._thread.submit([work for request in requests for work in request.works])
-            while num_open:
-                event = self._event(await inbox.get())
-                if event is not None:
-                    num_open -= event.finish_reason is not None
-                    yield event
-        finally:
-            self._thread.cancel([work for request in requests for work in request.all_works])
-        _raise_failure(requests)
-
-    def _event(self, news: News) -> TokenEvent | None:
-        """The event of news of a completion; one whose text cannot be made is cancelled."""
-        event = cast(Completion, news.work).event(news)
-        if event is not None and event.error is not None:
-            self._thread.cancel([news.work])
-        return event
-
-    def _run_prompts(self, works: list[LogitsWork]) -> None:
-        """Run prompts to their ends; raises what makes one of them fail."""
-        ends: queue.SimpleQueue[News] = queue.SimpleQueue()
-        for work in works:
-            work.deliver = ends.put
-        try:
-            self._thread.submit(works)
-            for _ in works:
-                if (error := ends.get().error) is not None:
-                    raise error
-        finally:
-            self._thread.cancel(works)
-
-
-def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object], ends_only: bool) -> int:
-    """Have the news of requests delivered; returns the number of their sequences."""
-    for request in requests:
-        request.listen(deliver, ends_only=ends_only)
-    return sum(len(request.completions) for request in requests)
-
-
-def _raise_failure(requests: list[GenerationRequest]) -> None:
-    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
-    failures = [request.failure for request in requests]
-    if failures and failures[0] is not None and all(failure is not None for failure in failures):
-        raise failures[0]
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}: expected a positive integer, got {value!r}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
+from typing import Any
 
 __all__ = ["CompletionOutput", "EngineMetrics", "RequestMetrics", "RequestOutput", "Score", "TokenEvent"]
 
@@ -20,6 +21,19 @@ def _percentile(ordered: Sequence[float], percent: float) -> float:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; numbers that it does not have (infinity) become None."""
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rate(count: int, seconds: float) -> float | None:
@@ -145,7 +159,7 @@ class RequestOutput:
     ----------
     request_id : str
     prompt : str or None
-        None for a prompt given as token ids.
+        What the chat template made, for a conversation; None for a prompt given as token ids alone.
     prompt_token_ids : sequence of int
     outputs : sequence of CompletionOutput
         `n` of them.
@@ -162,6 +176,16 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: Sequence[Mapping[int, float] | None] | None = None
     metrics: RequestMetrics | None = None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache already held."""
+        return 0 if self.metrics is None else self.metrics.cached_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain dicts, lists, numbers and texts, as JSON has them: an error is its text."""
+        result: dict[str, Any] = _plain(self)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +209,9 @@ class TokenEvent:
         Which of the `n` sequences of the prompt this belongs to, in 0..n-1.
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
+    top_logprobs : mapping of int to float, optional
+        As in `CompletionOutput.logprobs`: log-probability by token id, of as many most probable tokens as were asked
+        for, in descending order, and of the new one; None unless asked for.
     """
 
     request_id: str
@@ -195,6 +222,7 @@ class TokenEvent:
     finish_reason: str | None = None
     completion: int = 0
     error: BaseException | None = None
+    top_logprobs: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,44 +8,27 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from infinilm.errors import RequestError, did_you_mean
+from infinilm.checks import as_boolean
+from infinilm.errors import RequestError
+from infinilm.keywords import unknown_parameter
 
-__all__ = ["SamplingParams", "make_sampling_params"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-# Names that other libraries use.
-_OTHER_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "best_of": "n",
-    "stop_strings": "stop",
-    "stop_sequences": "stop",
-    "eos_token_id": "stop_token_ids",
-    "random_seed": "seed",
-    "do_sample": "temperature",
-}
-
-
-def _unknown_keyword(name: str) -> TypeError:
-    """Return the error for a keyword that is no field, with the nearest field."""
-    names = [f.name for f in fields(SamplingParams)]
-    hint = did_you_mean(_OTHER_NAMES.get(name, name), names) or f"; it has {', '.join(names)}"
-    hint = hint.replace("'temperature'", "'temperature' (0 is greedy)")
-    return TypeError(f"SamplingParams has no parameter {name!r}{hint}")
+__all__ = ["SamplingKeywords", "SamplingParams", "make_sampling_params"]
 
 
 def _check_keywords(names: Iterable[str]) -> None:
-    known = {f.name for f in fields(SamplingParams)}
+    known = [f.name for f in fields(SamplingParams)]
     for name in names:
         if name not in known:
-            raise _unknown_keyword(name)
+            raise unknown_parameter("SamplingParams", name, known, f"; it has {', '.join(known)}")
 
 
 def _type_error(name: str, expected: str, value: object) -> TypeError:
@@ -53,7 +36,7 @@ def _type_error(name: str, expected: str, value: object) -> TypeError:
 
 
 def _number(name: str, value: object, valid: Callable[[float], bool], expected: str) -> float:
-    """Return a real number as float; NaN and infinity are never valid."""
+    """Return a real number as float; it and the float32 next to it must be valid. NaN and infinity never are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _type_error(name, "a number", value)
     try:
@@ -62,6 +45,12 @@ def _number(name: str, value: object, valid: Callable[[float], bool], expected: 
         number = math.inf
     if not math.isfinite(number) or not valid(number):
         raise RequestError(f"{name} must be {expected}, got {value!r}")
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        raise RequestError(f"{name} must be {expected}, and at most 3.4e38 (it is a float32), got {value!r}") from None
+    if not valid(rounded):
+        raise RequestError(f"{name} must be {expected}, got {value!r}, which as float32 is {rounded!r}")
     return number
 
 
@@ -101,12 +90,6 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _flag(name: str, value: object) -> bool:
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # numpy's bool too
-        return bool(value)
-    raise _type_error(name, "True or False", value)
-
-
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise _type_error("logit_bias", "a dict of token id to number", value)
@@ -144,13 +127,39 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "min_tokens": lambda v: _integer("min_tokens", v, lambda x: x >= 0, ">= 0"),
     "stop": _stop_strings,
     "stop_token_ids": lambda v: _token_ids("stop_token_ids", v),
-    "include_stop_str_in_output": lambda v: _flag("include_stop_str_in_output", v),
-    "ignore_eos": lambda v: _flag("ignore_eos", v),
+    "include_stop_str_in_output": lambda v: as_boolean("include_stop_str_in_output", v),
+    "ignore_eos": lambda v: as_boolean("ignore_eos", v),
     "logprobs": lambda v: _integer("logprobs", v, lambda x: x >= 0, ">= 0, or None"),
     "prompt_logprobs": lambda v: _integer("prompt_logprobs", v, lambda x: x >= 0, ">= 0, or None"),
     "logits_processor": _logits_processor,
-    "skip_special_tokens": lambda v: _flag("skip_special_tokens", v),
+    "skip_special_tokens": lambda v: as_boolean("skip_special_tokens", v),
 }
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """Fields of `SamplingParams` as they may be given, to it or to `LLM.generate` and others: for type checkers."""
+
+    n: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logits_processor: Callable[..., Any] | None
+    skip_special_tokens: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,7 @@ class SamplingParams:
     logit_bias : dict of int to float, optional
         Added to the logits of these token ids.
     allowed_token_ids : sequence of int, optional
-        No other token is ever chosen.
+        Read back as a tuple; no other token is ever chosen.
     seed : int, optional
         In 0..2**64-1: the same request with the same seed gives the same tokens, in whatever batch.
     max_tokens : int, optional
@@ -220,18 +229,22 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    allowed_token_ids: Sequence[int] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processor: Callable[..., Any] | None = None
     skip_special_tokens: bool = True
+
+    if TYPE_CHECKING:  # what may be given is more than what is read back
+
+        def __init__(self, **fields: Unpack[SamplingKeywords]) -> None: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         """Refuse unknown keywords with a hint, before `__init__` refuses them without."""

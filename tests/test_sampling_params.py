@@ -63,6 +63,12 @@ def test_frozen_slotted_and_copied():
         ("stop", ["a", "b"], ("a", "b")),
         ("stop", [], ()),
         ("stop", None, ()),
+        ("temperature", 3.4e38, 3.4e38),
+        ("temperature", 1e-50, 1e-50),  # greedy, as 0 is
+        ("repetition_penalty", 1e-38, 1e-38),
+        ("presence_penalty", 1e-300, 1e-300),
+        ("min_p", 1e-50, 1e-50),
+        ("logit_bias", {1: -3.4e38}, {1: -3.4e38}),
         ("stop_token_ids", [2, np.int32(0)], (2, 0)),
         ("stop_token_ids", np.array([5]), (5,)),
         ("ignore_eos", np.True_, True),
@@ -104,6 +110,12 @@ def test_accepted(field, value, stored):
         ("min_tokens", -1, ">= 0"),
         ("logprobs", -1, ">= 0, or None"),
         ("prompt_logprobs", -1, ">= 0, or None"),
+        ("temperature", 3.5e38, r"at most 3\.4e38 \(it is a float32\), got 3\.5e\+38"),
+        ("temperature", 1e300, "float32"),
+        ("logit_bias", {1: -1e39}, "float32"),
+        ("repetition_penalty", 1e39, "float32"),
+        ("repetition_penalty", 1e-50, r"above 0 \(1 is off\), got 1e-50, which as float32 is 0\.0"),
+        ("top_p", 1e-50, "which as float32 is 0"),
         ("logit_bias", {-1: 1.0}, "token id >= 0"),
         ("logit_bias", {1: float("nan")}, r"logit_bias\[1\] must be finite"),
         ("allowed_token_ids", [-1], r"allowed_token_ids\[0\] must be a token id >= 0"),
@@ -196,8 +208,13 @@ def test_min_tokens_above_max_tokens():
         ("topk", "did you mean 'top_k'"),
         ("top-p", "did you mean 'top_p'"),
         ("stop_tokens", "did you mean 'stop_token_ids'"),
-        ("max_new_tokens", "did you mean 'max_tokens'"),
-        ("do_sample", r"did you mean 'temperature' \(0 is greedy\)"),
+        ("max_new_tokens", "it is called 'max_tokens' here"),
+        ("num_beams", ": beam search is not available in this version"),
+        ("guided_json", ": structured output is not available in this version"),
+        ("response_format", ": structured output is not available in this version"),
+        ("truncate_prompt_tokens", ": cutting prompts to a length is not available in this version"),
+        ("block_size", "; it has n, temperature, "),
+        ("do_sample", r"it is called 'temperature' here \(0 is greedy\)"),
         ("zzz", "it has n, temperature, top_k"),
     ],
 )
@@ -223,3 +240,9 @@ def test_make_sampling_params():
         make_sampling_params(params, {"top_p": 2})
     with pytest.raises(TypeError, match="sampling_params must be SamplingParams or None, got dict"):
         make_sampling_params({"top_k": 3}, {})
+
+
+def test_keywords_for_type_checkers_are_the_fields():
+    from infinilm.sampling_params import SamplingKeywords
+
+    assert list(SamplingKeywords.__annotations__) == [f.name for f in dataclasses.fields(SamplingParams)]

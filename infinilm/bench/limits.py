@@ -21,6 +21,7 @@ from infinilm import _core
 from infinilm.config.families import build_spec
 from infinilm.errors import ConfigError
 from infinilm.requests.memory import available_memory, format_bytes
+from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
@@ -196,7 +197,7 @@ def measure_prefill(llm: LLM, prompt_len: int, rng: np.random.Generator) -> floa
     """Seconds from a prompt of `prompt_len` random tokens to its first new token."""
     prompt = _random_prompt(llm, prompt_len, rng)
     started = time.perf_counter()
-    llm.generate([prompt], use_tqdm=False, temperature=0.0, max_tokens=1, ignore_eos=True)
+    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False)
     return time.perf_counter() - started
 
 
@@ -216,7 +217,7 @@ def measure_decode(llm: LLM, batch_size: int, context_len: int, num_steps: int, 
     ends: list[float] = []  # of that step, and of every step of the whole batch after it
     started = time.perf_counter()
     # Leaving the loop cancels the sequences; nothing else ends them before the context is full.
-    events = llm.stream(prompts, temperature=0.0, ignore_eos=True)
+    events = llm.stream(prompts, SamplingParams(temperature=0.0, ignore_eos=True))
     for num_events, event in enumerate(events, 1):
         seen.add(event.request_id)
         if len(seen) == batch_size and (not ends or (num_events - begun) % batch_size == 0):

@@ -7,12 +7,11 @@ arrivals: the engine notes when each token came (`RequestMetrics.token_times`), 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from infinilm.bench.limits import cpu_line
 from infinilm.errors import ConfigError
+from infinilm.progress import progress_bar
 from infinilm.requests.memory import format_bytes
 from infinilm.sampling_params import SamplingParams
 
@@ -76,6 +76,16 @@ class Trace:
                 f"the context holds {max_model_len}: pass a larger --max-model-len, or --trace-lengths MIN:MAX with "
                 f"MAX <= {max_model_len // 2}"
             )
+
+
+DEFAULT_LENGTHS = (100, 1024)  # nano-vllm's
+
+
+def default_lengths(max_model_len: int) -> tuple[int, int]:
+    """Least and most tokens of a prompt, and of an output: nano-vllm's, or in proportion what a context holds."""
+    least, most = DEFAULT_LENGTHS
+    room = max(min(most, max_model_len // 2), 1)
+    return max(least * room // most, 1), room
 
 
 def make_trace(
@@ -206,7 +216,15 @@ def run_trace(llm: LLM, trace: Trace, *, progress: bool = False) -> TraceResult:
     requests: list[Request] = []
     submitted: list[float] = []  # perf_counter
     try:
-        with _progress_bar(llm, trace.num_output_tokens, progress) as update:
+        with progress_bar(trace.num_output_tokens, "trace", "token", wanted=progress) as advance:
+            num_shown = before.num_output_tokens
+
+            def update() -> None:
+                nonlocal num_shown
+                now = llm.metrics()
+                advance(now.num_output_tokens - num_shown, f"{now.num_running} running, {now.num_waiting} waiting")
+                num_shown = now.num_output_tokens
+
             started = time.perf_counter()
             for arrival, prompt, param in zip(trace.arrivals, prompts, params, strict=True):
                 while (delay := started + arrival - time.perf_counter()) > 0:
@@ -222,23 +240,6 @@ def run_trace(llm: LLM, trace: Trace, *, progress: bool = False) -> TraceResult:
         for request in requests:
             request.cancel()  # nothing to those that are done
     return summarise(submitted, [request.result() for request in requests], before, llm.metrics())
-
-
-@contextlib.contextmanager
-def _progress_bar(llm: LLM, num_tokens: int, show: bool) -> Iterator[Callable[[], None]]:
-    """A bar over the output tokens; gives the function that brings it up to date."""
-    from tqdm import tqdm
-
-    before = llm.metrics().num_output_tokens
-    with tqdm(total=num_tokens, desc="trace", unit="token", disable=None if show else True) as bar:
-
-        def update() -> None:
-            if not bar.disable:
-                now = llm.metrics()
-                bar.set_postfix_str(f"{now.num_running} running, {now.num_waiting} waiting", refresh=False)
-                bar.update(now.num_output_tokens - before - bar.n)
-
-        yield update
 
 
 def summarise(

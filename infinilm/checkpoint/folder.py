@@ -8,12 +8,11 @@ the model.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
@@ -26,22 +25,25 @@ from infinilm.checkpoint.safetensors_header import (
     STORED_DTYPES,
     TensorInfo,
     file_errors,
-    parse_json_object,
     read_header,
-    short_repr,
 )
+from infinilm.checks import DTYPES, short_repr
 from infinilm.errors import ConfigError, WeightError, did_you_mean
+from infinilm.files import open_regular, os_errors, read_json
+from infinilm.logs import logger
+from infinilm.progress import progress_bar
 
 __all__ = ["Checkpoint", "TensorInfo", "WeightEngine", "load_weights", "resolve_model"]
 
-logger = logging.getLogger("infinilm")
-
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = (
+    "this is a LoRA adapter, not a model, and adapters are not read in this version: merge it into its base model once "
+    "where peft is installed (merge_and_unload, then save_pretrained), and pass that folder"
+)
 _MAX_LISTED = 20  # names of one kind in one error message
 
-_FLOATS = ("float32", "bfloat16", "float16", "float64")
-_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = (*DTYPES, "float64")
 _QUANTISED_DTYPES = frozenset(
     {"int8", "uint8", "float4"} | {n for n in STORED_DTYPES if n.startswith(("float8_", "float6_"))}
 )
@@ -59,9 +61,7 @@ _QUANTISED_SUFFIXES = (
 def _read_index(folder: Path) -> dict[str, Path]:
     """Return tensor name -> file of `model.safetensors.index.json`."""
     path = folder / _INDEX
-    with file_errors(path):
-        raw = path.read_bytes()
-    weight_map = parse_json_object(raw, path, "the index").get("weight_map")
+    weight_map = read_json(path, error=WeightError, strict=True).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightError(f"{path}: expected an object 'weight_map' of tensor name to file name")
     return {name: folder / _checked_file_name(path, name, value) for name, value in weight_map.items()}
@@ -83,6 +83,8 @@ def _checked_file_name(index: Path, tensor: str, value: Any) -> str:
 
 def _no_weights(folder: Path) -> WeightError:
     """Explain a folder without safetensors files."""
+    if (folder / "adapter_config.json").exists():
+        return WeightError(f"{folder}: {_ADAPTER}")
     names = sorted(entry.name for entry in folder.iterdir())
     torch_files = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     gguf_files = [n for n in names if n.endswith(".gguf")]
@@ -103,8 +105,16 @@ def _no_weights(folder: Path) -> WeightError:
     )
 
 
-def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Read all headers of a folder: one file, an index with shards, or every *.safetensors file."""
+_State = tuple[int, int, int, int]
+
+
+def _state(status: os.stat_result) -> _State:
+    """What tells a file from another, or from itself after a change: device, inode; size, time of the last write."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The safetensors files of a folder (one, those of an index, or all there are), and the index."""
     index: dict[str, Path] = {}
     with file_errors(folder):
         if not folder.is_dir():
@@ -114,24 +124,35 @@ def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
         elif (folder / _INDEX).exists():
             index = _read_index(folder)
             files = sorted(set(index.values()))
+            for file in files:
+                if not file.exists():
+                    raise WeightError(f"{file}: named in {folder / _INDEX} but absent; is the download complete?")
         else:
             files = sorted(p for p in folder.iterdir() if p.name.endswith(".safetensors"))
             if not files:
                 raise _no_weights(folder)
+    return files, index
+
+
+def _read_headers(files: Sequence[Path]) -> tuple[dict[str, TensorInfo], dict[Path, _State]]:
+    """Tensors by name, and what each file was before its header was read."""
     tensors: dict[str, TensorInfo] = {}
+    states: dict[Path, _State] = {}
     for file in files:
         with file_errors(file):
-            if index and not file.exists():
-                raise WeightError(f"{file}: named in {folder / _INDEX} but absent; is the download complete?")
+            states[file] = _state(file.stat())
         for name, info in read_header(file).items():
             if name in tensors:
                 raise WeightError(f"tensor {name!r} is in two files, {tensors[name].file} and {file}")
             tensors[name] = info
+    return tensors, states
+
+
+def _check_index(folder: Path, index: Mapping[str, Path], tensors: Mapping[str, TensorInfo]) -> None:
     for name, file in index.items():
         if name not in tensors or tensors[name].file != file:
             where = f" (it is in {tensors[name].file.name})" if name in tensors else ""
             raise WeightError(f"{file}: lacks tensor {name!r}, which {folder / _INDEX} places there{where}")
-    return tensors
 
 
 class Checkpoint:
@@ -158,8 +179,10 @@ class Checkpoint:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         is_file = self.folder.suffix == ".safetensors" and self.folder.is_file()
-        found = read_header(self.folder) if is_file else _find_tensors(self.folder)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(found)
+        files, index = ([self.folder], {}) if is_file else _find_files(self.folder)
+        tensors, self._states = _read_headers(files)
+        _check_index(self.folder, index, tensors)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
         self._maps: dict[Path, mmap.mmap] | None = {}
 
     def __enter__(self) -> Checkpoint:
@@ -196,14 +219,34 @@ class Checkpoint:
         mapping = self._maps.get(info.file)
         if mapping is None:
             try:
-                with file_errors(info.file), info.file.open("rb") as file:
+                with file_errors(info.file), open_regular(info.file, WeightError) as file:
+                    self._check_state(info.file, os.fstat(file.fileno()))
                     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:  # "cannot mmap an empty file"
                 raise WeightError(f"{info.file}: shrank after it was opened: {error}") from error
             self._maps[info.file] = mapping
-        if len(mapping) < info.offset + info.nbytes:
-            raise WeightError(f"{info.file}: shrank to {len(mapping)} bytes after it was opened; tensor {info.name!r}")
         return mapping
+
+    def _check_state(self, file: Path, now: os.stat_result) -> None:
+        if _state(now) != self._states[file]:
+            raise WeightError(
+                f"{file}: was changed or replaced while it was being read; open the model again when nothing writes "
+                "to its files any more"
+            )
+
+    def check_unchanged(self) -> None:
+        """Check that no mapped file was written to since its header was read; one replaced by a rename still is mapped.
+
+        Raises
+        ------
+        WeightError
+            Names the file.
+        """
+        for file in self._maps or {}:
+            with suppress(FileNotFoundError), os_errors(file, WeightError):
+                now = file.stat()
+                if _state(now)[:2] == self._states[file][:2]:
+                    self._check_state(file, now)
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a tensor as a read-only view of the mapped file.
@@ -425,13 +468,13 @@ def load_weights(
     Raises
     ------
     WeightError
-        Tensors are missing, unexpected, mis-shaped, quantised or not floating, or a value does not fit
-        `dtype`.
+        Tensors are missing, unexpected, mis-shaped, quantised or not floating, a value does not fit `dtype`, or a file
+        was written to meanwhile.
     ConfigError
         `dtype` is none of the three.
     """
-    if dtype not in _COMPUTE_DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(_COMPUTE_DTYPES)}, got {dtype!r}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
     infos = _match(checkpoint, expected)
     if from_numpy is None:
@@ -440,7 +483,7 @@ def load_weights(
         make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
     else:
         make = from_numpy
-    with _progress_bar(sum(t.nbytes for t in infos), progress) as advance:
+    with progress_bar(sum(t.nbytes for t in infos), "Loading weights", "B", wanted=progress) as advance:
         for info in infos:
             array = checkpoint.array(info.name)
             if _used_in_place(info.dtype, dtype):
@@ -451,18 +494,7 @@ def load_weights(
                 checkpoint.release(info.name)
                 engine.load_param(info.name, make(array, dtype=dtype))
             advance(info.nbytes)
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object]]:
-    """Yield a function that advances the bar by bytes; no bar if unwanted or stderr is no terminal."""
-    if not wanted:
-        yield lambda _: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=None) as bar:
-        yield bar.update
+    checkpoint.check_unchanged()
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -470,13 +502,16 @@ _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
 _HUB_SKIP = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
 
 
-def resolve_model(model: str | os.PathLike[str]) -> Path:
+def resolve_model(model: str | os.PathLike[str], revision: str | None = None) -> Path:
     """Return the checkpoint folder that `model` names.
 
     Parameters
     ----------
     model : str or path
-        `"demo"` (the bundled model), a folder, or a hub id `"org/name"` (needs the `[hub]` extra).
+        `"demo"` (the bundled model; a path of this name is a folder), a folder, or a hub id `"org/name"` (needs the
+        `[hub]` extra).
+    revision : str, optional
+        Branch, tag or commit of a hub id.
 
     Returns
     -------
@@ -484,23 +519,33 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
 
     Raises
     ------
+    TypeError
+        Neither text nor path.
     FileNotFoundError
         A folder that does not exist.
     ConfigError
-        A file instead of a folder, a hub id without huggingface_hub, or a download that failed.
+        A file instead of a folder, a revision of something else than a hub id, a hub id without huggingface_hub, or a
+        download that failed.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
+    if isinstance(model, str) and _HUB_ID.fullmatch(text) and not Path(text).exists():
+        return _download(text, revision)
+    if revision is not None:
+        raise ConfigError(f"revision={revision!r} is for models of the hub, and {text!r} is none; leave it out")
     if not text:
         raise ConfigError("model must be a folder, 'demo' or a hub id such as 'org/name', got an empty string")
-    if text == "demo":
+    if model == "demo":
+        if Path("demo", "config.json").exists():
+            logger.warning("model 'demo' is the bundled model; the folder of this name here is './demo'")
         return Path(__file__).parents[1] / "assets" / "demo"
     path = Path(text).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise ConfigError(f"model {text!r} is a file; pass the folder that holds config.json and *.safetensors")
-    if isinstance(model, str) and _HUB_ID.fullmatch(text):
-        return _download(text)
+        what = "a GGUF file, which this version does not read" if path.suffix.lower() == ".gguf" else "a file"
+        raise ConfigError(f"model {text!r} is {what}; pass the folder that holds config.json and *.safetensors")
     raise FileNotFoundError(
         f"model folder {text!r} does not exist (looked at {path.absolute()}); pass the folder of a Hugging "
         "Face checkpoint (config.json, *.safetensors, tokenizer.json), 'demo' for the bundled model, or a "
@@ -508,7 +553,7 @@ def resolve_model(model: str | os.PathLike[str]) -> Path:
     )
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, revision: str | None) -> Path:
     """Fetch a model from the Hugging Face hub into its cache; what is there already is not fetched again."""
     try:
         from huggingface_hub import snapshot_download
@@ -518,7 +563,7 @@ def _download(hub_id: str) -> Path:
             "pip install 'infinilm[hub]', or pass the path of a downloaded folder"
         ) from error
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
     except Exception as error:  # the hub's errors share no base class of their own
         raise ConfigError(
             f"model {hub_id!r} is no folder here and could not be fetched from the Hugging Face hub: {error}"

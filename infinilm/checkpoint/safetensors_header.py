@@ -10,21 +10,22 @@ https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
-import json
 import math
-import stat
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infinilm.checks import short_repr
 from infinilm.errors import WeightError
+from infinilm.files import FETCH_AGAIN, open_regular, os_errors, parse_json
 
 __all__ = ["STORED_DTYPES", "StoredDtype", "TensorInfo", "read_header"]
 
-DAMAGED = "the file is damaged or not what its name says: fetch it again"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_MAX_TENSORS = 2**17  # of a file; the largest in use have some ten thousand, and a second goes by for 100,000
 _MAX_NDIM = 32  # numpy 1.x
 
 
@@ -93,74 +94,35 @@ class TensorInfo:
 def file_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors about `path` into `WeightError`."""
     try:
-        yield
-    except PermissionError as error:
-        raise WeightError(f"{path}: no permission to read this file; check its owner and mode") from error
+        with os_errors(path, WeightError):
+            yield
     except FileNotFoundError as error:
         raise WeightError(f"{path}: no such file; is the download complete?") from error
-    except OSError as error:
-        raise WeightError(f"{path}: cannot be read: {error}") from error
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key!r} appears twice")
-        result[key] = value
-    return result
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def parse_json_object(raw: bytes, path: Path, what: str) -> dict[str, Any]:
-    """Parse a JSON object strictly: UTF-8, no duplicate keys, no NaN.
-
-    Raises
-    ------
-    WeightError
-        Names `path` and the trouble.
-    """
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise WeightError(f"{path}: {what} is not UTF-8 ({error.reason} at byte {error.start}); {DAMAGED}") from error
-    except (ValueError, RecursionError) as error:
-        raise WeightError(f"{path}: {what} is not valid JSON ({error}); {DAMAGED}") from error
-    if not isinstance(value, dict):
-        raise WeightError(f"{path}: {what} must be a JSON object, got {type(value).__name__}; {DAMAGED}")
-    return value
 
 
 def _read_header_bytes(path: Path) -> tuple[bytes, int]:
     """Return the header's bytes and the size of the whole file."""
-    with file_errors(path):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise WeightError(f"{path}: expected a regular file")
-        size = status.st_size
-        with path.open("rb") as file:
-            head = file.read(8)
-            if len(head) < 8:
-                raise WeightError(f"{path}: {len(head)} bytes long, a safetensors file has at least 8; {DAMAGED}")
-            if head == b"version ":
-                raise WeightError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in the folder")
-            length = int.from_bytes(head, "little")
-            if length > size - 8:
-                raise WeightError(
-                    f"{path}: the header claims {length} bytes, but only {size - 8} follow in a file of "
-                    f"{size} bytes; {DAMAGED}"
-                )
-            if length > _MAX_HEADER_BYTES:
-                raise WeightError(
-                    f"{path}: the header claims {length} bytes, more than the format's limit of "
-                    f"{_MAX_HEADER_BYTES}; {DAMAGED}"
-                )
-            header = file.read(length)
+    with file_errors(path), open_regular(path, WeightError) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        if len(head) < 8:
+            raise WeightError(f"{path}: {len(head)} bytes long, a safetensors file has at least 8; {FETCH_AGAIN}")
+        if head == b"version ":
+            raise WeightError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in the folder")
+        length = int.from_bytes(head, "little")
+        if length > size - 8:
+            raise WeightError(
+                f"{path}: the header claims {length} bytes, but only {size - 8} follow in a file of "
+                f"{size} bytes; {FETCH_AGAIN}"
+            )
+        if length > _MAX_HEADER_BYTES:
+            raise WeightError(
+                f"{path}: the header claims {length} bytes, more than the format's limit of "
+                f"{_MAX_HEADER_BYTES}; {FETCH_AGAIN}"
+            )
+        header = file.read(length)
     if len(header) < length:
-        raise WeightError(f"{path}: the header ends after {len(header)} of {length} bytes; {DAMAGED}")
+        raise WeightError(f"{path}: the header ends after {len(header)} of {length} bytes; {FETCH_AGAIN}")
     return header, size
 
 
@@ -172,7 +134,7 @@ def _parse_entry(path: Path, name: str, entry: Any, data_begin: int) -> TensorIn
     """Check one tensor's header entry by itself: keys, dtype, shape, offsets, size."""
 
     def fail(trouble: str) -> WeightError:
-        return WeightError(f"{path}: tensor {name!r}: {trouble}; {DAMAGED}")
+        return WeightError(f"{path}: tensor {name!r}: {trouble}; {FETCH_AGAIN}")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         got = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
@@ -196,11 +158,6 @@ def _parse_entry(path: Path, name: str, entry: Any, data_begin: int) -> TensorIn
     return TensorInfo(name, dtype.name, tuple(shape), path, data_begin + begin, end - begin)
 
 
-def short_repr(value: object, limit: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + "..."
-
-
 def _check_cover(path: Path, tensors: Iterable[TensorInfo], data_begin: int, size: int) -> None:
     """Tensors must fill the file from the header's end to the last byte: no hole, no overlap."""
     position, previous = data_begin, "the header"
@@ -209,7 +166,7 @@ def _check_cover(path: Path, tensors: Iterable[TensorInfo], data_begin: int, siz
             kind = "overlaps" if info.offset < position else "leaves a hole after"
             raise WeightError(
                 f"{path}: tensor {info.name!r} begins at byte {info.offset} and {kind} {previous}, which "
-                f"ends at byte {position}; {DAMAGED}"
+                f"ends at byte {position}; {FETCH_AGAIN}"
             )
         position, previous = info.offset + info.nbytes, f"tensor {info.name!r}"
     if position > size:
@@ -218,7 +175,7 @@ def _check_cover(path: Path, tensors: Iterable[TensorInfo], data_begin: int, siz
             "truncated; fetch it again"
         )
     if position < size:
-        raise WeightError(f"{path}: {size - position} bytes follow the last tensor ({previous}); {DAMAGED}")
+        raise WeightError(f"{path}: {size - position} bytes follow the last tensor ({previous}); {FETCH_AGAIN}")
 
 
 def _library_check(path: Path) -> None:
@@ -230,7 +187,7 @@ def _library_check(path: Path) -> None:
             pass
     except SafetensorError as error:
         raise WeightError(
-            f"{path}: refused by the safetensors library {__version__}: {error}; {DAMAGED}, or needs a newer library"
+            f"{path}: refused by the safetensors library {__version__}: {error}; {FETCH_AGAIN}, or update the library"
         ) from error
 
 
@@ -253,11 +210,16 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """
     raw, size = _read_header_bytes(path)
     if not raw.startswith(b"{"):
-        raise WeightError(f"{path}: the header must begin with '{{', got {short_repr(raw[:8])}; {DAMAGED}")
-    header = parse_json_object(raw, path, "the header")
+        raise WeightError(f"{path}: the header must begin with '{{', got {short_repr(raw[:8])}; {FETCH_AGAIN}")
+    num_tensors = raw.count(b'"data_offsets"')
+    if num_tensors > _MAX_TENSORS:
+        raise WeightError(
+            f"{path}: expected at most {_MAX_TENSORS} tensors in a file, got {num_tensors}; {FETCH_AGAIN}"
+        )
+    header = parse_json(raw, f"{path}: the header", error=WeightError, strict=True)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):
-        raise WeightError(f"{path}: __metadata__ must map strings to strings; {DAMAGED}")
+        raise WeightError(f"{path}: __metadata__ must map strings to strings; {FETCH_AGAIN}")
     data_begin = 8 + len(raw)
     tensors = {name: _parse_entry(path, name, entry, data_begin) for name, entry in header.items()}
     _check_cover(path, tensors.values(), data_begin, size)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infinilm.llm import LLM
     from infinilm.sampling_params import SamplingParams
+
+_PREFILL_CHUNK = 128  # tokens per step: Ctrl-C waits for a step to end, and larger chunks are hardly faster on a CPU
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,6 +70,7 @@ def add_model_settings(
     group.add_argument(
         "--device-ids", type=integer_list, metavar="ID,ID", help="GPU of each rank; default: the first ones"
     )
+    group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     if loads:
         group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
 
@@ -75,17 +80,40 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """Add what decides how tokens are chosen; `max_tokens` is the default of --max-tokens."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default 1")
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, several: bool = False) -> None:
+    """Add what decides how tokens are chosen.
+
+    `max_tokens`: the default of --max-tokens. `several`: there may be several texts for one prompt.
+    """
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="a tokenizer.json or the folder of one, instead of the model's"
+    )
+    parser.add_argument(
+        "--generation-config",
+        default="auto",
+        metavar="PATH",
+        help="where the defaults of sampling come from: another generation_config.json, or none",
+    )
+    group = parser.add_argument_group(
+        "sampling", "What is not given is as the generation_config.json of the model says, else off."
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; 1 where nothing is said")
     group.add_argument("--top-k", type=int, metavar="K", help="choose among the K most probable tokens")
     group.add_argument("--top-p", type=float, metavar="P", help="choose among the tokens that make up probability P")
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the most probable one")
+    group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1: repeat less; 1 is off")
+    group.add_argument("--presence-penalty", type=float, metavar="P", help="-2 to 2, for tokens that came; 0 is off")
+    group.add_argument("--frequency-penalty", type=float, metavar="P", help="the same, for each time they came")
+    if several:
+        group.add_argument("--n", type=int, metavar="N", help="texts for the prompt; default 1")
     group.add_argument("--seed", type=int, metavar="N", help="makes the output repeatable")
     group.add_argument(
-        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"new tokens; default {max_tokens}"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"new tokens; {max_tokens} where nothing is said",
     )
+    parser.set_defaults(default_max_tokens=max_tokens)
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--stop-token-ids", type=integer_list, metavar="ID,ID", help="end after one of these tokens")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end-of-text token")
@@ -124,6 +152,17 @@ def positive_number(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
 
 
+def key_and_json(text: str) -> tuple[str, Any]:
+    """Argument type: KEY=JSON."""
+    key, equals, value = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if key.isidentifier() and equals:
+            return key, json.loads(value)
+    raise argparse.ArgumentTypeError(
+        f"expected KEY=JSON, such as enable_thinking=false or style='\"short\"', got {text!r}"
+    )
+
+
 def length_range(text: str) -> tuple[int, int]:
     """Argument type: MIN:MAX, or one number for both."""
     low, _, high = text.partition(":")
@@ -143,14 +182,59 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = ("device", "dtype", "quantization", "kv_cache", "tensor_parallel_size", "device_ids", "max_model_len")
+    names = (
+        "device",
+        "dtype",
+        "quantization",
+        "kv_cache",
+        "tensor_parallel_size",
+        "device_ids",
+        "max_model_len",
+        "revision",
+    )
     return {name: getattr(args, name) for name in names if name in args}
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Make the parameters; an option that is not given keeps the library's default."""
+_SAMPLING = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "n",
+    "seed",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+]
+
+
+@contextlib.contextmanager
+def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
+    """Open the model for one sequence at a time; `more`: further keywords of `LLM`."""
+    from infinilm.llm import LLM
+
+    with LLM(
+        args.model,
+        num_threads=args.num_threads,
+        max_num_seqs=getattr(args, "n", None) or 1,
+        max_num_batched_tokens=_PREFILL_CHUNK,
+        tokenizer=args.tokenizer,
+        generation_config=args.generation_config,
+        **model_settings(args),
+        **more,
+    ) as llm:
+        yield llm
+
+
+def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = None) -> SamplingParams:
+    """Make the parameters; what is not given is as in `defaults`, those of the model."""
     from infinilm.sampling_params import make_sampling_params
 
-    names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return make_sampling_params(None, given)
+    given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name, None) is not None}
+    if defaults is None or defaults.max_tokens is None:
+        given = {"max_tokens": args.default_max_tokens} | given
+    return make_sampling_params(defaults, given)

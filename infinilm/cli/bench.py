@@ -47,7 +47,12 @@ _LIMITS = {
 }
 _TRACE = {
     "num_requests": _Option(positive, "N", "256", "requests of the trace"),
-    "trace_lengths": _Option(length_range, "MIN:MAX", "100:1024", "tokens of a prompt, and of an output"),
+    "trace_lengths": _Option(
+        length_range,
+        "MIN:MAX",
+        None,
+        "tokens of a prompt, and of an output; default 100:1024, or what the context of the model has room for",
+    ),
     "seed": _Option(non_negative, "N", "0", "of lengths, token ids, arrivals and sampling"),
     "request_rate": _Option(positive_number, "R", None, "arrivals a second, at random (Poisson); default: all at once"),
     "max_num_seqs": _Option(positive, "N", "64", "sequences that run at the same time"),
@@ -143,7 +148,11 @@ def _bench_trace(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm.config.llama_config import AutoConfig
     from infinilm.llm import LLM
 
-    min_len, max_len = settings["trace_lengths"]
+    path = resolve_model(args.model, args.revision)
+    context = settings["max_model_len"] or AutoConfig.from_pretrained(path).max_position_embeddings
+    min_len, max_len = settings["trace_lengths"] or bench_trace.default_lengths(context)
+    if settings["trace_lengths"] is None and (min_len, max_len) != bench_trace.DEFAULT_LENGTHS:
+        note(f"lengths {min_len}:{max_len}, as the context holds {context} tokens; nano-vllm's trace has 100:1024")
     drawn_from = {
         "num_requests": settings["num_requests"],
         "min_len": min_len,
@@ -153,10 +162,10 @@ def _bench_trace(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     }
     progress = not hasattr(args, "no_progress")
     trace = bench_trace.make_trace(**drawn_from)
-    path = resolve_model(args.model)
-    trace.check_context(settings["max_model_len"] or AutoConfig.from_pretrained(path).max_position_embeddings)
+    trace.check_context(context)
     num_threads = args.num_threads or _core.default_num_threads()
     shared = model_settings(args) | {"max_model_len": settings["max_model_len"] or trace.context_needed}
+    del shared["revision"]  # of the path that was found already
     note(f"loading {args.model}")
     with LLM(
         path,

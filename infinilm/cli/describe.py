@@ -8,16 +8,30 @@ from dataclasses import asdict
 from typing import Any
 
 from infinilm import _core
+from infinilm.cache import PagedKVCacheConfig
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.config.families import build_spec
+from infinilm.config.llama_config import AutoConfig
+from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.memory import ModelPlan, format_bytes, plan_model
+from infinilm.sampling_params import SamplingParams
+from infinilm.text.generation_config import GenerationConfig
 
 
 def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
     """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
-    path = resolve_model(model)
+    settings = dict(settings)
+    path = resolve_model(model, settings.pop("revision", None))
     has_weights = not path.is_dir() or any(path.glob("*.safetensors"))
     return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
+
+
+def plan_least(model: str, settings: Mapping[str, Any]) -> ModelPlan:
+    """What a model would take at the least: with a cache of one sequence, whatever is free."""
+    path = resolve_model(model, settings.get("revision"))
+    length = settings.get("max_model_len") or AutoConfig.from_pretrained(path).max_position_embeddings
+    blocks = PagedKVCacheConfig(num_blocks=-(-length // DEFAULT_BLOCK_SIZE), block_size=DEFAULT_BLOCK_SIZE)
+    return plan_any(model, {**settings, "kv_cache": blocks, "max_num_seqs": 1})
 
 
 def _count_parameters(plan: ModelPlan) -> int:
@@ -49,7 +63,14 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "devices": list(plan.devices),
         "dtype": plan.dtype,
         "memory": describe_memory(plan),
+        "sampling": describe_sampling(plan),
     }
+
+
+def describe_sampling(plan: ModelPlan) -> dict[str, Any]:
+    """What generation_config.json sets of the sampling parameters."""
+    chosen = GenerationConfig.from_folder(plan.path).sampling_params
+    return {name: value for name, value in asdict(chosen).items() if value != getattr(SamplingParams(), name)}
 
 
 def describe_plan(plan: ModelPlan) -> dict[str, Any]:
@@ -95,6 +116,7 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
             f"          {_model_line(model | {'architecture': config.pop('architecture')})}",
             *(f"          {name} {value}" for name, value in config.items()),
             *(f"memory    {line}" for line in memory_lines(model["memory"])),
+            f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
         ]
     return lines
 

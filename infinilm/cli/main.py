@@ -8,17 +8,12 @@ inside the commands, so that `--help` is fast.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
-import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import infinilm
 from infinilm.cli.arguments import (
@@ -28,21 +23,23 @@ from infinilm.cli.arguments import (
     flag,
     integer_list,
     model_settings,
+    open_llm,
     positive,
     sampling_params,
 )
 from infinilm.cli.bench import add_bench, run_bench
+from infinilm.cli.chat import add_chat, run_chat
 from infinilm.cli.output import drop_stdout, note, put, stopped, use_utf8
-from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError
+from infinilm.cli.stream import Reply, event_text, print_stream, read_stream
+from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError, WeightError
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.outputs import TokenEvent
-    from infinilm.sampling_params import SamplingParams
 
-_PREFILL_CHUNK = 128  # tokens per step: Ctrl-C waits for a step to end, and larger chunks are hardly faster on a CPU
 _USER_ERRORS = (
     ConfigError,
+    WeightError,
     RequestError,
     CacheFullError,
     DeviceError,
@@ -102,7 +99,7 @@ def _make_parser() -> argparse.ArgumentParser:
         return sub
 
     _add_generate(command("generate", _generate, "Complete a prompt, streaming the text."))
-    _add_chat(command("chat", _chat, "Talk with a model."))
+    add_chat(command("chat", run_chat, "Talk with a model."))
     _add_info(command("info", _info, "Describe this installation, this machine and, if asked, a model."))
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
@@ -117,13 +114,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stats", action="store_true", help="print a summary of the timing on stderr")
     add_model_settings(parser)
-    add_sampling(parser, max_tokens=256)
-
-
-def _add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
-    add_model_settings(parser)
-    add_sampling(parser, max_tokens=512)
+    add_sampling(parser, max_tokens=256, several=True)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -136,90 +127,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-num-seqs", type=positive, default=64, metavar="N", help="sequences that run at the same time; default 64"
     )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="plan for devices with so much that is free, such as 80GiB; it need not be here",
+    )
     add_model_settings(parser, positional=True, loads=False)
-
-
-@contextlib.contextmanager
-def _open_llm(args: argparse.Namespace) -> Iterator[LLM]:
-    from infinilm.llm import LLM
-
-    with LLM(
-        args.model,
-        num_threads=args.num_threads,
-        max_num_seqs=1,
-        max_num_batched_tokens=_PREFILL_CHUNK,
-        **model_settings(args),
-    ) as llm:
-        yield llm
-
-
-# ---- streams and Ctrl-C ----
-
-
-class _CtrlC:
-    """While tokens stream, Ctrl-C is noted and acted on between tokens, not in the middle of the engine's work.
-
-    Until the first token and on the second Ctrl-C it raises KeyboardInterrupt as ever: a long prompt takes a while.
-    """
-
-    def __init__(self) -> None:
-        self.pressed = False
-        self.streaming = False
-        self._installed = False
-
-    def __enter__(self) -> _CtrlC:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            with contextlib.suppress(ValueError):  # not the main thread: no signals here
-                signal.signal(signal.SIGINT, self._handle)
-                self._installed = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.pressed or not self.streaming:
-            raise KeyboardInterrupt
-        self.pressed = True
-
-
-@dataclass(slots=True)
-class _Reply:
-    """What came out of a stream so far."""
-
-    text: str = ""
-    num_tokens: int = 0
-    finish_reason: str | None = None
-    interrupted: bool = False
-    ttft: float = 0.0  # seconds from the request to the first token
-    decode_seconds: float = 0.0  # from the first token to the last
-
-
-def _print_stream(events: Iterator[TokenEvent], reply: _Reply, as_token_ids: bool = False) -> None:
-    """Print a stream as it comes, with a line end behind it; `reply` is complete even when Ctrl-C cuts it short."""
-    started = time.perf_counter()
-    try:
-        # Closing the generator frees the slot of what is unfinished.
-        with _CtrlC() as ctrl_c, contextlib.closing(cast("Generator[TokenEvent]", events)):
-            for event in events:
-                ctrl_c.streaming = True
-                elapsed = time.perf_counter() - started
-                reply.ttft = reply.ttft or elapsed
-                reply.decode_seconds = elapsed - reply.ttft
-                reply.num_tokens += event.token_id is not None
-                reply.finish_reason = event.finish_reason
-                text = f"{event.token_id} " if as_token_ids and event.token_id is not None else event.text
-                reply.text += text
-                if text:
-                    put(text)
-                if ctrl_c.pressed and event.finish_reason is None:
-                    reply.interrupted = True
-                    break
-    except KeyboardInterrupt:
-        reply.interrupted = True
-    finally:
-        put("\n")
 
 
 # ---- generate ----
@@ -238,97 +151,42 @@ def _read_prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    sampling_params(args)  # a bad option is told before the model is loaded
     prompt = _read_prompt(args)
-    with _open_llm(args) as llm:
+    with open_llm(args) as llm:
+        params = sampling_params(args, llm.default_sampling_params)
         events = llm.stream([prompt], params)  # a bad request raises here, before anything is printed
-        if not args.no_echo:
+        if not args.no_echo and params.n == 1:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))
-        reply = _Reply()
-        _print_stream(events, reply, args.token_ids)
+        reply = Reply()
+        if params.n > 1:
+            _print_several(events, params.n, reply, args.token_ids)
+        else:
+            print_stream(events, reply, args.token_ids)
         if args.stats:
             num_prompt = len(llm.tokenize(prompt) if isinstance(prompt, str) else prompt)
             note(_stats(llm, num_prompt, reply))
     return stopped() if reply.interrupted else 0
 
 
-def _stats(llm: LLM, num_prompt_tokens: int, reply: _Reply) -> str:
+def _print_several(events: Iterator[TokenEvent], num_texts: int, reply: Reply, as_token_ids: bool) -> None:
+    """Print the texts of one prompt one after the other, each as soon as it and those before it are done."""
+    texts, is_done, num_printed = [""] * num_texts, [False] * num_texts, 0
+    for event in read_stream(events, reply):
+        texts[event.completion] += event_text(event, as_token_ids)
+        is_done[event.completion] = event.finish_reason is not None
+        while num_printed < num_texts and is_done[num_printed]:
+            put(f"--- {num_printed + 1} of {num_texts} ---\n{texts[num_printed]}\n")
+            num_printed += 1
+
+
+def _stats(llm: LLM, num_prompt_tokens: int, reply: Reply) -> str:
     rate = (reply.num_tokens - 1) / reply.decode_seconds if reply.num_tokens > 1 else 0.0
     decode = f", then {rate:.1f} tokens/s" if rate else ""
     return (
         f"{num_prompt_tokens} prompt tokens, {reply.num_tokens} new tokens ({reply.finish_reason or 'stopped'}); "
         f"first token after {reply.ttft:.3f} s{decode}; model loaded in {llm.load_time:.2f} s as {llm.dtype}"
     )
-
-
-# ---- chat ----
-
-
-def _chat(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
-    interactive = sys.stdin.isatty()
-    with _open_llm(args) as llm:
-        if interactive:
-            import readline  # noqa: F401 (line editing and history of input())
-
-            note("/reset starts anew; /exit or Ctrl-D ends; Ctrl-C stops an answer")
-        opening = [{"role": "system", "content": args.system}] if args.system is not None else []
-        messages = list(opening)
-        while (line := _read_line("> " if interactive else "")) is not None and line.strip() != "/exit":
-            command = line.strip()
-            if command == "/reset":
-                messages = list(opening)
-                note("[the conversation starts anew]")
-            elif command.startswith("/") and " " not in command:
-                note(f"[no command {command}; there are /reset and /exit]")
-            elif command:
-                _answer(llm, messages, line, params)
-    return 0
-
-
-def _read_line(prompt: str) -> str | None:
-    """Read a line without its end; None at the end of the input."""
-    try:
-        return input(prompt)
-    except EOFError:
-        if prompt:
-            put("\n")
-        return None
-
-
-def _answer(llm: LLM, messages: list[dict[str, str]], text: str, params: SamplingParams) -> None:
-    """Print the model's answer to `text`; both become part of `messages`."""
-    messages.append({"role": "user", "content": text})
-    reply = _Reply()
-    try:
-        ids = _fit_context(llm, messages, reserve=min(params.max_tokens or 1, llm.max_model_len // 4))
-        _print_stream(llm.stream([ids], params), reply)
-    except RequestError as error:
-        messages.pop()
-        note(f"[{error}]")
-        return
-    messages.append({"role": "assistant", "content": reply.text})
-    if reply.interrupted:
-        note("[stopped]")
-    elif reply.finish_reason == "length":
-        full = len(ids) + reply.num_tokens >= llm.max_model_len
-        why = f"the context of {llm.max_model_len} tokens is full" if full else f"--max-tokens {params.max_tokens}"
-        note(f"[cut off: {why}]")
-
-
-def _fit_context(llm: LLM, messages: list[dict[str, str]], reserve: int) -> list[int]:
-    """Token ids of the conversation, without the oldest exchanges where `reserve` tokens would not be left."""
-    dropped = 0
-    while len(ids := llm.render_chat(messages)) + reserve > llm.max_model_len:
-        begin = 1 if messages[0]["role"] == "system" else 0
-        if len(messages) - begin < 3:  # the new message alone; `stream` says whether it fits
-            break
-        del messages[begin : begin + 2]
-        dropped += 1
-    if dropped:
-        what = "exchange was" if dropped == 1 else f"{dropped} exchanges were"
-        note(f"[the oldest {what} dropped: the context holds {llm.max_model_len} tokens]")
-    return ids
 
 
 # ---- info and plan ----
@@ -357,7 +215,13 @@ def _info(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from infinilm.cli import describe
 
-    settings = model_settings(args) | {"max_num_seqs": args.max_num_seqs}
-    plan = describe.describe_plan(describe.plan_any(args.model, settings))
+    settings = model_settings(args) | {"max_num_seqs": args.max_num_seqs, "memory": args.memory}
+    try:
+        plan = describe.describe_plan(describe.plan_any(args.model, settings))
+    except CacheFullError:
+        # What it would take is worth more than that it is refused.
+        least = describe.describe_plan(describe.plan_least(args.model, settings))
+        note("\n".join(["it does not fit; one sequence alone would take", *describe.plan_lines(least)]))
+        raise
     put((json.dumps(plan, indent=1) if args.json else "\n".join(describe.plan_lines(plan))) + "\n")
     return 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from infinilm.checks import DTYPES, as_integer
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
-    "DTYPES",
     "FAMILIES",
     "Family",
     "ModelFacts",
@@ -33,15 +33,11 @@ __all__ = [
     "model_facts",
 ]
 
-DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
-"""What an engine can compute in."""
+"""How an engine on a CPU can store weights."""
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 """`hidden_act` of config.json to the engine's activation."""
-
-INT_LIMIT = 2**31
-"""Sizes and lengths are 32-bit in the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,15 +328,15 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     Raises
     ------
     ConfigError
-        Whatever `validate` raises, an unknown dtype or quantization, or a max_model_len that is not an integer in [1, 2**31).
+        Whatever `validate` raises, an unknown dtype or quantization, or a max_model_len that is not an integer in
+        [1, 2**31).
     """
     config.validate()
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise ConfigError(f"quantization: expected None, {' or '.join(map(repr, QUANTIZATIONS))}, got {quantization!r}")
-    if isinstance(max_model_len, bool) or not isinstance(max_model_len, int) or not 1 <= max_model_len < INT_LIMIT:
-        raise ConfigError(f"max_model_len must be an integer in [1, 2**31); got {max_model_len!r}")
+    max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 
     from infinilm._core import ModelSpec  # late: a configuration is usable without the compiled module

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 from collections.abc import Mapping
@@ -21,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
 from infinilm.config import families
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.errors import ConfigError, did_you_mean
+from infinilm.files import read_json
+from infinilm.logs import logger
 
 __all__ = ["AutoConfig", "LlamaConfig"]
-
-logger = logging.getLogger("infinilm")
 
 
 @dataclass(init=False, slots=True, repr=False, eq=False)
@@ -110,7 +110,7 @@ class LlamaConfig:
     name_or_path: str
 
     def __init__(self, **values: Any) -> None:
-        unknown = [key for key in values if key not in _KNOWN_KEYS]
+        unknown = [key for key in values if key not in _KNOWN_KEYS - {_DUAL_CHUNK}]
         if unknown:
             keys = sorted(_ACCEPTED_KEYS)
             hint = did_you_mean(unknown[0], keys) or f"; fields: {', '.join(keys)}"
@@ -147,13 +147,14 @@ class LlamaConfig:
         for key in ("bos_token_id", "eos_token_id"):
             if key in known and known[key] is None:
                 known[key] = []
+        _limit_context(known)
         try:
             config = cls(**known)
         except TypeError as error:
             raise ConfigError(str(error)) from None
         config.validate()
         if unknown:
-            logger.warning("keys of the model configuration that infinilm does not know, not used: %s", unknown)
+            logger.warning("keys of config.json that infinilm does not know, not used: %s", short_repr(unknown, 500))
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,8 +198,8 @@ class LlamaConfig:
         """Size of one head; `hidden_size // num_attention_heads` unless set."""
         if self._head_dim is not None:
             return self._head_dim
-        _check_integer("hidden_size", self.hidden_size, at_least=1)
-        _check_integer("num_attention_heads", self.num_attention_heads, at_least=1)
+        as_integer("hidden_size", self.hidden_size)
+        as_integer("num_attention_heads", self.num_attention_heads)
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
@@ -257,7 +258,7 @@ class LlamaConfig:
 
     @dtype.setter
     def dtype(self, value: Any) -> None:
-        self._dtype = _dtype_name(value)
+        self._dtype = dtype_name(value)
 
     def validate(self) -> None:
         """Check every field alone and all together; what passes, `families.build_spec` accepts, and no more.
@@ -269,20 +270,20 @@ class LlamaConfig:
         """
         family = families.family_of(self.architecture)
         for key, limit in _SIZES.items():
-            _check_integer(key, getattr(self, key), at_least=1, below=limit)
-        _check_integer("max_window_layers", self.max_window_layers, at_least=0)
+            as_integer(key, getattr(self, key), below=limit)
+        as_integer("max_window_layers", self.max_window_layers, least=0)
         if self.sliding_window is not None:
-            _check_integer("sliding_window", self.sliding_window, at_least=1)
+            as_integer("sliding_window", self.sliding_window)
         for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
-            _check_boolean(key, getattr(self, key))
+            as_boolean(key, getattr(self, key), error=ConfigError)
         if self.use_sliding_window is not None:
-            _check_boolean("use_sliding_window", self.use_sliding_window)
+            as_boolean("use_sliding_window", self.use_sliding_window, error=ConfigError)
         if not isinstance(self.hidden_act, str):
             raise ConfigError(f"hidden_act must be a string; got {self.hidden_act!r}")
         _check_positive("rms_norm_eps", self.rms_norm_eps)
         _check_positive("rope_theta", self.rope_theta)
-        if self.dtype not in families.DTYPES:
-            raise ConfigError(f"dtype {self.dtype!r} is not supported; supported: {', '.join(families.DTYPES)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is not supported; supported: {', '.join(DTYPES)}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
@@ -296,7 +297,7 @@ class LlamaConfig:
             ),
             ("2 * intermediate_size", 2 * self.intermediate_size),
         ):
-            if size >= families.INT_LIMIT:
+            if size >= INT_LIMIT:
                 raise ConfigError(f"{product} must be < 2**31; got {size}")
         self._check_layer_types(family)
         families.model_facts(self, self.max_position_embeddings)
@@ -350,27 +351,34 @@ class AutoConfig:
         """
         file = Path(path) / "config.json"
         try:
-            content = file.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            problem = "the folder has no config.json" if file.parent.is_dir() else "there is no such folder"
-            raise FileNotFoundError(
-                f"{file}: {problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
-            ) from None
-        try:
-            values = json.loads(content.decode("utf-8-sig"))
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{file}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}; "
-                "the file may be cut short, download it again"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file}: not UTF-8 at byte {error.start}; download it again") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file}: must hold a JSON object; got a {type(values).__name__}")
+            values = read_json(file)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{file}: {_what_is_there(file.parent)}") from None
         try:
             return LlamaConfig.from_dict(values)
         except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from error
+            message = str(error)
+            cut = "..." if len(message) > _MAX_MESSAGE else ""
+            raise ConfigError(f"{file}: {message[:_MAX_MESSAGE]}{cut}") from error
+
+
+_MAX_MESSAGE = 1000  # characters; a hostile file may have values of any length
+
+
+def _what_is_there(folder: Path) -> str:
+    """Explain a folder without config.json."""
+    if not folder.is_dir():
+        problem = "there is no such folder"
+    elif (folder / "adapter_config.json").exists():
+        return (
+            "the folder has none: this is a LoRA adapter, not a model, and adapters are not read in this version; "
+            "merge it into its base model once where peft is installed (merge_and_unload, then save_pretrained)"
+        )
+    elif any(folder.glob("*.gguf")):
+        return "the folder has none, only a GGUF file, which this version does not read; use the safetensors checkpoint"
+    else:
+        problem = "the folder has no config.json"
+    return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
 
 
 _INERT_DEFAULTS: Mapping[str, Any] = {
@@ -384,14 +392,14 @@ _INERT_DEFAULTS: Mapping[str, Any] = {
 
 # Sizes and their limits: 32 bits in the core; less where a typing error would make validation itself slow.
 _SIZES = {
-    "vocab_size": families.INT_LIMIT,
-    "hidden_size": families.INT_LIMIT,
-    "intermediate_size": families.INT_LIMIT,
-    "num_hidden_layers": 2**16,
-    "num_attention_heads": families.INT_LIMIT,
-    "num_key_value_heads": families.INT_LIMIT,
+    "vocab_size": INT_LIMIT,
+    "hidden_size": INT_LIMIT,
+    "intermediate_size": INT_LIMIT,
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": INT_LIMIT,
+    "num_key_value_heads": INT_LIMIT,
     "head_dim": 2**16,
-    "max_position_embeddings": families.INT_LIMIT,
+    "max_position_embeddings": INT_LIMIT,
 }
 
 # Fields in which null means something else than "not said".
@@ -401,7 +409,13 @@ _NULLABLE = frozenset({"num_key_value_heads", "sliding_window", "bos_token_id", 
 _ACCEPTED_KEYS = frozenset(
     {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
 )
-_KNOWN_KEYS = _ACCEPTED_KEYS | INERT | frozenset(UNSUPPORTED) | {"original_max_position_embeddings", "mlp_layer_types"}
+_DUAL_CHUNK = "dual_chunk_attention_config"
+_KNOWN_KEYS = (
+    _ACCEPTED_KEYS
+    | INERT
+    | frozenset(UNSUPPORTED)
+    | {"original_max_position_embeddings", "mlp_layer_types", _DUAL_CHUNK}
+)
 
 
 def _family(model_type: Any, architectures: Any) -> families.Family:
@@ -422,6 +436,32 @@ def _family(model_type: Any, architectures: Any) -> families.Family:
     return found[0]
 
 
+def _limit_context(values: dict[str, Any]) -> None:
+    """Lower max_position_embeddings to where dual chunk attention begins to differ from attention (Qwen2.5-1M).
+
+    Up to a chunk, less what is seen of the one before, all keys are in the query's own chunk (vLLM's
+    dual_chunk_flash_attn, `chunk_len`).
+    """
+    chunks = values.pop(_DUAL_CHUNK, None)
+    if chunks is None:
+        return
+    if not isinstance(chunks, Mapping):
+        raise ConfigError(f"{_DUAL_CHUNK} must be null or an object; got {short_repr(chunks)}")
+    size = as_integer(f"{_DUAL_CHUNK}: chunk_size", chunks.get("chunk_size"), least=2)
+    limit = size - as_integer(f"{_DUAL_CHUNK}: local_size", chunks.get("local_size", 0), least=0, below=INT_LIMIT)
+    positions = as_integer("max_position_embeddings", values.get("max_position_embeddings"))
+    if limit < 1:
+        raise ConfigError(f"{_DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
+    if positions > limit:
+        logger.warning(
+            "max_position_embeddings is taken as %d instead of %d: beyond that the model needs dual chunk attention, "
+            "which is not available in this version",
+            limit,
+            positions,
+        )
+        values["max_position_embeddings"] = limit
+
+
 def _refuse_unsupported(values: dict[str, Any]) -> None:
     """Drop the keys of `UNSUPPORTED` and `INERT` from `values`; an error where one is not neutral."""
     for key in [key for key in values if key in UNSUPPORTED]:
@@ -429,11 +469,11 @@ def _refuse_unsupported(values: dict[str, Any]) -> None:
         value = values.pop(key)
         if value not in neutral:
             expected = " or ".join(json.dumps(item) for item in neutral)
-            raise ConfigError(f"{key} is {_short(value)}, but only {expected} is supported: {reason}")
+            raise ConfigError(f"{key} is {short_repr(value)}, but only {expected} is supported: {reason}")
     layers = values.pop("mlp_layer_types", None)
     if layers is not None and (not isinstance(layers, list) or any(kind != "dense" for kind in layers)):
         raise ConfigError(
-            f"mlp_layer_types is {_short(layers)}, but only 'dense' layers are supported: "
+            f"mlp_layer_types is {short_repr(layers)}, but only 'dense' layers are supported: "
             "mixture-of-experts models are not supported"
         )
     for key in INERT.intersection(values):
@@ -495,27 +535,6 @@ def _token_ids(key: str, value: Any) -> list[int]:
     return [int(item) for item in items]
 
 
-def _dtype_name(value: Any) -> str:
-    """'bfloat16' for "bfloat16", "torch.bfloat16" and torch.bfloat16; numpy's dtypes by their name."""
-    if isinstance(value, (type, np.dtype)):
-        try:
-            return str(np.dtype(value).name)
-        except TypeError:
-            pass
-    return str(value).removeprefix("torch.")
-
-
-def _check_integer(key: str, value: Any, at_least: int, below: int = families.INT_LIMIT) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < below:
-        limit = f"2**{below.bit_length() - 1}"
-        raise ConfigError(f"{key} must be an integer in [{at_least}, {limit}); got {value!r}")
-
-
-def _check_boolean(key: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key} must be true or false; got {value!r}")
-
-
 def _check_positive(key: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= 3.4e38 or not math.isfinite(value):
@@ -527,8 +546,3 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

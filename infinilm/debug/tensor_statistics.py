@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from infinilm.checks import dtype_name
 from infinilm.devices.arrays import to_array
 
 __all__ = ["TensorStats", "tensor_stats"]
@@ -67,7 +68,7 @@ def tensor_stats(tensor: Any) -> TensorStats:
     empty = not finite.size
     return TensorStats(
         shape=tuple(int(n) for n in array.shape),
-        dtype=str(getattr(tensor, "dtype", array.dtype)).removeprefix("torch."),
+        dtype=dtype_name(getattr(tensor, "dtype", array.dtype)),
         size=flat.size,
         minimum=np.nan if empty else float(finite.min()),
         maximum=np.nan if empty else float(finite.max()),

@@ -41,6 +41,8 @@ def backends() -> dict[str, dict[str, Any]]:
 
 def resolve_device(device: str) -> str:
     """What `device="auto"` means here: the first GPU if one is usable, else the CPU; others are only checked."""
+    if not isinstance(device, str):
+        raise TypeError(f"device: expected a text such as 'cpu', 'cuda' or 'cuda:1', got {device!r}")
     if device != "auto":
         _core.parse_device(device)
         return device

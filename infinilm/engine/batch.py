@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.cache import CacheLayout
+from infinilm.checks import short_repr
 from infinilm.devices.arrays import as_tensor
 from infinilm.errors import CacheFullError, RequestError, did_you_mean
 
@@ -441,5 +442,4 @@ def _check(name: str, values: npt.NDArray[Any], good: npt.NDArray[np.bool_], exp
 
 
 def _short(value: Any) -> str:
-    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return short_repr(value.tolist() if isinstance(value, np.ndarray) else value)

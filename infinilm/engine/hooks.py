@@ -323,9 +323,14 @@ class EngineHooks:
             with contextlib.suppress(EngineDeadError):  # then it has let go of them already
                 self._core.set_hooks(None, [])
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether this is a rank's thread, and a hook runs on it."""
+        return threading.get_ident() in self._threads
+
     def refuse_calls(self) -> None:
         """InfinilmError in a hook: it runs on a rank's thread, and an engine that waits for itself waits for ever."""
-        if threading.get_ident() in self._threads:
+        if self.is_calling:
             raise InfinilmError("a hook cannot call the engine that is running it; do it after forward")
 
 

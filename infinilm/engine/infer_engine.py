@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import copy as copying
-import logging
 import os
 import threading
 import weakref
@@ -42,16 +41,33 @@ from infinilm.errors import (
 
 __all__ = ["InferEngine"]
 
-logger = logging.getLogger("infinilm")
-
+# Made or being made. Guarded by the lock, as is whether the program is at its end.
 _open_engines: weakref.WeakSet[InferEngine] = weakref.WeakSet()
+_open_lock = threading.Lock()
+_exiting = False
+
+
+def _start_over() -> None:
+    """In a forked child: nobody holds the lock, and the engines are those of the parent."""
+    global _open_lock, _open_engines
+    _open_lock = threading.Lock()
+    _open_engines = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_start_over)
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close before the interpreter goes: a daemon thread that comes back from the core later aborts the process."""
-    for engine in list(_open_engines):
-        engine.close()
+    """Close before the interpreter goes, so that no thread comes back from the core to one that is not there."""
+    global _exiting
+    with _open_lock:
+        _exiting = True
+        engines = list(_open_engines)
+    for engine in engines:
+        with engine._lock:  # also of one that is being made, or could not be
+            if not engine._closed:
+                engine.close()
 
 
 class InferEngine:
@@ -128,19 +144,25 @@ class InferEngine:
         self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
         layout = self._layout(cache_config)
 
+        self._process = os.getpid()  # whose threads it has
         self._lock = threading.RLock()  # guards everything below
-        self._core = _core.InferEngine(
-            spec, [rank.device for rank in self.ranks], nccl_library=nccl_library() if kind == "cuda" else ""
-        )
-        self._param_shapes = self._core.param_shapes()
-        self._loaded: set[str] = set()
-        self._ready = False  # all weights are there and prepared
-        self._closed = False
-        self._hooks = EngineHooks(self._core, self._sites)
-        self._registry: HookRegistry | None = None  # in use
-        self._allocate(layout)
-        self._cache_config = cache_config
-        _open_engines.add(self)
+        self._closed = True  # until there is something to close
+        with self._lock:
+            with _open_lock:
+                if _exiting:
+                    raise EngineDeadError("the program is ending: it is too late to make an engine")
+                _open_engines.add(self)
+            self._core = _core.InferEngine(
+                spec, [rank.device for rank in self.ranks], nccl_library=nccl_library() if kind == "cuda" else ""
+            )
+            self._param_shapes = self._core.param_shapes()
+            self._loaded: set[str] = set()
+            self._ready = False  # all weights are there and prepared
+            self._hooks = EngineHooks(self._core, self._sites)
+            self._registry: HookRegistry | None = None  # in use
+            self._allocate(layout)
+            self._cache_config = cache_config
+            self._closed = False
 
     @property
     def dtype(self) -> str:
@@ -221,7 +243,7 @@ class InferEngine:
         ----------
         copy
             False: read-only tensors, which share memory where the engine still has that which they were loaded from,
-            such as a file; True: copies.
+            such as a file; True: copies, which consumers of DLPack before 1.0 need.
         """
         with self._open():
             ranks = self._core.state_dict()
@@ -365,12 +387,18 @@ class InferEngine:
     # ---- life ----
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads; what others still wait for is finished first. Idempotent."""
+        """Free the weights, the cache and the threads; what others still wait for is finished first. Idempotent.
+
+        In a process that was forked from the engine's there is nothing to finish; its memory goes with the process.
+        """
+        if self._process != os.getpid():
+            return  # the lock may be held by a thread that is not here
         self._hooks.refuse_calls()
         with self._lock:
-            self._closed = True
-            self._hooks.use(None)
-            self._core.close()
+            if not self._closed:
+                self._closed = True
+                self._hooks.use(None)
+                self._core.close()
 
     def __enter__(self) -> InferEngine:
         return self
@@ -385,6 +413,11 @@ class InferEngine:
     @contextmanager
     def _open(self) -> Iterator[None]:
         """One caller at a time, while the engine is open."""
+        if self._process != os.getpid():
+            raise EngineDeadError(
+                f"the engine was made in process {self._process}; after a fork make a new one, or use the 'spawn' "
+                "start method"
+            )
         self._hooks.refuse_calls()
         with self._lock:
             if self._closed:

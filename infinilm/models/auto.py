@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from infinilm.checkpoint.folder import resolve_model
+from infinilm.checks import dtype_name
 from infinilm.config.llama_config import AutoConfig
-from infinilm.errors import ConfigError, did_you_mean
-from infinilm.generation import eos_token_ids_of
+from infinilm.errors import ConfigError
+from infinilm.keywords import unknown_parameter
+from infinilm.logs import logger
+from infinilm.models.causal_lm import CausalLM
 from infinilm.models.reference import ReferenceModel
+from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from infinilm.cache import CacheConfig
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
     from infinilm.models.engine_model import EngineModel
 
 __all__ = ["AutoLlamaModel", "AutoModelForCausalLM"]
-
-logger = logging.getLogger("infinilm")
 
 
 class AutoLlamaModel:
@@ -112,12 +113,12 @@ class AutoLlamaModel:
             An unknown parameter.
         """
         for name in unknown:
-            raise TypeError(f"from_pretrained() has no parameter {name!r}{did_you_mean(name, _PARAMETERS)}")
+            raise unknown_parameter("from_pretrained()", name, _PARAMETERS)
         started = time.perf_counter()
         model: EngineModel | ReferenceModel
         if backend == "python":
             _check_plain(device, distributed_config, cache_config)
-            model = ReferenceModel.from_pretrained(path, dtype="float32" if dtype is None else _name(dtype))
+            model = ReferenceModel.from_pretrained(path, dtype="float32" if dtype is None else dtype_name(dtype))
         elif backend == "cpp":
             model = _open_engine(path, device, dtype, distributed_config, cache_config)
         else:
@@ -129,8 +130,69 @@ class AutoLlamaModel:
         return model
 
 
-class AutoModelForCausalLM(AutoLlamaModel):
-    """Another name of `AutoLlamaModel`, as other libraries have it."""
+class AutoModelForCausalLM:
+    """Opens models for programs that were written for transformers; see `from_pretrained`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("AutoModelForCausalLM has no objects; use AutoModelForCausalLM.from_pretrained(path)")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | None = None,
+        dtype: Any = None,
+        backend: str = "cpp",
+        distributed_config: DistConfig | None = None,
+        cache_config: CacheConfig | None = None,
+        *,
+        torch_dtype: Any = None,
+        device_map: Any = None,
+        **unknown: NoReturn,
+    ) -> CausalLM:
+        """Open a checkpoint; the same as `AutoLlamaModel.from_pretrained`, in the words of transformers.
+
+        Parameters
+        ----------
+        path, device, dtype, backend, distributed_config, cache_config
+            See there; a dtype may be "auto", too, that of config.json.
+        torch_dtype
+            Another name of `dtype`.
+        device_map
+            Another name of `device`: "auto", a device, or a dict that has one device for all.
+
+        Returns
+        -------
+        CausalLM
+            Its `generate` takes and returns what that of transformers does.
+
+        Raises
+        ------
+        TypeError
+            An unknown parameter.
+        Exception
+            As `AutoLlamaModel.from_pretrained`.
+        """
+        for name in unknown:
+            raise unknown_parameter("from_pretrained()", name, (*_PARAMETERS, "torch_dtype", "device_map"))
+        if torch_dtype is not None:
+            if dtype is not None and dtype_name(dtype) != dtype_name(torch_dtype):
+                raise ConfigError(f"torch_dtype is {torch_dtype} and dtype is {dtype}; they mean the same, give one")
+            dtype = torch_dtype
+        if device_map is not None:
+            if device is not None:
+                raise ConfigError(f"device_map is {device_map!r} and device is {device!r}; give one")
+            device = _one_device(device_map)
+        dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
+        return CausalLM(AutoLlamaModel.from_pretrained(path, device, dtype, backend, distributed_config, cache_config))
+
+
+def _one_device(device_map: Any) -> str | None:
+    devices = set(map(str, device_map.values())) if isinstance(device_map, dict) else {str(device_map)}
+    if len(devices) != 1:
+        raise ConfigError(f"device_map: expected 'auto' or one device for all, got {device_map!r:.80}")
+    (device,) = devices
+    return None if device == "auto" else device
 
 
 _PARAMETERS = ("path", "device", "dtype", "backend", "distributed_config", "cache_config")
@@ -156,15 +218,16 @@ def _open_engine(
     folder = resolve_model(path)
     config = AutoConfig.from_pretrained(folder)
     if dtype is not None:
-        config.dtype = _name(dtype)
+        config.dtype = dtype_name(dtype)
         config.validate()
+    defaults = GenerationConfig.from_folder(folder)
     engine = InferEngine(config, distributed_config, device, cache_config)
     try:
         engine.load_weights(folder)
     except BaseException:
         engine.close()
         raise
-    return EngineModel(engine, eos_token_ids=eos_token_ids_of(folder, config), grow_cache=cache_config is None)
+    return EngineModel(engine, generation_config=defaults, grow_cache=cache_config is None)
 
 
 def _check_plain(device: str | None, distributed_config: DistConfig | None, cache_config: CacheConfig | None) -> None:
@@ -175,10 +238,3 @@ def _check_plain(device: str | None, distributed_config: DistConfig | None, cach
         raise ConfigError(f"backend='python' runs on one device, got {distributed_config}; use backend='cpp'")
     if cache_config is not None:
         raise ConfigError(f"backend='python' has a cache that grows by itself, got {cache_config!r}; leave it out")
-
-
-def _name(dtype: Any) -> str:
-    """'float32' for "float32", torch.float32 and numpy.float32."""
-    from infinilm.config.llama_config import LlamaConfig
-
-    return LlamaConfig(dtype=dtype).dtype

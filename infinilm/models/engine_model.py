@@ -18,7 +18,8 @@ from infinilm.cache import StaticKVCacheConfig
 from infinilm.engine.hooks import HookRegistry
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import CacheFullError, InfinilmError
-from infinilm.generation import GenerationMixin, Sampling, TokenRows
+from infinilm.generation import GenerationMixin, Sampling, TokenRows, sample_tokens
+from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["EngineModel", "EngineRows"]
 
@@ -32,8 +33,8 @@ class EngineModel(GenerationMixin):
     ----------
     engine : InferEngine
         With its weights; `close` closes it.
-    eos_token_ids : frozenset of int, optional
-        End a row when `stop_on_eos`. None: those of the configuration.
+    generation_config : GenerationConfig, optional
+        What counts where the caller of `generate` says nothing, and the ids that end a row, if it has any.
     grow_cache : bool
         Let `generate` put a larger static KV cache in the place of one that cannot hold its batch; otherwise that is
         an error.
@@ -49,13 +50,13 @@ class EngineModel(GenerationMixin):
     """
 
     def __init__(
-        self, engine: InferEngine, *, eos_token_ids: frozenset[int] | None = None, grow_cache: bool = False
+        self, engine: InferEngine, *, generation_config: GenerationConfig | None = None, grow_cache: bool = False
     ) -> None:
         self.engine = engine
         self.config = engine.config
         self.dtype = engine.dtype
         self.device = engine.device
-        self.eos_token_ids = frozenset(self.config.eos_token_id) if eos_token_ids is None else eos_token_ids
+        self.use_generation_config(generation_config or GenerationConfig())
         self._grow_cache = grow_cache
         self._lock = threading.RLock()  # the rows of one call have the whole cache
         self._busy = False
@@ -142,18 +143,30 @@ class EngineRows(TokenRows):
             )
         self._block_tables = np.arange(num_rows * blocks_per_row).reshape(num_rows, blocks_per_row)
 
-    def step(self, chunks: Sequence[Int32Array], sampling: Sampling, random_val: npt.NDArray[np.float32]) -> Int32Array:
+    def step(
+        self,
+        chunks: Sequence[Int32Array],
+        sampling: Sampling,
+        random_val: npt.NDArray[np.float32],
+        seen: npt.NDArray[np.bool_] | None,
+    ) -> Int32Array:
         """See `TokenRows.step`."""
         rows = [row for row, chunk in enumerate(chunks) if len(chunk)] if self._paged else list(range(len(chunks)))
-        output = self.forward(
-            chunks,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            random_val=random_val[rows],
-        )
         tokens = np.zeros(len(chunks), np.int32)
-        tokens[rows] = output.output_ids.numpy()
+        if sampling.on_host:
+            output = self.forward(chunks, return_logits=True, temperature=0)
+            assert output.logits is not None
+            own = None if seen is None else seen[rows]
+            tokens[rows] = sample_tokens(output.logits.numpy(), sampling, random_val[rows], own)
+        else:
+            output = self.forward(
+                chunks,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                random_val=random_val[rows],
+            )
+            tokens[rows] = output.output_ids.numpy()
         return tokens
 
     def forward(

@@ -26,8 +26,9 @@ from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
-from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, eos_token_ids_of, sample_tokens
+from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
 from infinilm.models.dynamic_cache import DynamicCache
+from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["ReferenceModel", "Tap"]
 
@@ -68,7 +69,7 @@ class ReferenceModel(GenerationMixin):
         self.dtype = dtype
         self.device = "cpu"
         self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
-        self.eos_token_ids = frozenset(config.eos_token_id)
+        self.use_generation_config(GenerationConfig())
         self._shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=self.max_model_len))
         self.facts = model_facts(config, self.max_model_len)
         self.weights: dict[str, Array] = {}
@@ -88,8 +89,8 @@ class ReferenceModel(GenerationMixin):
         """
         folder = resolve_model(path)
         model = cls(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=max_model_len)
+        model.use_generation_config(GenerationConfig.from_folder(folder))
         model.load_weights(folder)
-        model.eos_token_ids = eos_token_ids_of(folder, model.config)
         return model
 
     # ---- weights ----
@@ -340,12 +341,17 @@ class _ReferenceRows(TokenRows):
         self._model, self._cache = model, cache
 
     def step(
-        self, chunks: Sequence[npt.NDArray[np.int32]], sampling: Sampling, random_val: npt.NDArray[np.float32]
+        self,
+        chunks: Sequence[npt.NDArray[np.int32]],
+        sampling: Sampling,
+        random_val: npt.NDArray[np.float32],
+        seen: npt.NDArray[np.bool_] | None,
     ) -> npt.NDArray[np.int32]:
+        """See `TokenRows.step`."""
         busy = [row for row, chunk in enumerate(chunks) if len(chunk)]
         logits = self._model.forward(chunks, self._cache, last_only=True)
         tokens = np.zeros(len(chunks), np.int32)
-        tokens[busy] = sample_tokens(logits, sampling, random_val[busy])
+        tokens[busy] = sample_tokens(logits, sampling, random_val[busy], None if seen is None else seen[busy])
         return tokens
 
 

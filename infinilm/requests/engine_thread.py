@@ -11,8 +11,9 @@ of one that has ended meanwhile (at a stop token or string, not at its length, w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import logging
+import os
 import queue
 import threading
 import time
@@ -26,14 +27,14 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
-from infinilm.errors import EngineDeadError, InfinilmError
+from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
+from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.logits import HostSampler
-from infinilm.requests.request import Completion, LogitsWork, News, Work
+from infinilm.requests.mailbox import wake_loops
+from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import Sequence, Step
-
-logger = logging.getLogger("infinilm")
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -43,6 +44,13 @@ _CLOSED = "this LLM is closed; make a new one"
 # Making a step takes 0.05 to 0.15 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step
 # made ahead for sequences that have all ended costs a whole step.
 _AHEAD_BELOW_SECONDS = 0.02
+
+# Works that are started between two steps. What thousands of callers ask for at once is begun in parts, so that those
+# which run do not stand still meanwhile.
+_MAX_STARTS = 500
+
+# A step that takes longer is aborted when all who have a part in it are cancelled; asked so often.
+_LOOK_EVERY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +73,24 @@ class EngineThread:
         May be replaced inside `exclusive`.
     hooks : EngineHooks
         While there are any, no step is made ahead: they see no token that is not wanted.
+    max_open : int
+        Works that run or wait at the same time.
     """
 
-    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks) -> None:
+    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks, max_open: int) -> None:
         self._engine = engine
+        self._max_open = max_open
         self.scheduler = scheduler
         self._hooks = hooks
         self._in_flight: _InFlight | None = None  # the step submitted last
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
-        # Reentrant, and a queue that is, too: the garbage collector may call `close` in the middle of anything.
+        self._process = os.getpid()  # that has the thread
+        # Reentrant, and a queue that is, too: the garbage collector may call `finalize` in the middle of anything.
         self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
         self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
+        self._num_queued = 0  # works in the inbox, and those that follow them
         self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
-        self._num_queued = 0  # works in the inbox, for `metrics`
         self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
         self._forgets_prefixes = False  # before the next step is made
         self._closed = False
@@ -91,40 +103,107 @@ class EngineThread:
 
     # ---- for callers ----
 
-    def check_open(self) -> None:
-        """Raise EngineDeadError if nothing can be run any more, InfinilmError in a hook of this engine."""
+    def check_caller(self) -> None:
+        """Refuse to wait for the engine where that would be for ever.
+
+        Raises
+        ------
+        EngineDeadError
+            In a process that was forked from the engine's, where its threads do not exist.
+        InfinilmError
+            In a hook or a logits_processor of this engine, for which it waits itself.
+        """
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                f"this LLM was made in process {self._process}, and its threads did not come along when process "
+                f"{os.getpid()} was forked: make a new LLM after the fork, or use the 'spawn' start method"
+            )
         self._hooks.refuse_calls()
+        if self._is_own_thread:
+            raise InfinilmError(
+                "a logits_processor cannot call the LLM that is running it, which waits for it: use another LLM, or "
+                "do this when the request is done"
+            )
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def check_open(self) -> None:
+        """Raise EngineDeadError if nothing can be run any more, and as `check_caller` does."""
+        self.check_caller()
         if self._closed:
             raise EngineDeadError(_CLOSED)
         if self._death is not None:
             raise EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one") from self._death
 
     def submit(self, works: Iterable[Work]) -> None:
-        """Queue works, all of them or (EngineDeadError) none."""
+        """Queue works, all of them or none.
+
+        Raises
+        ------
+        EngineDeadError, InfinilmError
+            As `check_open` does.
+        QueueFullError
+            So many wait already.
+        DeviceError
+            The system gives no thread to run them.
+        """
         listed = list(works)
         with self._lock:
             self.check_open()
-            self._num_queued += len(listed)
+            if (num_open := self._num_open) + _count(listed) > self._max_open:
+                raise QueueFullError(
+                    f"the queue is full: {num_open} sequences run or wait, {_count(listed)} more were asked for, and "
+                    f"{self._max_open} is the limit (max_num_seqs + limits.max_queued_seqs); try again later"
+                )
+            self._start_thread()
+            self._num_queued += _count(listed)
             self._inbox.put(listed)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="infinilm-engine", daemon=True)
-                self._thread.start()
+
+    def _start_thread(self) -> None:
+        """Have the thread run, under the lock. Interrupted by an exception, such as Ctrl-C, it may be called again."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="infinilm-engine", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise DeviceError(
+                    f"cannot start the engine thread: {error}; raise the limits of threads and memory of this process"
+                ) from error
+            self._thread = thread
 
     def cancel(self, works: Iterable[Work]) -> None:
         """End works at the next step. Never waits: the garbage collector may call this in the middle of anything.
 
-        No notice is needed: while there is something to cancel, the thread is awake.
+        No notice is needed: while there is something to cancel, the thread is awake. Works may be among them that were
+        never queued, since `submit` refused them.
         """
-        self._cancelled.extend(work for work in works if work.finish_reason is None)
+        if not self._closed and self._death is None:
+            self._cancelled.extend(work for work in works if work.finish_reason is None)
 
     def close(self) -> None:
-        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent."""
-        self._hooks.refuse_calls()
+        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent.
+
+        In a forked process there is nothing to stop. InfinilmError: in a hook or a logits_processor of this engine.
+        """
+        if os.getpid() == self._process:
+            self.check_caller()
+            self.finalize()
+
+    def finalize(self) -> None:
+        """`close`, for the garbage collector and the end of the program, which may come in the middle of anything.
+
+        On the engine's own threads it does not wait: the engine stops when these go on.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._closed = True
             self._inbox.put(None)
             thread = self._thread
-        if thread is threading.current_thread():
+        if thread is not None and (self._is_own_thread or self._hooks.is_calling):
+            atexit.register(thread.join)  # a thread that comes back from the core after the interpreter aborts it
             return  # it frees the engine itself when it comes back to its loop
         if thread is not None:
             thread.join()
@@ -140,11 +219,12 @@ class EngineThread:
             Requests are running.
         """
         self.check_open()
-        if any(work not in self._cancelled for work in self._works.copy()):
+        if not self._works.copy().issubset(self._cancelled.copy()):
             raise InfinilmError(_BUSY)  # without waiting for the step
         with self._stepping:
             self.check_open()
-            self._deliver(self._take_cancelled())
+            while not self._works.isdisjoint(self._cancelled.copy()):
+                self._deliver(self._take_cancelled(len(self._cancelled), keep_unknown=True))
             if self.scheduler.has_work:
                 raise InfinilmError(_BUSY)
             if (last := self._in_flight) is not None:  # made ahead, for nobody
@@ -162,11 +242,21 @@ class EngineThread:
 
     def metrics(self) -> EngineMetrics:
         """The state at this moment; never waits for a step."""
-        return self._counters.metrics(self.scheduler, self._num_queued)
+        return self._counters.metrics(self.scheduler, self._num_open)
+
+    @property
+    def _num_open(self) -> int:
+        """Works that have not ended, also those that wait for others."""
+        return len(self._works) + self._num_queued
 
     # ---- the thread ----
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is None:  # whoever started this thread was interrupted before it could note that
+                self._thread = threading.current_thread()
+            if self._thread is not threading.current_thread():
+                return
         error: BaseException = EngineDeadError(_CLOSED)
         try:
             while self._death is None and self._wait():
@@ -180,9 +270,8 @@ class EngineThread:
         with self._lock:  # closed or dead: nothing comes in after this
             self._drain_inbox()
         with self._stepping:
-            for work in self._taken:
-                self._adopt(work)
-            news = [self._end(work, "error", error) for work in list(self._works)]
+            self._cancelled.clear()
+            news = [self._end(work, "error", own_copy(error)) for work in list(self._works)]
         self._deliver(news)
         self._engine.close()
 
@@ -197,12 +286,16 @@ class EngineThread:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._take(self._inbox.get_nowait())
+        with self._lock:
+            if self._inbox.empty():  # right again, if a caller was interrupted while counting
+                self._num_queued = 0
 
     def _take(self, works: list[Work] | None) -> None:
-        if works is not None:
-            self._taken.extend(works)
-            with self._lock:
-                self._num_queued -= len(works)
+        with self._lock:
+            for work in works or ():
+                self._taken.append(work)
+                self._adopt(work)
+            self._num_queued -= _count(works or ())
 
     def _adopt(self, work: Work) -> None:
         self._works.add(work)
@@ -215,20 +308,26 @@ class EngineThread:
 
     def _step(self) -> list[News]:
         """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
-        news = self._take_orders()
-        last, self._in_flight = self._in_flight, None
+        last = self._in_flight
+        unwanted = last is not None and self._is_for_nobody(last)
+        # Who is in an aborted step leaves the scheduler after it is undone.
+        news = [] if unwanted else self._take_orders()
+        self._in_flight = None
         failed: Step | None = None  # None: all works
         try:
-            if last is None or self._runs_ahead(last.step):
+            if last is None or (self._runs_ahead(last.step) and not unwanted):
                 self._in_flight = self._submit()
             if last is None:
                 if self._in_flight is None and self.scheduler.has_work:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                 return news
             failed = last.step
-            output = self._wait_for(last)
+            output = self._watch(last)
             failed = None
-            news += self._take_results(last, output)
+            if output.aborted:
+                self._undo(last)
+            else:
+                news += self._take_results(last, output)
             if self._in_flight is None:
                 news += self._take_orders()  # given while the step ran
                 self._in_flight = self._submit()
@@ -260,6 +359,30 @@ class EngineThread:
         finally:
             self._hooks.take_back()
 
+    def _watch(self, last: _InFlight) -> _core.StepOutput:
+        """Wait for a step, and abort it once it is for nobody."""
+        while not last.pending.wait(_LOOK_EVERY_SECONDS):
+            if self._is_for_nobody(last, *([self._in_flight] if self._in_flight else [])):
+                last.pending.abort()
+        return self._wait_for(last)
+
+    def _is_for_nobody(self, *steps: _InFlight) -> bool:
+        """Whether all who have a part in these steps are cancelled, and still in the scheduler."""
+        if not self._cancelled:
+            return False
+        cancelled = set(self._cancelled.copy())
+        owners = (sequence.owner for in_flight in steps for sequence in in_flight.step.sequences)
+        return all(owner in cancelled and owner in self._works and owner.finish_reason is None for owner in owners)
+
+    def _undo(self, aborted: _InFlight) -> None:
+        """Take back an aborted step, and the one behind it, which is for the same sequences."""
+        behind, self._in_flight = self._in_flight, None
+        if behind is not None:
+            behind.pending.abort()
+            self._wait_for(behind)
+            self.scheduler.undo(behind.step)
+        self.scheduler.undo(aborted.step)
+
     def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
         """End works after a step that failed. The others are computed again: the cache may hold anything."""
         if isinstance(error, EngineDeadError):
@@ -270,34 +393,38 @@ class EngineThread:
             self._in_flight = None
         self.scheduler.recompute_all()
         ended = [work for work in works if work.finish_reason is None]
-        return [self._end(work, "error", error) for work in ended] + self._settle(ended)
+        return [self._end(work, "error", own_copy(error)) for work in ended] + self._settle(ended)
 
     def _take_orders(self) -> list[News]:
         """Do what callers asked for: cancel, and start."""
-        news = self._take_cancelled()
+        num_cancelled = len(self._cancelled)  # before the inbox is emptied: what is cancelled was put there before
         self._drain_inbox()
+        news = self._take_cancelled(num_cancelled)
         if self._forgets_prefixes:  # looked at after the inbox: what was put there after the call is not started yet
             self._forgets_prefixes = False
             self.scheduler.reset_prefix_cache()
-        while self._taken:
+        for _ in range(min(len(self._taken), _MAX_STARTS)):
             work = self._taken.popleft()
-            self._adopt(work)
-            news += self._start(work)
+            if work.finish_reason is None:  # else cancelled
+                news += self._start(work)
         return news
 
-    def _take_cancelled(self) -> list[News]:
+    def _take_cancelled(self, count: int, keep_unknown: bool = False) -> list[News]:
+        """End the first so many of those that are cancelled.
+
+        `keep_unknown`: works that nobody knows may still be in the inbox; else they never were.
+        """
         news: list[News] = []
         ended: list[Work] = []
-        waiting: list[Work] = []
-        while self._cancelled:
+        for _ in range(count):
             work = self._cancelled.popleft()
+            if work.finish_reason is not None:
+                continue
             if work in self._works:
-                if work.finish_reason is None:
-                    news.append(self._end(work, "abort"))
-                    ended.append(work)
-            elif work.finish_reason is None:
-                waiting.append(work)  # still in the inbox
-        self._cancelled.extend(waiting)
+                news.append(self._end(work, "abort"))
+                ended.append(work)
+            elif keep_unknown:
+                self._cancelled.append(work)
         return news + self._settle(ended)
 
     def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[News]:
@@ -372,7 +499,7 @@ class EngineThread:
                 )
             except BaseException as error:
                 ids[rows] = -1
-                failures |= {s.owner: error for s in picked}
+                failures |= {s.owner: own_copy(error) for s in picked}
         return ids, failures
 
     def _start(self, work: Work) -> list[News]:
@@ -412,7 +539,7 @@ class EngineThread:
                 if follower.finish_reason is not None:
                     continue
                 if isinstance(work, LogitsWork) and work.error is not None:
-                    news.append(self._end(follower, "error", work.error))
+                    news.append(self._end(follower, "error", own_copy(work.error)))
                     news += self._settle([follower])
                 else:
                     news += self._start(follower)
@@ -426,6 +553,7 @@ class EngineThread:
             except BaseException as error:
                 logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
                 self.cancel([item.work])
+        wake_loops()
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
@@ -441,6 +569,11 @@ class EngineThread:
             raise
         finally:
             self.scheduler.remove(sequence)
+
+
+def _count(works: Iterable[Work]) -> int:
+    """Works, and those that follow them."""
+    return sum(1 + _count(work.followers) for work in works)
 
 
 class _Counters:
@@ -460,13 +593,13 @@ class _Counters:
         self._num_output_tokens += num_sampled
         self._recent.append((num_prompt, num_sampled, seconds))
 
-    def metrics(self, scheduler: Scheduler, num_queued: int) -> EngineMetrics:
+    def metrics(self, scheduler: Scheduler, num_open: int) -> EngineMetrics:
         recent = self._recent.copy()
         seconds = sum(s for _, _, s in recent)
         stats = scheduler.stats
         return EngineMetrics(
             num_running=stats.num_running,
-            num_waiting=stats.num_waiting + num_queued,
+            num_waiting=max(num_open - stats.num_running, 0),
             num_finished=self.num_finished,
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,

@@ -10,13 +10,13 @@ The order is fixed: `allowed_token_ids`, `min_tokens`, `logit_bias`, `repetition
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.errors import RequestError
+from infinilm.errors import InfinilmError, RequestError
 
 if TYPE_CHECKING:
     from infinilm.sampling_params import SamplingParams
@@ -86,32 +86,48 @@ class LogitsPipeline:
         Raises
         ------
         RequestError
-            No token is left to choose, or the processor gave something else than logits.
+            No token can be drawn: all are forbidden, the parameters together leave the range of float32, or the
+            processor gave something else than logits.
+        InfinilmError
+            The model gave logits that no token can be drawn from.
         """
         params = self._params
         out: Float32Array = logits.copy()
-        if self._forbidden is not None:
-            out[self._forbidden] = -np.inf
-        if len(output_token_ids) < params.min_tokens:
-            out[self._ends] = -np.inf
-        if self._bias_ids.size:
-            out[self._bias_ids] += self._bias
-        if self._seen is not None:
-            penalty = np.float32(params.repetition_penalty)
-            seen = out[self._seen]
-            out[self._seen] = np.where(seen > 0, seen / penalty, seen * penalty)
-        if self._counts is not None and params.presence_penalty != 0:
-            out[self._counts > 0] -= np.float32(params.presence_penalty)
-        if self._counts is not None and params.frequency_penalty != 0:
-            out -= np.float32(params.frequency_penalty) * self._counts
+        with np.errstate(over="ignore", invalid="ignore"):  # seen below
+            if self._forbidden is not None:
+                out[self._forbidden] = -np.inf
+            if len(output_token_ids) < params.min_tokens:
+                out[self._ends] = -np.inf
+            if self._bias_ids.size:
+                out[self._bias_ids] += self._bias
+            if self._seen is not None:
+                penalty = np.float32(params.repetition_penalty)
+                seen = out[self._seen]
+                out[self._seen] = np.where(seen > 0, seen / penalty, seen * penalty)
+            if self._counts is not None and params.presence_penalty != 0:
+                out[self._counts > 0] -= np.float32(params.presence_penalty)
+            if self._counts is not None and params.frequency_penalty != 0:
+                out -= np.float32(params.frequency_penalty) * self._counts
         if params.logits_processor is not None:
             out = self._process(out, output_token_ids)
-        if np.isneginf(out.max()):
+        # The draw is one call for the rows of all requests, and refuses them all for one that is not fit for it.
+        if not np.isfinite(out.max()):
+            self._refuse(logits, out)
+        return out
+
+    def _refuse(self, logits: Float32Array, changed: Float32Array) -> NoReturn:
+        """Raise what is wrong with logits, [vocab_size]: as the model gave them, or as they are now."""
+        if (fault := _fault(logits)) is not None:
+            raise InfinilmError(f"the model gave logits that cannot be sampled: they {fault}")
+        if np.isneginf(changed.max()):
             raise RequestError(
                 "no token is left to choose: allowed_token_ids, min_tokens, logit_bias and logits_processor "
                 "together forbid all of them"
             )
-        return out
+        raise RequestError(
+            f"logit_bias, the penalties or logits_processor left logits that {_fault(changed)}: they must stay numbers "
+            "that float32 can hold, or -inf to forbid a token"
+        )
 
     def _process(self, logits: Float32Array, output_token_ids: Sequence[int]) -> Float32Array:
         token_ids = np.concatenate([self._prompt, np.asarray(output_token_ids, np.int32)])
@@ -122,9 +138,17 @@ class LogitsPipeline:
         array: Float32Array = np.ascontiguousarray(result, np.float32)
         if array.shape != logits.shape:
             raise RequestError(f"logits_processor: expected logits of shape {logits.shape}, got {array.shape}")
-        if np.isnan(array).any() or np.isposinf(array).any():
-            raise RequestError("logits_processor returned NaN or +inf; logits are finite, or -inf to forbid a token")
         return array
+
+
+def _fault(logits: Float32Array) -> str | None:
+    """Why no token can be drawn from logits, [vocab_size], in the words of `_core.sample_fault`; None: one can."""
+    largest = logits.max()
+    if np.isnan(largest):
+        return "hold NaN"
+    if np.isposinf(largest):
+        return "hold +inf"
+    return "are all -inf" if np.isneginf(largest) else None
 
 
 class HostSampler:

@@ -9,7 +9,6 @@ share them, and the system drops them where it needs the room.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -19,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
 from infinilm.cache import CacheConfig, StaticKVCacheConfig
-from infinilm.config.families import DTYPES, build_spec
+from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
+from infinilm.config.families import build_spec
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError
+from infinilm.keywords import unknown_parameter
+from infinilm.logs import logger
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
@@ -30,11 +32,10 @@ from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
 
-logger = logging.getLogger("infinilm")
-
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+_BYTES_LIMIT = 2**62  # sizes are signed 64-bit in the core
 
 
 def available_memory() -> int:
@@ -81,22 +82,36 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
     """
     if kv_cache is None:
         return free_bytes // 2
-    budget: float = -1
-    if isinstance(kv_cache, int) and not isinstance(kv_cache, bool):
-        budget = kv_cache
-    elif isinstance(kv_cache, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*(%|[a-zA-Z]*)\s*", kv_cache)):
-        number, unit = match.groups()
+    if isinstance(kv_cache, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", kv_cache)):
+        share = 0.0
         with contextlib.suppress(ValueError):
-            budget = float(number) * _UNITS.get(unit.lower(), 1 if unit == "%" else -1)
-        if unit == "%" and 0 < budget <= 100:
-            return int(free_bytes * budget / 100)
-        budget = -1 if unit == "%" else budget
-    if budget <= 0:
+            share = float(match[1])
+        if 0 < share <= 100:
+            return int(free_bytes * share / 100)
+    expected = "a share of free memory such as '50%', a PagedKVCacheConfig or a StaticKVCacheConfig"
+    return parse_size("kv_cache", kv_cache, expected)
+
+
+def parse_size(name: str, value: Any, otherwise: str = "") -> int:
+    """Bytes of a number of bytes, or of a size such as "4GiB" or "500MB"; `otherwise`: what else could have been given.
+
+    Raises
+    ------
+    ConfigError
+        It is neither, or not positive.
+    """
+    size: float = -1
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", value)):
+        with contextlib.suppress(ValueError):
+            size = float(match[1]) * _UNITS.get(match[2].lower(), -1)
+    if not 0 < size < _BYTES_LIMIT:
+        more = f", {otherwise}" if otherwise else ""
         raise ConfigError(
-            "kv_cache: expected a positive number of bytes, a size such as '4GiB', a share of free memory such as "
-            f"'50%', a PagedKVCacheConfig or a StaticKVCacheConfig, got {kv_cache!r}"
+            f"{name}: expected a positive number of bytes, a size such as '4GiB'{more}, got {short_repr(value)}"
         )
-    return int(budget)
+    return int(size)
 
 
 def format_bytes(count: float) -> str:
@@ -214,10 +229,13 @@ def divide_memory(
     if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
         setting = "max_cache_len" if is_static else "kv_cache"
+        remedy = f"{advice}raise {setting}"
+        if free_bytes == 0 and workspace_bytes > weight_bytes:
+            remedy = f"lower max_num_seqs (now {max_num_seqs}) or max_num_batched_tokens, or {remedy}"
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
-            f"{block_size} tokens: {advice}raise {setting} (now {given}; {format_bytes(free_bytes)} are free "
+            f"{block_size} tokens: {remedy} (now {given}; {format_bytes(free_bytes)} are free "
             f"beside {format_bytes(weight_bytes)} of weights and {format_bytes(workspace_bytes)} of workspace)"
         )
     num_blocks = most_blocks if isinstance(kv_cache, CacheConfig) else min(most_blocks, max_num_seqs * blocks_per_seq)
@@ -270,21 +288,34 @@ def plan_model(
     device: str = "auto",
     tensor_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
+    revision: str | None = None,
+    memory: int | str | None = None,
 ) -> ModelPlan:
-    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`."""
+    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
+
+    `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
+    """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
         raise ConfigError(f"load_format: expected 'auto' or 'dummy', got {load_format!r}")
-    path = resolve_model(model)
+    max_num_seqs = as_integer("max_num_seqs", max_num_seqs)
+    max_num_batched_tokens = as_integer("max_num_batched_tokens", max_num_batched_tokens)
+    if max_model_len is not None:
+        max_model_len = as_integer("max_model_len", max_model_len)
+    if num_threads is not None:
+        num_threads = as_integer("num_threads", num_threads)
+    given = None if memory is None else parse_size("memory", memory)
+    path = resolve_model(model, revision)
     config = AutoConfig.from_pretrained(path)
     if load_format == "dummy":
         stored = config.dtype
     else:
         with Checkpoint(path) as checkpoint:
             stored = checkpoint.checkpoint_dtype()
-    devices = resolve_devices(device, tensor_parallel_size, device_ids)
+    _check_num_ranks(config, tensor_parallel_size)
+    devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)
     on_cpu = devices[0] == "cpu"
     computed = _resolve_dtype(dtype, stored, on_cpu)
     if max_model_len is not None and max_model_len > config.max_position_embeddings:
@@ -327,11 +358,20 @@ def plan_model(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
-        free_bytes=max(min(map(free_memory, devices)) - weight_bytes - workspace, 0),
+        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
         dtype=computed,
         num_sharing=num_sharing,
     )
     return ModelPlan(path, config, devices, stored, computed, quantization, plan)
+
+
+def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
+    """Refuse, before anything is made for each rank, more ranks than heads."""
+    if as_integer("tensor_parallel_size", num_ranks) > config.num_attention_heads:
+        raise ConfigError(
+            f"tensor_parallel_size must divide the {config.num_attention_heads} attention heads of the model; got "
+            f"{num_ranks}"
+        )
 
 
 def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
@@ -342,9 +382,22 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     model
         As for `LLM`.
     settings
-        ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
-        ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, as for `LLM`.
+        ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
+        ``kv_cache``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, ``revision``, as for
+        `LLM`; and ``memory``, bytes or a size such as "80GiB": what is free on each device (on a CPU, for all ranks),
+        instead of what is free here. The devices need not be here then.
+
+    Raises
+    ------
+    TypeError
+        Another keyword.
+    ConfigError, WeightError, CacheFullError, DeviceError
+        The model, the checkpoint or the settings do not fit; the message says what to do.
     """
+    known = plan_model.__kwdefaults__ or ()
+    for name in settings:
+        if name not in known:
+            raise unknown_parameter("plan_memory", name, known)
     return plan_model(model, **settings).memory
 
 
@@ -355,12 +408,13 @@ def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
     the arithmetic of float32). Elsewhere float32, with the stored weights widened, is exact and no slower. On a GPU
     the tensor cores take 16 bits: bfloat16, also for float32 checkpoints.
     """
-    if dtype == "auto":
+    wanted = dtype_name(dtype)
+    if wanted == "auto":
         if not on_cpu:
             return "float16" if stored == "float16" else "bfloat16"
         if stored == "bfloat16" and not _core.cpu_multiplies_bf16():
             return "float32"
         return stored if stored in DTYPES else "float32"
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {dtype!r}")
-    return dtype
+    if wanted not in DTYPES:
+        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
+    return wanted

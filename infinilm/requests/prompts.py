@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +16,29 @@ import numpy.typing as npt
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import RequestError
 from infinilm.requests import steps
+from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.sampling_params import SamplingParams, make_sampling_params
+from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.detokenize import OutputText
+from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.token_ids import TokenIds, check_token_ids
 
-__all__ = ["Prompt", "Prompts", "RequestMaker"]
+__all__ = ["Conversations", "Prompt", "PromptDict", "Prompts", "RequestMaker"]
 
-Prompt = str | Sequence[int]
+
+class PromptDict(TypedDict, total=False):
+    """A prompt with its text, its token ids, or both: then the ids are what is run, and the text is their name."""
+
+    prompt: str
+    prompt_token_ids: TokenIds
+
+
+Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Sequence[Prompt]
+Conversations = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -34,16 +49,33 @@ class RequestMaker:
     ----------
     config : LlamaConfig
     tokenizer : Tokenizer
+    generation_config : GenerationConfig
+        Decides for requests that come without `SamplingParams`; their keywords count more.
     max_model_len : int
         Tokens of a sequence, prompt and output together.
     seed : int or None
         Makes requests without a seed of their own repeatable.
+    limits : RequestLimits
+    max_open : int
+        Sequences that can run or wait at the same time.
     """
 
-    def __init__(self, config: LlamaConfig, tokenizer: Tokenizer, max_model_len: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tokenizer: Tokenizer,
+        generation_config: GenerationConfig,
+        max_model_len: int,
+        seed: int | None,
+        limits: RequestLimits,
+        max_open: int,
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._generation_config = generation_config
         self._max_model_len = max_model_len
+        self._limits = limits
+        self._max_open = max_open
         self._seeds = np.random.default_rng(seed) if seed is not None else None
         self._lock = threading.Lock()  # numpy's generators are not made for several threads
         self._request_ids = itertools.count()
@@ -52,7 +84,8 @@ class RequestMaker:
         """Requests of a call, one per prompt. RequestError: one of them can never be served."""
         listed = as_prompt_list(prompts)
         if params is None or isinstance(params, SamplingParams):
-            each = [make_sampling_params(params, overrides)] * len(listed)
+            base = self._generation_config.sampling_params if params is None else params
+            each = [make_sampling_params(base, overrides)] * len(listed)
         elif not isinstance(params, (list, tuple)):
             raise TypeError(
                 f"sampling_params: expected SamplingParams, a list of them, or None, got {type(params).__name__}; pass "
@@ -62,62 +95,85 @@ class RequestMaker:
             each = [make_sampling_params(p, overrides) for p in params]
         else:
             raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(params)}")
-        return [self._make_one(i, prompt, p) for i, (prompt, p) in enumerate(zip(listed, each, strict=True))]
+        for one in {id(p): p for p in each}.values():  # mostly the same for all
+            self._check_params(one)
+        self._check_number(sum(p.n + (p.prompt_logprobs is not None) for p in each))
+        has_max_length = self._generation_config.max_length is not None
+        uses_max_length = has_max_length and params is None and "max_tokens" not in overrides
+        pairs = zip(listed, each, strict=True)
+        return [self._make_one(i, prompt, p, uses_max_length) for i, (prompt, p) in enumerate(pairs)]
 
-    def encode(self, prompt: Prompt, name: str, room: int) -> npt.NDArray[np.int32]:
-        """Token ids of a prompt, [num_tokens]; `room` tokens must be left for the output. RequestError: see there."""
-        ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        return self.check_ids(ids, name, room)
+    def read(self, prompt: Prompt, name: str, room: int) -> tuple[str | None, npt.NDArray[np.int32]]:
+        """Text, if there is one, and token ids of a prompt, [num_tokens]; `room` tokens must be left for the output.
 
-    def check_ids(self, ids: Sequence[int], name: str, room: int) -> npt.NDArray[np.int32]:
+        RequestError: see `check_ids`.
+        """
+        text, ids = _text_and_ids(prompt, name)
+        if text is not None and ids is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=True)
+        array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids")
+        return text, array
+
+    def of_chats(
+        self,
+        chat_template: ChatTemplate,
+        messages: Conversations,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> list[PromptDict]:
+        """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`."""
+        several = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if several else [messages]
+        options = {"tools": tools, "add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
+        texts = [chat_template.render(conversation, **options) for conversation in conversations]
+        # The template writes the special tokens itself.
+        return [{"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, False)} for text in texts]
+
+    def check_ids(
+        self, ids: TokenIds | None, name: str, room: int, *, expected: str = "a flat list of token ids"
+    ) -> npt.NDArray[np.int32]:
         """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
-        try:
-            array = np.asarray(ids)
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise ValueError
-        except ValueError:
-            raise RequestError(f"{name}: expected a text or a flat list of token ids, got {ids!r:.80}") from None
-        if not array.size:
-            raise RequestError(f"{name} is empty: it needs at least one token to start from, such as the BOS token")
-        vocab_size = self._config.vocab_size
-        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-        if bad.size:
-            raise RequestError(
-                f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; "
-                f"the vocabulary has ids 0..{vocab_size - 1}"
-            )
+        array = check_token_ids(ids, name, self._config.vocab_size, expected=expected)
         if array.size + room > self._max_model_len:
             raise RequestError(
                 f"{name} has {array.size} tokens; the context holds {self._max_model_len}"
                 f"{' and one must be left for the answer' if room else ''}: shorten it, or raise max_model_len "
                 f"(the model was made for {self._config.max_position_embeddings} positions)"
             )
-        return array.astype(np.int32)
+        return array
 
-    def _make_one(self, prompt_index: int, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
-        ids = self.encode(prompt, f"prompt {prompt_index}", room=1)
-        self._check_params(params)
+    def _make_one(
+        self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool
+    ) -> GenerationRequest:
+        name = f"prompt {prompt_index}"
+        text, ids = self.read(prompt, name, room=1)
+        if uses_max_length and params.max_tokens is None:
+            params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()
         request_id = str(next(self._request_ids))
+        make_text: Callable[[], OutputText | None]
+        make_text = partial(OutputText, self._tokenizer, params) if self._tokenizer.available else _no_text
         completions = [
             Completion(
                 request_id,
                 prompt_index,
                 index,
                 steps.Sequence(ids, params, seed=(seed + index) % 2**64),
-                OutputText(self._tokenizer, params) if self._tokenizer.available else None,
+                make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
                 room if params.max_tokens is None else min(params.max_tokens, room),
             )
             for index in range(params.n)
         ]
-        return GenerationRequest(request_id, prompt if isinstance(prompt, str) else None, completions)
+        return GenerationRequest(request_id, text, completions)
 
     def _check_params(self, params: SamplingParams) -> None:
-        """What `SamplingParams` cannot check itself: it needs the model."""
+        """What `SamplingParams` cannot check itself: it needs the model, and the limits."""
+        self._limits.check(params)
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
         vocab_size = self._config.vocab_size
@@ -128,7 +184,22 @@ class RequestMaker:
                         f"{name}: token id {token_id} is out of range; the vocabulary has ids 0..{vocab_size - 1}"
                     )
         for name in ("logprobs", "prompt_logprobs"):
-            check_top(name, getattr(params, name) or 0, vocab_size)
+            self.check_top(name, getattr(params, name) or 0)
+
+    def check_top(self, name: str, count: Any) -> None:
+        """RequestError unless `count` most probable tokens can be given."""
+        vocab_size = self._config.vocab_size
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
+            raise RequestError(f"{name} must be an int in 0..{vocab_size}, the size of the vocabulary; got {count!r}")
+        self._limits.check_top(name, count)
+
+    def _check_number(self, num_sequences: int) -> None:
+        """Before they are made: that takes memory."""
+        if num_sequences > self._max_open:
+            raise RequestError(
+                f"the call asks for {num_sequences} sequences at once, and {self._max_open} can run and wait: make "
+                "several calls, or raise limits.max_queued_seqs"
+            )
 
     def _new_seed(self) -> int:
         if self._seeds is None:
@@ -137,17 +208,31 @@ class RequestMaker:
             return int(self._seeds.integers(2**63))
 
 
-def check_top(name: str, count: object, vocab_size: int) -> None:
-    """RequestError unless `count` most probable tokens can be given."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocab_size:
-        raise RequestError(f"{name} must be an int in 0..{vocab_size}, the size of the vocabulary; got {count!r}")
+def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | None]:
+    """What a prompt has of the two: at least one."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if not isinstance(prompt, Mapping):
+        return None, prompt
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+    if unknown or (text is None and ids is None):
+        got = f"the key {unknown[0]!r}" if unknown else "neither"
+        raise RequestError(f"{name}: a dict has 'prompt' (text), 'prompt_token_ids' or both, got {got}")
+    if not isinstance(text, (str, type(None))):
+        raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
+    return text, ids
+
+
+def _no_text() -> None:
+    """Of a model without a tokenizer."""
 
 
 def as_prompt_list(prompts: Prompts) -> list[Prompt]:
     """One prompt or several as a list. TypeError: neither."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if isinstance(prompts, (bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (bytes, bytearray, Set)) or not isinstance(prompts, Iterable):  # a set has no order
         raise TypeError(f"prompts: expected a text, token ids, or a list of either, got {type(prompts).__name__}")
     listed: list[Any] = list(prompts)
     if not listed:

@@ -2,14 +2,16 @@
 
 The engine thread (`engine_thread.py`) knows `Work`: a sequence in the scheduler and whoever takes its tokens or logits.
 `Completion` is text being generated, `LogitsWork` is a prompt whose logits are wanted. `GenerationRequest` is a prompt
-with its `n` completions. Their state is changed by the engine thread, which tells callers in `News`; text is made of it
-by the callers in their own threads, unless stop strings need it at once: a step of 256 sequences has no time for it.
+with its `n` completions. Their state is changed by the engine thread, which tells callers in `News`. Callers make text
+and events of it in their own threads, with a `CompletionReader`, unless stop strings need the text at once: a step of
+256 sequences has no time for it.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +24,17 @@ from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
 
-__all__ = ["Completion", "GenerationRequest", "LogitsWork", "News", "PromptLogprobs", "Work"]
+__all__ = [
+    "Completion",
+    "CompletionReader",
+    "GenerationRequest",
+    "LogitsWork",
+    "News",
+    "PromptLogprobs",
+    "Work",
+    "failure_of",
+    "own_copy",
+]
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -38,6 +50,7 @@ class News:
     finish_reason: str | None = None
     text: str | None = None  # None: to be made by the listener, outside the engine thread
     logprob: float | None = None
+    top_logprobs: Mapping[int, float] | None = None
     error: BaseException | None = None
 
 
@@ -146,8 +159,8 @@ class Completion(Work):
     index : int
         Among the sequences of the prompt.
     sequence : Sequence
-    text : OutputText or None
-        None: there is no tokenizer.
+    make_text : callable
+        Gives an empty OutputText; or None, if there is no tokenizer.
     pipeline : LogitsPipeline
     eos_token_ids : frozenset of int
     max_new_tokens : int
@@ -160,7 +173,7 @@ class Completion(Work):
         prompt_index: int,
         index: int,
         sequence: Sequence,
-        text: OutputText | None,
+        make_text: Callable[[], OutputText | None],
         pipeline: lg.LogitsPipeline,
         eos_token_ids: frozenset[int],
         max_new_tokens: int,
@@ -176,11 +189,11 @@ class Completion(Work):
         self.next_token = News(self, is_next=True)  # of every plain token that does not end it
         params = sequence.params
         sequence.is_plain = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
-        self._text = text
-        self._num_heard = 0  # tokens that the listener knows of
-        self._text_error: BaseException | None = None
+        self.make_text = make_text
+        self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
+        self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         self._note_needs()
 
     # ---- in the engine thread ----
@@ -197,34 +210,41 @@ class Completion(Work):
         `logits`: of the model, [vocab_size], where `needs_logits` asked for them.
         """
         self.pipeline.accept(token_id)
-        logprob = self._add_logprob(token_id, logits)
-        params, text = self.sequence.params, self._text
+        self._add_logprob(token_id, logits)
+        params, text = self.sequence.params, self.searched_text
         num_tokens = len(self.sequence.output_token_ids)
         if token_id in self.sequence.stop_token_ids:
             self._stop_at(token_id)
         delta: str | None = None
-        if text is not None and params.stop:
+        if text is not None:
             delta = ""
             if self.finish_reason is None:
                 delta = text.push(token_id, search=num_tokens > params.min_tokens)
-            if text.stopped_by is None and (self.finish_reason or num_tokens >= self._max_new_tokens):
+            if text.stopped_by is None and (self.finish_reason or num_tokens >= self.max_new_tokens):
                 delta += text.finish()  # a stop string may be found in the text held back
             if text.stopped_by is not None and self.finish_reason is None:
                 self.finish_reason, self.stop_reason = "stop", text.stopped_by
-        if self.finish_reason is None and num_tokens >= self._max_new_tokens:
+        if self.finish_reason is None and num_tokens >= self.max_new_tokens:
             self.finish_reason = "length"
         self._note_needs()
         if self.finish_reason is None and not self.sequence.is_watched:
             return None
+        top = self.logprobs[-1] if self.logprobs else None
         return News(
-            self, token_id, num_tokens=num_tokens, finish_reason=self.finish_reason, text=delta, logprob=logprob
+            self,
+            token_id,
+            num_tokens=num_tokens,
+            finish_reason=self.finish_reason,
+            text=delta,
+            logprob=None if top is None else top[token_id],
+            top_logprobs=top,
         )
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
         """End before time; the text held back comes with the news of an abort."""
         news = super().end(reason, error)
-        if self._text is not None and self.sequence.params.stop:
-            news.text = self._text.finish() if error is None else ""
+        if self.searched_text is not None:
+            news.text = self.searched_text.finish() if error is None else ""
         return news
 
     def _stop_at(self, token_id: int) -> None:
@@ -232,49 +252,75 @@ class Completion(Work):
         if token_id in self.sequence.params.stop_token_ids:
             self.stop_reason = token_id
 
-    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> float | None:
+    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> None:
         top = self.sequence.params.logprobs
         if top is None:
-            return None
+            return
         if logits is None:
             raise InfinilmError("the scheduler gave no logits for a request with logprobs")
         chosen, log_sum = lg.logprobs_of(logits[None], np.array([token_id]))
         logprob = float(chosen[0])
         self.logprobs.append(lg.top_logprobs(logits, float(log_sum[0]), top) | {token_id: logprob})
         self.cumulative_logprob += logprob
-        return logprob
 
-    # ---- in the thread of whoever listens: one at a time, news in order ----
+    # ---- for callers ----
+
+    @property
+    def reader(self) -> CompletionReader:
+        """Whose text is that of the output. A request with several readers takes that of one who has read all news."""
+        if self._reader is None:
+            self._reader = CompletionReader(self)
+        return self._reader
+
+    @reader.setter
+    def reader(self, reader: CompletionReader) -> None:
+        self._reader = reader
+
+
+class CompletionReader:
+    """Makes events and text of the news of a completion, for one reader and in its thread.
+
+    It may be left in the middle of anything, as an exception from a signal handler does: another one begins anew.
+    """
+
+    def __init__(self, completion: Completion) -> None:
+        self._completion = completion
+        # None: there is no tokenizer, or the engine thread makes the text.
+        self._text = None if completion.sequence.params.stop else completion.make_text()
+        self._num_heard = 0  # tokens
+        self._error: BaseException | None = None  # of the tokenizer
 
     @property
     def failure(self) -> BaseException | None:
         """What went wrong, in the engine thread or while the text was made."""
-        return self._text_error or self.error
+        return self._error or self._completion.error
 
     def event(self, news: News) -> TokenEvent | None:
-        """What a caller sees of news; None: nothing, as the text has failed before."""
-        if self._text_error is not None:
+        """What a caller sees of the next news; None: nothing, as the text has failed before."""
+        if self._error is not None:
             return None
+        completion, sequence = self._completion, self._completion.sequence
         token_id, num_tokens = news.token_id, news.num_tokens
         if news.is_next:
-            token_id, num_tokens = self.sequence.output_token_ids[self._num_heard], self._num_heard + 1
+            token_id, num_tokens = sequence.output_token_ids[self._num_heard], self._num_heard + 1
         text, reason, error = news.text, news.finish_reason, news.error
-        if text is None and error is None:
-            is_stop_token = reason == "stop" and token_id in self.sequence.stop_token_ids  # which has no text
+        if text is None:
+            is_stop_token = reason == "stop" and token_id in sequence.stop_token_ids  # which has no text
             try:
-                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None)
+                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None and error is None)
             except Exception as failure:  # of the tokenizer
-                self._text_error, reason, error = failure, "error", failure
+                self._error, reason, error = failure, "error", failure
         self._num_heard = num_tokens
         return TokenEvent(
-            self.request_id,
-            self.prompt_index,
+            completion.request_id,
+            completion.prompt_index,
             token_id,
             text or "",
             news.logprob,
             reason,
-            completion=self.index,
+            completion=completion.index,
             error=error,
+            top_logprobs=news.top_logprobs,
         )
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:
@@ -282,24 +328,65 @@ class Completion(Work):
         text = self._text
         if text is None:
             return ""
-        deltas = [text.push(token_id) for token_id in self.sequence.output_token_ids[self._num_heard : num_tokens]]
+        ids = self._completion.sequence.output_token_ids[self._num_heard : num_tokens]
+        if is_last and self._num_heard == 0:
+            return text.push_all(ids)
+        deltas = [text.push(token_id) for token_id in ids]
         if is_last:
             deltas.append(text.finish())
         return "".join(deltas)
 
     def output(self) -> CompletionOutput:
         """Everything up to the last event, as the caller gets it."""
-        wanted = self.sequence.params.logprobs is not None
+        completion = self._completion
+        sequence = completion.sequence
+        wanted = sequence.params.logprobs is not None
+        text = completion.searched_text or self._text
         return CompletionOutput(
-            index=self.index,
-            text=self._text.text if self._text is not None else "",
-            token_ids=list(self.sequence.output_token_ids),
-            logprobs=list(self.logprobs) if wanted else None,
-            cumulative_logprob=self.cumulative_logprob if wanted else None,
-            finish_reason=self.finish_reason if self._text_error is None else "error",
-            stop_reason=self.stop_reason,
+            index=completion.index,
+            text=text.text if text is not None else "",
+            token_ids=list(sequence.output_token_ids),
+            logprobs=list(completion.logprobs) if wanted else None,
+            cumulative_logprob=completion.cumulative_logprob if wanted else None,
+            finish_reason=completion.finish_reason if self._error is None else "error",
+            stop_reason=completion.stop_reason,
             error=self.failure,
         )
+
+
+def failure_of(readers: Iterable[CompletionReader]) -> BaseException | None:
+    """What went wrong with the completions of a request, if none succeeded: an exception to raise."""
+    failures = [reader.failure for reader in readers]
+    if failures[0] is None or any(failure is None for failure in failures):
+        return None
+    return own_copy(failures[0])
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """A copy of an exception, with its traceback and cause, for one who raises or keeps it.
+
+    What is raised grows its traceback and so keeps the frames, with all they hold, of whoever it goes through; and one
+    object for several requests would mix theirs. An exception that cannot be copied is returned as it is.
+    """
+    copied = error
+    for make in (copy.copy, _copy_without_init):
+        try:
+            made = make(error)
+        except Exception:  # its class is made in another way
+            continue
+        if type(made) is type(error):
+            copied = made
+            break
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)
+
+
+def _copy_without_init(error: BaseException) -> BaseException:
+    """Of a class whose `__init__` takes something else than the args it passes on."""
+    copied = type(error).__new__(type(error), *error.args)
+    vars(copied).update(vars(error))
+    return copied
 
 
 class GenerationRequest:
@@ -347,8 +434,7 @@ class GenerationRequest:
     @property
     def failure(self) -> BaseException | None:
         """What went wrong, if no completion succeeded."""
-        errors = [c.failure for c in self.completions]
-        return errors[0] if all(e is not None for e in errors) else None
+        return failure_of(c.reader for c in self.completions)
 
     def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
         """Give the news of the completions, or only the last of each, to `deliver`, which the engine thread calls."""
@@ -356,8 +442,11 @@ class GenerationRequest:
             completion.deliver = deliver
             completion.sequence.is_watched = not ends_only
 
-    def output(self) -> RequestOutput:
-        """Everything so far, as the caller gets it; timings are those of the first completion."""
+    def output(self, readers: Mapping[Work, CompletionReader] | None = None) -> RequestOutput:
+        """Everything so far, as the caller gets it; timings are those of the first completion.
+
+        `readers`: whose text it has; None: those of the completions.
+        """
         first = self.completions[0]
         leader = self.works[0].sequence
         metrics = RequestMetrics.from_times(
@@ -372,7 +461,7 @@ class GenerationRequest:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self._prompt_token_ids.tolist(),
-            outputs=[c.output() for c in self.completions],
+            outputs=[(c.reader if readers is None else readers[c]).output() for c in self.completions],
             finished=self.finished,
             prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
             metrics=metrics,

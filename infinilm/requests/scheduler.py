@@ -13,7 +13,7 @@ queue, and is computed again later, mostly from the prefix cache. What a sequenc
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +96,8 @@ class Scheduler:
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
-        self.waiting: deque[Sequence] = deque()  # in order of arrival, all younger than those that run
+        # The keys: in order of arrival, all younger than those that run. Any of them may be cancelled.
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.running: list[Sequence] = []  # in order of arrival
         self.num_preemptions = 0
         self.blocks = BlockManager(
@@ -179,15 +180,15 @@ class Scheduler:
                 f"tokens, but the KV cache has {self.blocks.num_blocks} in all: raise kv_cache, or lower max_tokens or "
                 "max_model_len"
             )
-        self.waiting.append(sequence)
+        self.waiting[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that finished or was cancelled; its slot and blocks are free at once."""
         if sequence.slot >= 0:
             self._leave_slot(sequence)
             self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        else:
+            self.waiting.pop(sequence, None)
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of all prompts, as after a change of weights."""
@@ -261,6 +262,17 @@ class Scheduler:
         heard = np.flatnonzero(goes_on & self._is_watched[slots])
         everybody = len(heard) == len(samples)
         return Sampled(len(samples), taken, samples if everybody else [samples[i] for i in heard.tolist()])
+
+    def undo(self, step: Step) -> None:
+        """Take back a step that was aborted, the newest one first; its sequences are to be removed next.
+
+        What the cache holds of its tokens is not found by others.
+        """
+        for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
+            self._num_computed[sequence.slot] = start
+            self.blocks.forget_uncomputed(sequence.slot, start)
+        self._in_flight = None
+        self._previous_row.fill(-1)
 
     def recompute_all(self) -> None:
         """After a step that failed, once none is in flight: what the cache holds is not trusted any more."""
@@ -377,7 +389,7 @@ class Scheduler:
         if self.waiting and self._free_slots and budget > 0:
             self._remember_decoded(chunks.decode_slots)
         while self.waiting and self._free_slots and budget > 0:
-            sequence, alone = self.waiting[0], not chunks.sequences
+            sequence, alone = next(iter(self.waiting)), not chunks.sequences
             rows = self._rows_left(sequence)
             if rows == 0 or (not alone and blocks.num_free <= self._watermark):
                 return
@@ -392,7 +404,7 @@ class Scheduler:
             needed = blocks.blocks_for(cached + count) - len(shared)
             if not alone and needed + self._watermark > blocks.num_free - blocks.num_idle(shared):
                 return
-            self.waiting.popleft()
+            del self.waiting[sequence]
             self._enter_slot(sequence, shared, now)
             admitted.append(sequence)
             count = min(count, blocks.room(sequence.slot) - cached)
@@ -449,7 +461,8 @@ class Scheduler:
         """Send the youngest sequence back to wait, before all others: its blocks are needed."""
         self._leave_slot(sequence)
         self.running.pop()
-        self.waiting.appendleft(sequence)
+        self.waiting[sequence] = None
+        self.waiting.move_to_end(sequence, last=False)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
@@ -511,6 +524,7 @@ class Scheduler:
         step = Step(
             batch,
             sequences,
+            starts,
             samples,
             sample_slots,
             sample_positions,

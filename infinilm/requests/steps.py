@@ -55,6 +55,7 @@ class Step:
 
     batch: _core.Batch
     sequences: list[Sequence]  # whose chunks it computes, in batch order
+    starts: Int32Array  # [len(sequences)]: tokens of each that are computed before it
     samples: list[Sequence]  # those that get a token: row i of the output belongs to samples[i]
     slots: IndexArray  # [len(samples)]
     positions: Int32Array  # [len(samples)]: where in the sequence that token goes

@@ -10,13 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.text.tokenizer import Tokenizer, read_json_object, read_special_tokens
+from infinilm.files import read_optional_json, read_text
+from infinilm.logs import logger
+from infinilm.text.messages import TemplateTraits, check_messages, check_tools
+from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
 if TYPE_CHECKING:
     import jinja2
@@ -24,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate"]
 
 Message = Mapping[str, Any]
+
+_MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
+_MAX_INDENT = 100
 
 
 def _tojson(
@@ -34,6 +42,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """`tojson` as Hugging Face has it: no HTML escaping, characters left as they are."""
+    if isinstance(indent, int) and indent > _MAX_INDENT:
+        raise ValueError(f"tojson: indent must be at most {_MAX_INDENT}, got {indent}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -65,20 +75,25 @@ def _environment() -> jinja2.Environment:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Bounds what one operation can make; how long a template runs is not bounded."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [value if isinstance(value, (int, float)) else len(value) for value in (left, right)]
+            if not all(isinstance(value, (int, float)) for value in (left, right)):
+                if sizes[0] * sizes[1] > _MAX_CHARACTERS:
+                    raise ValueError(f"a text or list repeated to more than {_MAX_CHARACTERS} elements")
+            elif operator == "**" and abs(right) > 64:
+                raise ValueError(f"the power {right} is too large")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the chat template cannot be read: {error}") from error
 
 
 def _named_templates(value: object, where: Path) -> dict[str, str]:
@@ -99,11 +114,11 @@ def _folder_templates(folder: Path) -> dict[str, str]:
     templates: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
-        templates |= _named_templates(read_json_object(path).get("chat_template"), path)
-    if (folder / "chat_template.jinja").is_file():
-        templates["default"] = _read_text(folder / "chat_template.jinja")
+        templates |= _named_templates(read_optional_json(path).get("chat_template"), path)
+    with suppress(FileNotFoundError):
+        templates["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path)
+        templates[path.stem] = read_text(path)
     return templates
 
 
@@ -114,64 +129,13 @@ def _user_template(template: str | os.PathLike[str], known: Mapping[str, str]) -
             return template
         if template in known:
             return known[template]
-    path = Path(template).expanduser()
-    if not path.is_file():
+    try:
+        return read_text(Path(template).expanduser())
+    except FileNotFoundError:
         names = f", or one of the model's own ({', '.join(known)})" if known else ""
         raise ConfigError(
             f"chat_template={os.fspath(template)!r} is no file; pass Jinja text, the path of a file{names}"
-        )
-    return _read_text(path)
-
-
-def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Check a conversation and return it as plain dicts.
-
-    Parameters
-    ----------
-    messages : sequence of mappings
-        Each with `role` (str) and `content`: a str, a list of parts (dicts), or None beside `tool_calls`.
-
-    Raises
-    ------
-    RequestError
-        Says which message is wrong and how.
-    """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError(
-            "messages must be a list of {'role': ..., 'content': ...} dicts, got "
-            f"{type(messages).__name__}; for plain text use generate()"
-        )
-    if not messages:
-        raise RequestError("messages must hold at least one message, got an empty list")
-    return [_checked_message(i, message) for i, message in enumerate(messages)]
-
-
-def _checked_message(index: int, message: object) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be a dict with 'role' and 'content', got {type(message).__name__}")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"{where} must have a 'role' such as 'user', got {role!r}; its keys are {list(message)}")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return dict(message)
-    is_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
-    if not isinstance(content, str) and not is_parts:
-        got = "no 'content'" if "content" not in message else f"'content' of type {type(content).__name__}"
-        raise RequestError(f"{where} (role {role!r}) must have a 'content' that is a str or a list of parts, got {got}")
-    return dict(message)
-
-
-def _check_tools(tools: object) -> list[Mapping[str, Any]] | None:
-    if tools is None:
-        return None
-    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise RequestError(f"tools must be a list of JSON schema dicts, got {type(tools).__name__}")
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, Mapping):
-            raise RequestError(f"tools[{i}] must be a JSON schema dict, got {type(tool).__name__}")
-    return list(tools) or None
+        ) from None
 
 
 class ChatTemplate:
@@ -197,7 +161,8 @@ class ChatTemplate:
         self.templates: Mapping[str, str] = MappingProxyType(dict(templates))
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self._source = source
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compiled: dict[str, _Compiled] = {}
+        self._told: set[str] = set()  # roles
 
     @classmethod
     def from_folder(
@@ -234,7 +199,7 @@ class ChatTemplate:
         """Whether there is a template."""
         return bool(self.templates)
 
-    def _select(self, with_tools: bool) -> jinja2.Template:
+    def _select(self, with_tools: bool) -> _Compiled:
         name = "tool_use" if with_tools and "tool_use" in self.templates else "default"
         if not self.templates:
             raise ConfigError(
@@ -250,12 +215,19 @@ class ChatTemplate:
             environment = _environment()
             import jinja2
 
+            source = self.templates[name]
             try:
-                self._compiled[name] = environment.from_string(self.templates[name])
+                self._compiled[name] = _Compiled(
+                    environment.from_string(source), TemplateTraits.of(source, environment)
+                )
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigError(
                     f"the chat template {name!r} of {self._source} is not valid Jinja: line {error.lineno}: "
                     f"{error.message}"
+                ) from error
+            except Exception as error:  # RecursionError; SyntaxError and others of the Python that it is made into
+                raise ConfigError(
+                    f"the chat template {name!r} of {self._source} cannot be compiled: {type(error).__name__}: {error}"
                 ) from error
         return self._compiled[name]
 
@@ -269,10 +241,14 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text of a conversation.
 
+        Messages whose content the template leaves out, as some do with the role "system", are told in the log, once per
+        role.
+
         Parameters
         ----------
         messages : sequence of mappings
-            See `check_messages`.
+            See `check_messages`. Content in parts is joined where the template reads texts, and the role "developer"
+            becomes "system" where the template does not name it.
         tools : sequence of mappings, optional
             JSON schemas of functions that the model may call.
         add_generation_prompt : bool
@@ -283,13 +259,14 @@ class ChatTemplate:
         Raises
         ------
         RequestError
-            The messages are malformed, or the template refuses them: its own message is given.
+            The messages are malformed, or hold more than text, or the template refuses them: its own message is given.
+            Or there are tools and the template does not use them, so that the model would not know of them.
         ConfigError
             There is no template, or it is not valid Jinja.
         """
-        conversation = check_messages(messages)
-        schemas = _check_tools(tools)
-        template = self._select(schemas is not None)
+        schemas = check_tools(tools)
+        compiled = self._select(schemas is not None)
+        conversation = check_messages(messages, compiled.traits)
         variables = {
             "documents": None,
             **self.special_tokens,
@@ -299,10 +276,70 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return template.render(variables)
+            text = _render(compiled.template, variables)
         except Exception as error:  # a template can raise anything
             raise RequestError(f"the chat template of {self._source} refused the messages: {error}") from error
+        # A template named for tools is taken at its word.
+        asks = schemas is not None and "tool_use" not in self.templates
+        if asks and compiled.try_render(variables | {"tools": None}) == text:
+            raise RequestError(
+                f"tools: the chat template of {self._source} does not use them, so the model would not know of them; "
+                "describe them in a message, or pass a chat_template that does"
+            )
+        for role in compiled.unseen_roles(variables, conversation, text) - self._told:
+            self._told.add(role)
+            logger.warning(
+                "the chat template of %s leaves out what messages of the role %r say: the model does not see it",
+                self._source,
+                role,
+            )
+        return text
 
     def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the token ids of `render(messages, **options)`, no special tokens added (no double BOS)."""
         return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+
+
+def _render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    """Render as `Template.render` does; ValueError: more text than any context holds."""
+    parts, length = [], 0
+    for part in template.generate(variables):
+        parts.append(part)
+        length += len(part)
+        if length > _MAX_CHARACTERS:
+            raise ValueError(f"the text has more than {_MAX_CHARACTERS} characters")
+    return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A template ready to render."""
+
+    template: jinja2.Template
+    traits: TemplateTraits
+
+    def try_render(self, variables: Mapping[str, Any]) -> str | None:
+        try:
+            return _render(self.template, variables)
+        except Exception:  # it refuses what is tried
+            return None
+
+    def unseen_roles(
+        self, variables: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], text: str
+    ) -> set[str]:
+        """Roles of messages of which `text`, the rendered conversation, shows nothing.
+
+        Templates may change what they show (trim it, cut reasoning off). So where the content itself is not found, the
+        conversation is rendered once more with a mark in the place of each such content.
+        """
+        contents = [message.get("content") for message in conversation]
+        missing = {
+            i: f"content-{i}-of-{len(contents)}"
+            for i, content in enumerate(contents)
+            if isinstance(content, str) and content.strip() and content.strip() not in text
+        }
+        if not missing:
+            return set()
+        marked = [{**m, "content": missing[i]} if i in missing else m for i, m in enumerate(conversation)]
+        shown = self.try_render({**variables, "messages": marked})
+        return set() if shown is None else {conversation[i]["role"] for i, mark in missing.items() if mark not in shown}

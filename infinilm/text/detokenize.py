@@ -219,6 +219,13 @@ class OutputText:
         self.finished = True
         return self._put(delta)
 
+    def push_all(self, token_ids: list[int]) -> str:
+        """All tokens of a text at once, in place of `push` for each and `finish`; for one without stop strings."""
+        if self._detokenizer is None:
+            return ""
+        self.finished = True
+        return self._put(self._detokenizer._decode(token_ids))
+
     def _put(self, delta: str) -> str:
         if delta:
             self._parts.append(delta)

@@ -8,39 +8,25 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
+from infinilm.files import FETCH_AGAIN, parse_json, read_bytes, read_optional_json
+from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     import tokenizers
 
 __all__ = ["Tokenizer"]
 
+_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or `{}` when there is no such file.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or does not hold a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _token_text(value: object) -> str | None:
@@ -54,32 +40,10 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json_object(folder / name).items():
+        for key, value in read_optional_json(folder / name).items():
             if key in _SPECIAL_KEYS and (text := _token_text(value)) is not None:
                 result[key] = text
     return result
-
-
-def _token_ids(value: object, where: str) -> tuple[int, ...] | None:
-    """Normalise an id or a list of ids; None when there is none."""
-    if value is None:
-        return None
-    items = value if isinstance(value, list) else [value]
-    if not all(type(item) is int and item >= 0 for item in items):
-        raise ConfigError(f"{where} must be a token id >= 0 or a list of them, got {value!r}")
-    return tuple(dict.fromkeys(items)) or None
-
-
-def _config_ids(folder: Path, key: str, files: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids under `key` in the first of `files` that has it (also inside text_config)."""
-    for name in files:
-        config = read_json_object(folder / name)
-        nested = config.get("text_config")
-        for source in (config, nested if isinstance(nested, dict) else {}):
-            ids = _token_ids(source.get(key), f"{folder / name}: {key}")
-            if ids is not None:
-                return ids
-    return ()
 
 
 class Tokenizer:
@@ -116,7 +80,7 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
         self._special_texts: frozenset[str] = frozenset()
-        self._byte_level = self._byte_fallback = self._hold_replacement = False
+        self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         self._token_bytes: dict[int, tuple[bytes, bool]] = {}  # id -> bytes, whether special
         if backend is None:
             return
@@ -128,6 +92,7 @@ class Tokenizer:
         self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in kinds or "?" in kinds
         self._hold_replacement = "ByteLevel" in kinds or "?" in kinds
+        self._has_metaspace = "Replace" in kinds or "Metaspace" in kinds
         if not self.eos_token_ids and "eos_token" in self.special_tokens:
             eos = backend.token_to_id(self.special_tokens["eos_token"])
             self.eos_token_ids = frozenset(() if eos is None else (eos,))
@@ -135,7 +100,12 @@ class Tokenizer:
             self.bos_token_id = backend.token_to_id(self.special_tokens["bos_token"])
 
     @classmethod
-    def from_folder(cls, folder: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Tokenizer:
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        generation_config: GenerationConfig | None = None,
+    ) -> Tokenizer:
         """Open the tokenizer of a checkpoint folder.
 
         Parameters
@@ -145,6 +115,8 @@ class Tokenizer:
             eos_token of tokenizer_config.json.
         tokenizer : str or path, optional
             Another folder, or a tokenizer.json, to take the tokenizer from; eos ids still come from `folder`.
+        generation_config : GenerationConfig, optional
+            Has the eos ids; None: that of `folder`.
 
         Raises
         ------
@@ -154,14 +126,21 @@ class Tokenizer:
         home = Path(folder)
         place = home if tokenizer is None else Path(tokenizer).expanduser()
         path = place / "tokenizer.json" if place.is_dir() else place
-        if tokenizer is not None and not path.is_file():
-            raise ConfigError(f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it")
-        bos = _config_ids(home, "bos_token_id", ("generation_config.json", "config.json"))
+        backend = None
+        try:
+            backend = _open_backend(path)
+        except FileNotFoundError:
+            if tokenizer is not None:
+                raise ConfigError(
+                    f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
+                    f"{_how_to_convert(path.parent)}"
+                ) from None
+        generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
         special = read_special_tokens(path.parent)
         return cls(
-            _open_backend(path) if path.is_file() else None,
-            eos_token_ids=_config_ids(home, "eos_token_id", ("generation_config.json", "config.json")),
-            bos_token_id=bos[0] if bos and "bos_token" not in special else None,
+            backend,
+            eos_token_ids=generation.eos_token_ids,
+            bos_token_id=generation.bos_token_id if "bos_token" not in special else None,
             special_tokens=special,
             source=str(path),
         )
@@ -184,6 +163,7 @@ class Tokenizer:
             raise RequestError(
                 f"{self._source} does not exist, so text cannot be tokenised; prompts given as token ids "
                 "still work (without stop strings), or pass tokenizer= with a tokenizer.json"
+                f"{_how_to_convert(Path(self._source).parent)}"
             )
         return self._backend
 
@@ -200,7 +180,7 @@ class Tokenizer:
         TypeError
             `text` is not a str.
         RequestError
-            There is no tokenizer, or the text holds lone surrogates (not valid Unicode).
+            There is no tokenizer, the text holds lone surrogates (not valid Unicode), or the tokenizer fails on it.
         """
         backend = self._require()
         if not isinstance(text, str):
@@ -211,18 +191,31 @@ class Tokenizer:
             raise RequestError(
                 f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as UTF-8"
             ) from error
-        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` holds the GIL to its end: a long text would stop every other thread, the engine's among them. A batch
+        # of one gives the same ids, lets go of the GIL, and starts no threads.
+        try:
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            raise RequestError(f"{self._source}: the text cannot be tokenised: {_library_error(error)}") from error
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.
 
         Raises
         ------
+        TypeError
+            `ids` is something else, such as a text.
         RequestError
-            There is no tokenizer, or an id is negative or above 2**32 - 1.
+            There is no tokenizer, an id is negative or above 2**32 - 1, or the tokenizer fails on them.
         """
         backend = self._require()
-        return backend.decode([_checked_id(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+            raise TypeError(f"ids: expected a list of token ids, got {ids!r:.80} of type {type(ids).__name__}")
+        checked = [_checked_id(i) for i in ids]
+        try:
+            return backend.decode(checked, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise RequestError(f"{self._source}: token ids cannot be made text: {_library_error(error)}") from error
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token's own text (not decoded), or None when the id is no token."""
@@ -231,6 +224,19 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token's own text, or None."""
         return self._require().token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for, as bytes: those of all tokens of a text, joined, are the text in UTF-8.
+
+        Where the decoder adds or strips blanks at the beginning of a text, they are not counted. A single token may end
+        in the middle of a character. An id that is no token gives nothing.
+        """
+        if self._byte_level:
+            return self._visible_bytes(token_id, skip_special_tokens=False)
+        token = self.id_to_token(token_id) or ""
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return (token.replace("\u2581", " ") if self._has_metaspace else token).encode("utf-8")
 
     def _visible(self, token_id: int, skip_special_tokens: bool) -> str | None:
         """Return the token's own text, or None when decoding drops it."""
@@ -248,23 +254,78 @@ class Tokenizer:
         return b"" if special and skip_special_tokens else data
 
 
+def _how_to_convert(folder: Path) -> str:
+    """The end of a message, for a folder whose tokenizer is in another format; or nothing."""
+    if not (folder / "tokenizer.model").exists():
+        return ""
+    return (
+        "; the folder has a SentencePiece tokenizer.model, which this version does not read: convert it once where "
+        "transformers and sentencepiece are installed, with "
+        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )
+
+
 def _checked_id(token_id: int) -> int:
-    value = operator.index(token_id)
+    try:
+        value = operator.index(token_id)
+    except TypeError:
+        raise TypeError(
+            f"expected a token id, an int, got {token_id!r:.80} of type {type(token_id).__name__}"
+        ) from None
     if not 0 <= value < 1 << 32:
         raise RequestError(f"token id must be in 0..2**32-1, got {value}")
     return value
 
 
 def _open_backend(path: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer.json; FileNotFoundError: there is none."""
     import tokenizers
 
+    raw = read_bytes(path, limit=_MAX_TOKENIZER_BYTES)
+    _refuse_what_aborts(raw, path)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+        return tokenizers.Tokenizer.from_buffer(raw)
+    except BaseException as error:
         raise ConfigError(
-            f"{path}: refused by the tokenizers library {tokenizers.__version__}: {error}; the file is "
+            f"{path}: refused by the tokenizers library {tokenizers.__version__}: {_library_error(error)}; the file is "
             "damaged, or it needs a newer tokenizers"
         ) from error
+
+
+def _library_error(error: BaseException) -> str:
+    """What went wrong in the tokenizers library; raises again what did not come from there, such as Ctrl-C.
+
+    The library raises plain Exception. Where its Rust code panics it raises PanicException, which is a BaseException
+    and would pass all who catch Exception.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return str(error)
+
+
+# `"continuing_subword_prefix": "##"`, not null and not empty.
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+
+
+def _refuse_what_aborts(raw: bytes, path: Path) -> None:
+    """Refuse merges that lack their prefix: the library cuts it off without looking, and may abort the process.
+
+    (tokenizers 0.23.3, BpeBuilder::build: a panic while another is handled.) Hardly any BPE file has the key, so that
+    nothing is parsed for others.
+    """
+    if not _PREFIX.search(raw):
+        return
+    model = parse_json(raw, str(path)).get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        return
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    for merge in merges if isinstance(merges, list) else ():
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(pair, list) and not str(pair[-1] if pair else "").startswith(str(prefix)):
+            raise ConfigError(
+                f"{path}: the merge {merge!r:.80} joins a part without the continuing_subword_prefix {prefix!r:.80} of "
+                f"the model; {FETCH_AGAIN}"
+            )
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "bind/gil.h"
 #include "core/tensor.h"
 
 namespace infinilm {
@@ -14,7 +15,7 @@ void bind_tensor(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_engine(nb::module_& m);
 
-DType dtype_from_string(const std::string& text);  // ConfigError that lists the dtypes
+DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
 Quantization quantization_from_string(const std::string& text);  // likewise
 Device device_from_string(const std::string& text);
 

@@ -119,12 +119,25 @@ void bind_spec(nb::module_& m) {
 // them.
 class PendingStep {
 public:
-    PendingStep(nb::object batch, std::future<StepOutput> future)
-        : batch_(std::move(batch)), future_(std::move(future)) {}
-    ~PendingStep() { wait(); }
+    PendingStep(nb::object batch, std::future<StepOutput> future, std::shared_ptr<StepAbort> abort)
+        : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)) {}
+    ~PendingStep() {
+        if (is_finalizing() || !process_.is_current())
+            batch_.release();  // nobody to wait for, and the step may be running yet
+        else
+            wait();
+    }
     PendingStep(PendingStep&&) = default;
 
+    void abort() { abort_->request(); }
+    bool wait_for(double seconds) {
+        process_.check();
+        const ReleaseGil release;
+        return !future_.valid() ||
+               future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+    }
     StepOutput result() {
+        process_.check();
         wait();
         if (!future_.valid()) throw Error("result: it was taken already; a step has one");
         return future_.get();
@@ -132,12 +145,14 @@ public:
 
 private:
     void wait() {
-        nb::gil_scoped_release release;
+        const ReleaseGil release;
         if (future_.valid()) future_.wait();
     }
 
+    OwnerProcess process_;
     nb::object batch_;
     std::future<StepOutput> future_;
+    std::shared_ptr<StepAbort> abort_;
 };
 
 void bind_batch(nb::module_& m) {
@@ -170,11 +185,18 @@ void bind_batch(nb::module_& m) {
             "sample_fault")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
-            "[num_rows, vocab_size] float32");
+            "[num_rows, vocab_size] float32")
+        .def_ro("aborted", &StepOutput::aborted,
+                "PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens "
+                "is not defined.");
     m.def(
         "sample_fault", [](int32_t id) { return describe(static_cast<SampleFault>(id)); }, "id"_a,
         "Why a row has a negative id: what its logits are.");
     nb::class_<PendingStep>(m, "PendingStep", "A step on its way.")
+        .def("abort", &PendingStep::abort,
+             "Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is "
+             "nearly done is done.")
+        .def("wait", &PendingStep::wait_for, "seconds"_a, "Waits so long at most; returns whether the step is done.")
         .def("result", &PendingStep::result, "Waits for the step and gives its output, once; raises what it raised.");
 }
 
@@ -192,15 +214,26 @@ void copy_values(const TensorView& src, const TensorView& dst) {
     });
 }
 
+// Whether two views of host memory, neither of them empty, have bytes between their ends in common.
+bool overlap(const TensorView& a, const TensorView& b) {
+    const auto ends = [](const TensorView& t) {
+        int64_t first = 0, last = 0;  // elements from data()
+        for (int dim = 0; dim < t.ndim(); ++dim)
+            (t.stride(dim) < 0 ? first : last) += (t.shape(dim) - 1) * t.stride(dim);
+        const auto at = reinterpret_cast<uintptr_t>(t.data());
+        return std::pair(at + static_cast<uintptr_t>(first * size_bytes(t.dtype())),
+                         at + static_cast<uintptr_t>((last + 1) * size_bytes(t.dtype())));
+    };
+    const auto [a_begin, a_end] = ends(a);
+    const auto [b_begin, b_end] = ends(b);
+    return a_begin < b_end && b_begin < a_end;
+}
+
 // A Python callback as a hook: called with the GIL, on the rank's thread, while the caller of forward waits without it.
 Hook make_hook(const nb::callable& callback) {
-    // The last reference may go on a thread without the GIL.
-    std::shared_ptr<nb::callable> shared(new nb::callable(callback), [](nb::callable* p) {
-        nb::gil_scoped_acquire gil;
-        delete p;
-    });
+    const std::shared_ptr<nb::callable> shared(new nb::callable(callback), delete_with_gil<nb::callable>);
     return [shared](Site site, int layer, const Tensor& value, int rank) {
-        nb::gil_scoped_acquire gil;
+        const AcquireGil gil;
         const std::string name = hook_name(site, layer);
         nb::object tensor = nb::cast(value), result = (*shared)(nb::str(name.c_str()), layer, tensor, rank);
         if (!result.is_none() && !result.is(tensor)) {
@@ -214,6 +247,11 @@ Hook make_hook(const nb::callable& callback) {
                                    infinilm::name(replacement.dtype())));
             if (replacement.device().kind != DeviceKind::cpu)
                 throw DeviceError(concat("hook '", name, "': expected a replacement in host memory"));
+            if (overlap(replacement, value)) {  // a view of the tensor itself, in another order perhaps
+                const Tensor apart = allocate_host(replacement.dtype(), replacement.shape());
+                copy_values(replacement, apart);
+                replacement = apart;
+            }
             copy_values(replacement, value);
         }
         result.reset();
@@ -229,8 +267,12 @@ Hook make_hook(const nb::callable& callback) {
 struct Engine : InferEngine {
     using InferEngine::InferEngine;
     ~Engine() {
-        const nb::gil_scoped_release release;
-        close();
+        if (is_finalizing()) {
+            abandon();
+        } else {
+            const ReleaseGil release;
+            close();
+        }
     }
 };
 
@@ -248,7 +290,7 @@ std::vector<Device> parse_devices(const Devices& devices) {
 
 void bind_engine(nb::module_& m) {
     using namespace nb::literals;
-    using Release = nb::call_guard<nb::gil_scoped_release>;
+    using Release = nb::call_guard<ReleaseGil>;
     bind_spec(m);
     bind_batch(m);
     nb::class_<GraphCounts>(m, "GraphCounts")
@@ -262,7 +304,7 @@ void bind_engine(nb::module_& m) {
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
                bool batch_invariant, const std::string& nccl_library, bool graphs) {
-                const nb::gil_scoped_release release;
+                const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
@@ -282,7 +324,8 @@ void bind_engine(nb::module_& m) {
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
         .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
-             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: "
+             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
+             "tensor: "
              "returns the names of those that were, whose memory is not read again.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
@@ -297,7 +340,7 @@ void bind_engine(nb::module_& m) {
             [](Engine& engine) {
                 std::vector<InferEngine::StateDict> ranks;
                 {
-                    nb::gil_scoped_release release;
+                    const ReleaseGil release;
                     ranks = engine.state_dict();
                 }
                 nb::list out;
@@ -315,7 +358,7 @@ void bind_engine(nb::module_& m) {
             [](Engine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,
                const std::vector<std::string>& names_of_all_ranks) {
                 const Hook hook = callback ? make_hook(*callback) : Hook();
-                nb::gil_scoped_release release;
+                const ReleaseGil release;
                 engine.set_hooks(hook, {.rank0 = names, .all_ranks = names_of_all_ranks});
             },
             "callback"_a.none(), "names"_a, "names_of_all_ranks"_a = std::vector<std::string>(),
@@ -337,11 +380,12 @@ void bind_engine(nb::module_& m) {
             [](Engine& engine, nb::object batch) {
                 auto& arrays = nb::cast<const Batch&>(batch);
                 std::future<StepOutput> step;
+                const auto abort = std::make_shared<StepAbort>();
                 {
-                    nb::gil_scoped_release release;
-                    step = engine.submit(arrays);
+                    const ReleaseGil release;
+                    step = engine.submit(arrays, abort);
                 }
-                return PendingStep(std::move(batch), std::move(step));
+                return PendingStep(std::move(batch), std::move(step), abort);
             },
             "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
             "Queues one step behind those submitted before, and returns at once.")

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
+
 #include "bind/bind.h"
 #include "core/check.h"
 #include "core/random.h"
@@ -36,20 +38,39 @@ LinearKind linear_kind(const std::string& text) {
     throw ConfigError("unknown kind of linear '" + text + "'; expected plain, silu_mul or qkv");
 }
 
-// Shared, not unique: nanobind would free a unique one as a Backend, and a CpuBackend is aligned to cache lines.
-std::shared_ptr<Backend> make_backend(const std::string& device, const std::string& isa, int num_threads,
-                                      const std::string& compute_dtype) {
+// A backend serves one thread at a time, as that of a rank does; but several threads of Python may have this one.
+struct SharedBackend {
+    std::unique_ptr<Backend> backend;
+    std::mutex in_use;
+};
+
+class InUse {
+public:
+    explicit InUse(SharedBackend& shared) : backend_(*shared.backend), lock_(shared.in_use, std::try_to_lock) {
+        if (!lock_) throw Error("this Backend is in use by another thread; give each thread its own");
+    }
+    operator Backend&() const { return backend_; }
+
+private:
+    Backend& backend_;
+    std::unique_lock<std::mutex> lock_;
+};
+
+std::shared_ptr<SharedBackend> make_backend(const std::string& device, const std::string& isa, int num_threads,
+                                            const std::string& compute_dtype) {
     if (device_from_string(device).kind != DeviceKind::cpu)
         throw DeviceError("Backend: expected 'cpu', got '" + device + "'; other devices are used through InferEngine");
-    return cpu::make_cpu_backend(
+    auto shared = std::make_shared<SharedBackend>();
+    shared->backend = cpu::make_cpu_backend(
         {.num_threads = num_threads, .isa = isa, .compute_dtype = dtype_from_string(compute_dtype)});
+    return shared;
 }
 
 }  // namespace
 
 void bind_ops(nb::module_& m) {
     using namespace nb::literals;
-    using Release = nb::call_guard<nb::gil_scoped_release>;
+    using Release = nb::call_guard<ReleaseGil>;
 
     m.def(
         "cpu_isas",
@@ -118,23 +139,24 @@ void bind_ops(nb::module_& m) {
         .def_ro("in_features", &PreparedLinear::in_features)
         .def_ro("out_features", &PreparedLinear::out_features);
 
-    nb::class_<Backend>(m, "Backend", "The ops of one device, for tests and experiments.")
+    nb::class_<SharedBackend>(m, "Backend", "The ops of one device, for tests and experiments; one thread at a time.")
         .def(nb::new_(&make_backend), "device"_a, "isa"_a = "", "num_threads"_a = 0, "compute_dtype"_a = "float32")
         .def(
             "prepare_linear",
-            [](Backend& b, const std::vector<std::pair<Tensor, OptionalTensor>>& parts, const std::string& kind,
-               int head_dim, const std::string& quantization) {
+            [](SharedBackend& shared, const std::vector<std::pair<Tensor, OptionalTensor>>& parts,
+               const std::string& kind, int head_dim, const std::string& quantization) {
+                const InUse b(shared);
                 std::vector<LinearPart> joined;
                 for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
-                return std::shared_ptr<PreparedLinear>(
-                    ops::prepare_linear(b, std::move(joined), linear_kind(kind), head_dim,
-                                        quantization_from_string(quantization)));
+                return std::shared_ptr<PreparedLinear>(ops::prepare_linear(
+                    b, std::move(joined), linear_kind(kind), head_dim, quantization_from_string(quantization)));
             },
             "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none")
         .def(
             "embedding",
-            [](Backend& b, const Tensor& ids, const Tensor& table, const Tensor& out, std::optional<int> first_id,
-               const std::string& quantization) {
+            [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,
+               std::optional<int> first_id, const std::string& quantization) {
+                const InUse b(shared);
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
                 const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain, 0,
@@ -146,14 +168,16 @@ void bind_ops(nb::module_& m) {
             "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
-            [](Backend& b, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
+            [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
+                const InUse b(shared);
                 ops::rms_norm(b, {.x = x, .weight = weight, .out = output("rms_norm", "out", out), .eps = eps});
             },
             "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
         .def(
             "add_rms_norm",
-            [](Backend& b, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& out,
+            [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& out,
                float eps) {
+                const InUse b(shared);
                 ops::add_rms_norm(b, {.x = x,
                                       .residual = output("add_rms_norm", "residual", residual),
                                       .weight = weight,
@@ -163,8 +187,9 @@ void bind_ops(nb::module_& m) {
             "x"_a, "residual"_a, "weight"_a, "out"_a, "eps"_a, Release())
         .def(
             "linear",
-            [](Backend& b, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
+            [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
                const OptionalTensor& residual, const OptionalTensor& norm, const OptionalTensor& scratch, float eps) {
+                const InUse b(shared);
                 ops::linear(b, {.x = x,
                                 .weight = weight,
                                 .norm = {.weight = optional_view(norm), .scratch = optional_view(scratch), .eps = eps},
@@ -175,8 +200,9 @@ void bind_ops(nb::module_& m) {
             "eps"_a = 0.0f, Release(), "With norm ([in_features]): of rms_norm(x); scratch is as large as x.")
         .def(
             "rope_table",
-            [](Backend& b, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
+            [](SharedBackend& shared, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
                const Tensor& cos_sin) {
+                const InUse b(shared);
                 ops::rope_table(b, {.positions = positions,
                                     .inv_freq = inv_freq,
                                     .attention_factor = attention_factor,
@@ -185,9 +211,10 @@ void bind_ops(nb::module_& m) {
             "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
         .def(
             "qk_norm_rope_store_kv",
-            [](Backend& b, const Tensor& qkv, const Tensor& cos_sin, const OptionalTensor& q_norm,
+            [](SharedBackend& shared, const Tensor& qkv, const Tensor& cos_sin, const OptionalTensor& q_norm,
                const OptionalTensor& k_norm, const Tensor& slot_mapping, const Tensor& k_cache, const Tensor& v_cache,
                int num_heads, int num_kv_heads, int head_dim, float eps) {
+                const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
                                                .cos_sin = cos_sin,
@@ -205,9 +232,10 @@ void bind_ops(nb::module_& m) {
             "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
         .def(
             "paged_attention",
-            [](Backend& b, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
-               const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out, float softmax_scale,
-               int sliding_window) {
+            [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+               const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
+               float softmax_scale, int sliding_window) {
+                const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
                                          .v_cache = v_cache,
@@ -224,25 +252,29 @@ void bind_ops(nb::module_& m) {
             "softmax_scale"_a, "sliding_window"_a = 0, Release())
         .def(
             "silu_mul",
-            [](Backend& b, const Tensor& gate_up, const Tensor& out) {
+            [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out) {
+                const InUse b(shared);
                 ops::silu_mul(b, {.gate_up = gate_up, .out = output("silu_mul", "out", out)});
             },
             "gate_up"_a, "out"_a, Release())
         .def(
             "gather_rows",
-            [](Backend& b, const Tensor& x, const Tensor& rows, const Tensor& out) {
+            [](SharedBackend& shared, const Tensor& x, const Tensor& rows, const Tensor& out) {
+                const InUse b(shared);
                 ops::gather_rows(b, {.x = x, .rows = rows, .out = output("gather_rows", "out", out)});
             },
             "x"_a, "rows"_a, "out"_a, Release())
         .def(
             "sum_parts",
-            [](Backend& b, const Tensor& parts, const Tensor& out) {
+            [](SharedBackend& shared, const Tensor& parts, const Tensor& out) {
+                const InUse b(shared);
                 ops::sum_parts(b, {.parts = parts, .out = output("sum_parts", "out", out)});
             },
             "parts"_a, "out"_a, Release())
         .def(
             "find_best",
-            [](Backend& b, const Tensor& logits, const Tensor& best, const Tensor& ids, int32_t first_id) {
+            [](SharedBackend& shared, const Tensor& logits, const Tensor& best, const Tensor& ids, int32_t first_id) {
+                const InUse b(shared);
                 ops::find_best(b, {.logits = logits,
                                    .first_id = first_id,
                                    .best = output("find_best", "best", best),
@@ -251,8 +283,10 @@ void bind_ops(nb::module_& m) {
             "logits"_a, "best"_a, "ids"_a, "first_id"_a = 0, Release())
         .def(
             "sample",
-            [](Backend& b, const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
-               const Tensor& min_p, const Tensor& random_val, const Tensor& ids, const OptionalTensor& token_ids) {
+            [](SharedBackend& shared, const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
+               const Tensor& top_p, const Tensor& min_p, const Tensor& random_val, const Tensor& ids,
+               const OptionalTensor& token_ids) {
+                const InUse b(shared);
                 ops::sample(b, {.logits = logits,
                                 .temperature = temperature,
                                 .top_k = top_k,

@@ -1,7 +1,10 @@
 // Tensor: DLPack and the buffer protocol in, DLPack and numpy out, zero-copy, owners kept alive in both directions.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <cstring>
 
 #include "bind/bind.h"
 
@@ -46,6 +49,23 @@ DType from_dlpack(nb::dlpack::dtype got, std::optional<DType> requested) {
                ", got ", dlpack_name(got)));
 }
 
+// Of equal shapes and dtypes; dst is row-major.
+void copy_elements(const TensorView& src, const TensorView& dst) {
+    if (src.is_contiguous()) {
+        if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
+        return;
+    }
+    const int64_t n = src.shape(0);
+    if (src.ndim() > 1) {
+        for (int64_t i = 0; i < n; ++i) copy_elements(src.select(0, i), dst.select(0, i));
+        return;
+    }
+    const int64_t size = size_bytes(src.dtype());
+    for (int64_t i = 0; i < n; ++i)
+        std::memcpy(dst.as<std::byte>() + i * size, src.as<const std::byte>() + i * src.stride(0) * size,
+                    static_cast<size_t>(size));
+}
+
 nb::object to_numpy(nb::handle self) {
     const Tensor& t = nb::cast<const Tensor&>(self);
     std::vector<size_t> shape(t.shape().begin(), t.shape().end());
@@ -65,8 +85,26 @@ nb::object to_numpy(nb::handle self) {
     return numpy.attr("left_shift")(wide, nb::int_(16), nb::arg("out") = wide).attr("view")(numpy.attr("float32"));
 }
 
+// Whether the consumer knows DLPack 1.0, whose capsules can say that they are read-only.
+bool takes_versioned(const nb::kwargs& kwargs) {
+    std::pair<long, long> version;
+    return kwargs.contains("max_version") && nb::try_cast(kwargs["max_version"], version) && version.first >= 1;
+}
+
 nb::object to_dlpack_capsule(nb::handle self, const nb::kwargs& kwargs) {
     const Tensor& t = nb::cast<const Tensor&>(self);
+    if (kwargs.contains("copy") && kwargs["copy"].is(Py_True)) {
+        nb::kwargs rest = nb::borrow<nb::kwargs>(nb::dict(kwargs).attr("copy")());
+        nb::del(rest["copy"]);
+        const Tensor copied = allocate_host(t.dtype(), t.shape());
+        copy_elements(t, copied);
+        return to_dlpack_capsule(nb::cast(copied), rest);
+    }
+    // As numpy does: an older consumer would write into the pages of a file, which ends the process.
+    if (t.read_only && !takes_versioned(kwargs))
+        throw nb::buffer_error(
+            "this tensor is read-only, which DLPack before 1.0 cannot say; take a copy: state_dict(copy=True), "
+            "__dlpack__(copy=True) or numpy().copy()");
     std::vector<size_t> shape(t.shape().begin(), t.shape().end());
     std::vector<int64_t> strides(t.strides().begin(), t.strides().end());
     nb::object array = t.read_only
@@ -126,15 +164,13 @@ Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> 
         shape[i] = static_cast<int64_t>(array.shape(i));
         strides[i] = array.stride(i);
     }
+    if (!array.data() && array.size() != 0)
+        throw Error(concat("expected an array with data, got a null pointer for shape ",
+                           shape_string(std::span(shape.data(), array.ndim()))));
     TensorView view(const_cast<void*>(array.data()), from_dlpack(array.dtype(), dtype),
                     std::span(shape.data(), array.ndim()), std::span(strides.data(), array.ndim()), {});
-    // The last reference may go on any thread, which may not hold the GIL.
-    auto* keep = new nb::ndarray<nb::ro>(array);
-    std::shared_ptr<void> owner(keep, [](void* p) {
-        nb::gil_scoped_acquire gil;
-        delete static_cast<nb::ndarray<nb::ro>*>(p);
-    });
-    Tensor tensor(view, std::move(owner));
+    Tensor tensor(view, std::shared_ptr<nb::ndarray<nb::ro>>(new nb::ndarray<nb::ro>(array),
+                                                             delete_with_gil<nb::ndarray<nb::ro>>));
     tensor.read_only = read_only;
     return tensor;
 }

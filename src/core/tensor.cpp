@@ -2,6 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <cstdlib>
+#include <limits>
+
 namespace infinilm {
 
 std::string to_string(Device device) { return device.kind == DeviceKind::cpu ? "cpu" : concat("cuda:", device.index); }
@@ -16,18 +19,35 @@ TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> shape, 
     : data_(data), ndim_(static_cast<int>(shape.size())), dtype_(dtype), device_(device) {
     if (shape.size() > max_ndim)
         throw Error(concat("a tensor has at most ", max_ndim, " dimensions, got ", shape.size()));
-    int64_t stride = 1;
+    // Bytes of the tensor, and the elements from row to row, have to be numbers; a dimension of 0 counts as one here.
+    int64_t stride = 1, unused;
+    bool fits = true;
     for (int dim = ndim_ - 1; dim >= 0; --dim) {
+        if (shape[dim] < 0) throw Error(concat("a tensor cannot have the shape ", shape_string(shape)));
         shape_[dim] = shape[dim];
         strides_[dim] = stride;
-        stride *= shape[dim];
+        fits = fits && !__builtin_mul_overflow(stride, std::max<int64_t>(shape[dim], 1), &stride);
     }
+    if (!fits || __builtin_mul_overflow(stride, size_bytes(dtype), &unused))
+        throw Error(concat("a tensor of shape ", shape_string(shape), " and ", name(dtype),
+                           " has more bytes than there are addresses"));
 }
 
 TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
                        Device device)
     : TensorView(data, dtype, shape, device) {
-    for (int dim = 0; dim < ndim_; ++dim) strides_[dim] = strides[dim];
+    int64_t reach = 0;  // elements between the first and the last in memory
+    bool fits = true;
+    for (int dim = 0; dim < ndim_; ++dim) {
+        strides_[dim] = strides[dim];
+        int64_t extent = 0;
+        fits = fits && !__builtin_mul_overflow(std::max<int64_t>(shape[dim] - 1, 0), strides[dim], &extent) &&
+               extent != std::numeric_limits<int64_t>::min() &&
+               !__builtin_add_overflow(reach, std::abs(extent), &reach);
+    }
+    if (!fits || __builtin_mul_overflow(reach, size_bytes(dtype), &reach))
+        throw Error(concat("a tensor of shape ", shape_string(shape), ", strides ", shape_string(strides), " and ",
+                           name(dtype), " has more bytes than there are addresses"));
 }
 
 int64_t TensorView::numel() const {

@@ -29,6 +29,7 @@ inline constexpr int max_ndim = 5;  // a KV cache: [num_layers, num_blocks, num_
 class TensorView {
 public:
     TensorView() = default;  // "absent": data() is null
+    // Error: a negative size, or more bytes than an int64 counts. So products of the sizes of a tensor never overflow.
     TensorView(void* data, DType dtype, std::span<const int64_t> shape, Device device = {});  // row-major
     TensorView(void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {})
         : TensorView(data, dtype, std::span(shape.begin(), shape.size()), device) {}

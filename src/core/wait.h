@@ -39,10 +39,10 @@ inline void wake_all(std::atomic<uint32_t>& word) {
 // True as soon as done(); false when it is time to sleep. The gap between two regions of a forward pass is
 // microseconds, between two steps some hundred, and waking a sleeper takes longer than the first. After the first
 // microseconds the core is given away between two looks: the system may run the awaited thread on it, where polling
-// alone keeps it from running. When there are more threads than cores, a thread that polls takes the core from one
-// that works, hence sleep at once. (tests/bench/all_reduce_bench.cpp)
-template <class Done>
-bool poll_until(Done done, bool crowded) {
+// alone keeps it from running. While crowded(), when there are more threads than cores, a thread that polls takes the
+// core from one that works, hence sleep at once. (tests/bench/all_reduce_bench.cpp)
+template <class Done, class Crowded>
+bool poll_until(Done done, Crowded crowded) {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::microseconds poll_time(2), yield_time(300);
     const auto begin = Clock::now();
@@ -52,9 +52,9 @@ bool poll_until(Done done, bool crowded) {
             relax();
         }
     } while (Clock::now() - begin < poll_time);
-    if (crowded) return false;
     do {
         if (done()) return true;
+        if (crowded()) return false;
         std::this_thread::yield();
     } while (Clock::now() - begin < yield_time);
     return false;

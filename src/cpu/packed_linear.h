@@ -26,7 +26,7 @@ public:
     const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }  // [num_panels, 16], or null
 
 private:
-    Tensor panels_, scales_;  // uint8
+    Tensor panels_, scales_;          // uint8
     std::vector<int64_t> part_rows_;  // out_features of each part
     std::vector<float> bias_;
     PackedWeight packed_{};

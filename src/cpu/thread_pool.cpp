@@ -8,6 +8,10 @@
 // gate shut.
 #include "cpu/thread_pool.h"
 
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
 #include "core/topology.h"
 #include "core/wait.h"
 
@@ -17,18 +21,27 @@ namespace {
 
 constexpr uint32_t open_gate = 1u << 31;  // of gate_, beside the count
 
-// Threads of all pools of the process: several ranks, each with its pool, share the cores.
-std::atomic<int> live_threads{0};
+// Threads of all pools of the process that are at work or poll for it: several ranks, each with its pool, and several
+// engines share the cores. A pool whose threads sleep counts nothing. The caller of a pool counts while its thread 1 is
+// awake: counting it in each region would have all pools write one cache line.
+std::atomic<int> awake_threads{0};
+constexpr int weight(int thread) { return thread == 1 ? 2 : 1; }
 
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads)
     : num_threads_(num_threads < 1 ? 1 : num_threads), num_cores_(available_cores()) {
-    live_threads.fetch_add(num_threads_, std::memory_order_relaxed);
     try {
         threads_.reserve(static_cast<size_t>(num_threads_) - 1);
         for (int i = 1; i < num_threads_; ++i) threads_.emplace_back([this, i] { work(i); });
-    } catch (...) {  // no more threads to be had: end those that started
+    } catch (const std::system_error& error) {  // no more threads to be had: end those that started
+        const size_t started = threads_.size();
+        stop_threads();
+        throw DeviceError(concat("cannot start ", num_threads_ - 1, " threads beside the caller's, only ", started,
+                                 ": ", error.what(),
+                                 "; lower num_threads (or tensor_parallel_size), or raise the limits of threads and "
+                                 "memory of this process"));
+    } catch (...) {
         stop_threads();
         throw;
     }
@@ -37,14 +50,19 @@ ThreadPool::ThreadPool(int num_threads)
 ThreadPool::~ThreadPool() { stop_threads(); }
 
 void ThreadPool::stop_threads() {
+    if (!process_.is_current()) {  // there are no threads; their handles may by now be those of others
+        [[maybe_unused]] const auto* leaked = new std::vector<std::thread>(std::move(threads_));
+        return;
+    }
     stop_.store(true, std::memory_order_relaxed);  // published by the new epoch
     epoch_.fetch_add(1);
     wake_all(epoch_);
     for (std::thread& thread : threads_) thread.join();
-    live_threads.fetch_sub(num_threads_, std::memory_order_relaxed);
 }
 
-bool ThreadPool::crowded() const { return live_threads.load(std::memory_order_relaxed) > num_cores_; }
+int ThreadPool::num_awake() { return awake_threads.load(std::memory_order_relaxed); }
+
+bool ThreadPool::crowded() const { return num_awake() > num_cores_; }
 
 bool ThreadPool::join() {
     uint32_t gate = gate_.load(std::memory_order_relaxed);
@@ -59,27 +77,38 @@ void ThreadPool::leave() {
 }
 
 void ThreadPool::draw_shares(int thread) {
-    for (int share; (share = next_share_.fetch_add(1, std::memory_order_relaxed)) < num_shares_;)
-        task_(argument_, share, thread);
+    try {
+        for (int share; (share = next_share_.fetch_add(1, std::memory_order_relaxed)) < num_shares_;)
+            task_(argument_, share, thread);
+    } catch (...) {  // the caller throws the first one, once nobody is inside; shares not begun are left out
+        next_share_.store(num_shares_, std::memory_order_relaxed);
+        if (!failed_.exchange(true)) error_ = std::current_exception();
+    }
 }
 
 void ThreadPool::work(int thread) {
+    const auto announced_after = [this](uint32_t seen) { return epoch_.load(std::memory_order_acquire) != seen; };
+    const auto is_crowded = [this] { return crowded(); };
+    awake_threads.fetch_add(weight(thread), std::memory_order_relaxed);
     for (uint32_t seen = 0;;) {
-        const auto announced = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-        if (!poll_until(announced, crowded())) {
+        if (!poll_until([&] { return announced_after(seen); }, is_crowded)) {
+            awake_threads.fetch_sub(weight(thread), std::memory_order_relaxed);
             parked_.fetch_add(1);
             while (epoch_.load() == seen) sleep_while(epoch_, seen);
             parked_.fetch_sub(1, std::memory_order_relaxed);
+            awake_threads.fetch_add(weight(thread), std::memory_order_relaxed);
         }
-        if (stop_.load(std::memory_order_relaxed)) return;
+        if (stop_.load(std::memory_order_relaxed)) break;
         seen = epoch_.load(std::memory_order_acquire);  // regions that came and went meanwhile are done without us
         if (!join()) continue;
         draw_shares(thread);
         leave();
     }
+    awake_threads.fetch_sub(weight(thread), std::memory_order_relaxed);
 }
 
 void ThreadPool::run_erased(Task task, void* argument, int num_shares) {
+    process_.check();
     task_ = task;
     argument_ = argument;
     num_shares_ = num_shares;
@@ -91,10 +120,15 @@ void ThreadPool::run_erased(Task task, void* argument, int num_shares) {
 
     gate_.fetch_and(~open_gate, std::memory_order_acquire);
     const auto empty = [&] { return gate_.load(std::memory_order_acquire) == 0; };
-    if (poll_until(empty, crowded())) return;
-    caller_parked_.store(1);
-    for (uint32_t inside; (inside = gate_.load()) != 0;) sleep_while(gate_, inside);
-    caller_parked_.store(0, std::memory_order_relaxed);
+    if (!poll_until(empty, [this] { return crowded(); })) {
+        caller_parked_.store(1);
+        for (uint32_t inside; (inside = gate_.load()) != 0;) sleep_while(gate_, inside);
+        caller_parked_.store(0, std::memory_order_relaxed);
+    }
+    if (failed_.load(std::memory_order_relaxed)) {
+        failed_.store(false, std::memory_order_relaxed);
+        std::rethrow_exception(std::exchange(error_, nullptr));
+    }
 }
 
 }  // namespace infinilm::cpu

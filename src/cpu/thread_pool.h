@@ -2,26 +2,33 @@
 // f(share, thread) once for each, and returns when all are done. Threads draw shares from a counter, and the caller
 // waits only for threads that have begun: one that the system does not let run costs its part of the machine, not the
 // whole step. Between regions threads poll briefly, since the next region of a forward pass is microseconds away, then
-// sleep in the kernel: an idle engine costs no CPU. Not reentrant; one caller at a time.
+// sleep in the kernel: an idle engine costs no CPU. Not reentrant; one caller at a time. What a share throws, run
+// throws when all threads have left; shares not begun by then are left out, and the pool stays usable.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "core/process.h"
 
 namespace infinilm::cpu {
 
 class ThreadPool {
 public:
-    explicit ThreadPool(int num_threads);
+    explicit ThreadPool(int num_threads);  // DeviceError: so many threads are not to be had
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int size() const { return num_threads_; }
+    // Of all pools, callers included: those at work or polling for it. While there are more than cores, nobody polls.
+    static int num_awake();
 
+    // EngineDeadError: in a process that was forked from the one that made the pool.
     template <class F>
     void run(int num_shares, F&& f) {
         if (num_threads_ == 1 || num_shares == 1) {
@@ -41,7 +48,7 @@ private:
     void draw_shares(int thread);
     void work(int thread);
     void stop_threads();
-    bool crowded() const;  // there are more threads than cores
+    bool crowded() const;  // more threads are awake than there are cores
 
     // Each on its own cache line: threads poll one while the others change.
     alignas(64) std::atomic<uint32_t> epoch_{0};  // a new value announces a region
@@ -53,7 +60,10 @@ private:
     Task task_ = nullptr;
     void* argument_ = nullptr;
     int num_shares_ = 0;
+    std::exception_ptr error_;  // the first that a share threw; written by who set failed_
+    std::atomic<bool> failed_{false};
     std::atomic<bool> stop_{false};
+    const OwnerProcess process_;
     int num_threads_;
     int num_cores_;
     std::vector<std::thread> threads_;

@@ -122,7 +122,7 @@ void Group::wait_for_all() {
         return;
     }
     const auto changed = [&] { return epoch_.load(std::memory_order_acquire) != epoch; };
-    if (!poll_until(changed, crowded_)) {
+    if (!poll_until(changed, [this] { return crowded_; })) {
         parked_.fetch_add(1);
         while (epoch_.load() == epoch) sleep_while(epoch_, epoch);
         parked_.fetch_sub(1, std::memory_order_relaxed);

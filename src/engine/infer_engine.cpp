@@ -75,7 +75,7 @@ struct InferEngine::Joint {
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
-    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_unique<Rank>(r, spec_, size));
+    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
     group_ = make_group({.devices = options.devices,
                          .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
                          .nccl_library = options.nccl_library});
@@ -110,6 +110,7 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
 template <class F>
 auto InferEngine::submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))> {
     using T = decltype(task(std::declval<Rank&>()));
+    process_.check();              // before the lock, which a thread that is not here may hold
     std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
     if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
     if (dead_) cause_.throw_dead();
@@ -155,6 +156,8 @@ template <class F>
 auto InferEngine::together(F f) -> decltype(f()) {
     try {
         return f();
+    } catch (const StepAborted&) {  // all ranks stop at the same place
+        throw;
     } catch (...) {
         if (num_ranks() > 1) fail(std::current_exception());
         throw;
@@ -249,8 +252,9 @@ void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     });
 }
 
-std::future<StepOutput> InferEngine::submit(const Batch& batch) {
-    return submit_to_ranks([this, &batch](Rank& rank) { return run(rank, batch); });
+std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort) {
+    return submit_to_ranks(
+        [this, &batch, abort = std::move(abort)](Rank& rank) { return run(rank, batch, abort.get()); });
 }
 
 StepOutput InferEngine::forward(const Batch& batch) {
@@ -265,16 +269,27 @@ StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap)
     return {.ids = rank.decoder->sample(staged, logits), .logits = logits};
 }
 
+StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort) {
+    try {
+        return run_to_end(rank, batch, abort);
+    } catch (const StepAborted&) {
+        if (DeviceQueue* const queue = rank.backend->queue()) queue->synchronize();  // what was begun
+        return {.ids = {}, .logits = {}, .aborted = true};
+    }
+}
+
 // Before and after `together` no rank waits for another, and all find the same.
-StepOutput InferEngine::run(Rank& rank, const Batch& batch) {
+StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
+    if (abort) abort->begin(0);
     if (!rank.decoder) {
         rank.params.check_complete();
         together([&] { prepare(rank); });
     }
     if (rank.cache.spec() == KvCacheSpec{})
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
-    const Batch step = resolve(batch, previous_ids);
+    Batch step = resolve(batch, previous_ids);
+    step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
     StepOutput output = together([&] {
         if (rank.tap) return compute(rank, stage(*rank.backend, step), *rank.tap);
@@ -298,7 +313,17 @@ GraphCounts InferEngine::graph_counts() {
     return submit_to_ranks([](Rank& rank) { return rank.graphs->counts(); }).get();
 }
 
+void InferEngine::abandon() {
+    struct Leaked {
+        std::vector<std::unique_ptr<RankWorker>> workers;
+        std::vector<std::shared_ptr<Rank>> ranks;
+        std::shared_ptr<CommunicatorGroup> group;
+    };
+    [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, group_};
+}
+
 void InferEngine::close() {
+    if (!process_.is_current()) return abandon();
     std::vector<std::unique_ptr<RankWorker>> workers;
     {
         std::lock_guard lock(mutex_);

@@ -5,7 +5,8 @@
 // States: loading (until finish_loading), ready, dead, closed. What every rank refuses alike, such as a step that fails
 // validation, leaves the engine as it was. With several ranks, one that fails alone, or while the others count on it,
 // stops them all: the engine is dead, and every call throws EngineDeadError around the first cause. A single rank has
-// nobody to let down and never dies.
+// nobody to let down and never dies. In a process that was forked from the engine's, which has none of its threads,
+// every call throws EngineDeadError, and close abandons what there is.
 #pragma once
 
 #include <atomic>
@@ -48,7 +49,7 @@ public:
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
     // its last tensor; returns the names of those that were, whose memory is not read again.
     std::vector<std::string> load_param(const std::string& name, const Tensor& tensor);
-    std::vector<std::string> loaded_params();  // names
+    std::vector<std::string> loaded_params();     // names
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
     // Of each rank, the parts it has, read-only, by checkpoint name. WeightError: dummy weights made on a device are
@@ -59,14 +60,19 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
-    // Runs a step after those submitted before; the batch stays as it is until the result is there.
-    std::future<StepOutput> submit(const Batch& batch);
+    // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
+    // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
+    // begun is not ended.
+    std::future<StepOutput> submit(const Batch& batch, std::shared_ptr<StepAbort> abort = nullptr);
     // The same, for the result. Error: a row that cannot be sampled, which submit gives a SampleFault in place of an
     // id.
     StepOutput forward(const Batch& batch);
     int64_t weight_bytes() const;  // of all ranks
     GraphCounts graph_counts();    // of rank 0; all have the same
     void close();                  // frees weights, cache and threads; idempotent
+    // In place of close where threads cannot be waited for: leaves everything to the end of the process. A closed
+    // engine is what remains.
+    void abandon();
 
 private:
     // What a rank has. Only its worker touches it.
@@ -88,7 +94,8 @@ private:
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
-    StepOutput run(Rank& rank, const Batch& batch);
+    StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort);
+    StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort);
     template <class Tap>
     static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);  // on the device
     // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.
@@ -103,9 +110,10 @@ private:
     // What a task comes to, from what each rank threw: null if all is well.
     std::exception_ptr outcome(const std::vector<std::exception_ptr>& errors);
 
+    const OwnerProcess process_;
     ModelSpec spec_;
     std::shared_ptr<CommunicatorGroup> group_;
-    std::vector<std::unique_ptr<Rank>> ranks_;
+    std::vector<std::shared_ptr<Rank>> ranks_;
     FirstCause cause_;
     std::atomic<bool> dead_ = false;
     std::mutex mutex_;                                  // guards workers_; tasks reach all queues in the same order

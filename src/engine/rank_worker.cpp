@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <cstring>
+#include <system_error>
 
 #include "core/topology.h"
 
@@ -25,9 +26,16 @@ void place(std::thread& thread, int rank, const std::vector<int>& cpus) {
 
 }  // namespace
 
-RankWorker::RankWorker(int rank, const std::vector<int>& cpus) : thread_([this] { work(); }) {
+RankWorker::RankWorker(int rank, const std::vector<int>& cpus) {
     try {
-        place(thread_, rank, cpus);
+        queue_->thread = std::thread([queue = queue_.get()] { work(*queue); });
+    } catch (const std::system_error& error) {
+        throw DeviceError(concat("cannot start the thread of rank ", rank, ": ", error.what(),
+                                 "; lower tensor_parallel_size or num_threads, or raise the limits of threads and "
+                                 "memory of this process"));
+    }
+    try {
+        place(queue_->thread, rank, cpus);
     } catch (...) {
         stop();
         throw;
@@ -37,29 +45,34 @@ RankWorker::RankWorker(int rank, const std::vector<int>& cpus) : thread_([this] 
 RankWorker::~RankWorker() { stop(); }
 
 void RankWorker::stop() {
-    {
-        std::lock_guard lock(mutex_);
-        stop_ = true;
+    if (!process_.is_current()) {
+        [[maybe_unused]] const Queue* leaked = queue_.release();
+        return;
     }
-    wake_.notify_one();
-    thread_.join();
+    {
+        std::lock_guard lock(queue_->mutex);
+        queue_->stop = true;
+    }
+    queue_->wake.notify_one();
+    queue_->thread.join();
 }
 
 void RankWorker::push(std::function<void()> task) {
+    process_.check();
     {
-        std::lock_guard lock(mutex_);
-        queue_.push_back(std::move(task));
+        std::lock_guard lock(queue_->mutex);
+        queue_->tasks.push_back(std::move(task));
     }
-    wake_.notify_one();
+    queue_->wake.notify_one();
 }
 
-void RankWorker::work() {
+void RankWorker::work(Queue& queue) {
     for (;;) {
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-        if (queue_.empty()) return;
-        std::function<void()> task = std::move(queue_.front());
-        queue_.pop_front();
+        std::unique_lock lock(queue.mutex);
+        queue.wake.wait(lock, [&] { return queue.stop || !queue.tasks.empty(); });
+        if (queue.tasks.empty()) return;
+        std::function<void()> task = std::move(queue.tasks.front());
+        queue.tasks.pop_front();
         lock.unlock();
         task();
     }

@@ -12,19 +12,21 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/process.h"
 
 namespace infinilm {
 
 class RankWorker {
 public:
     // The thread is named infinilm-rank<rank>. It, and the threads that its tasks start, run on these CPUs; none given:
-    // anywhere. ConfigError: CPUs that this process may not use.
+    // anywhere. ConfigError: CPUs that this process may not use. DeviceError: no more threads are to be had.
     explicit RankWorker(int rank = 0, const std::vector<int>& cpus = {});
-    ~RankWorker();  // finishes what was submitted, then joins
+    ~RankWorker();  // finishes what was submitted, then joins; in a forked process there is nothing to wait for
     RankWorker(const RankWorker&) = delete;
     RankWorker& operator=(const RankWorker&) = delete;
 
-    // Runs task() on the worker's thread; the future carries its result or its exception.
+    // Runs task() on the worker's thread; the future carries its result or its exception. EngineDeadError: in a process
+    // that was forked from the worker's.
     template <class F>
     auto submit(F task) -> std::future<decltype(task())> {
         auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
@@ -34,15 +36,21 @@ public:
     }
 
 private:
+    // What the thread uses. A forked process leaves it as it is: the lock may be held, and the condition waited on, by
+    // a thread that is not there.
+    struct Queue {
+        std::mutex mutex;
+        std::condition_variable wake;
+        std::deque<std::function<void()>> tasks;
+        bool stop = false;
+        std::thread thread;
+    };
     void push(std::function<void()> task);
-    void work();
     void stop();
+    static void work(Queue& queue);
 
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::deque<std::function<void()>> queue_;
-    bool stop_ = false;
-    std::thread thread_;  // last: starts when the rest exists
+    const OwnerProcess process_;
+    std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
 };
 
 }  // namespace infinilm

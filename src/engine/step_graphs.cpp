@@ -85,8 +85,10 @@ StepGraphs::Entry* StepGraphs::find(const Key& key) {
 }
 
 bool StepGraphs::record(Entry& entry, const Batch& staged, const Compute& compute) {
+    Batch whole = staged;
+    whole.abort = nullptr;  // a recording runs to its end
     try {
-        entry.graph = recorder_->record([&] { entry.output = views(compute(staged)); });
+        entry.graph = recorder_->record([&] { entry.output = views(compute(whole)); });
     } catch (const DeviceError& error) {
         if (communicator_.size() > 1) throw;  // the others may have theirs
         counts_.failure = error.what();

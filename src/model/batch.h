@@ -5,6 +5,7 @@
 #include "core/tensor.h"
 #include "model/kv_cache.h"
 #include "model/spec.h"
+#include "model/step_abort.h"
 #include "ops/backend.h"
 
 namespace infinilm {
@@ -31,12 +32,14 @@ struct Batch {
     bool return_logits = false;
     // Set by resolve().
     int max_query_len = 0, max_context_len = 0;
-    int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
+    int num_candidates = 0;      // so many of the best logits of a row decide all that is wanted; 0: all of them may
+    StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
 };
 
 struct StepOutput {
-    Tensor ids;     // [num_rows] int32, absent when nothing was sampled
-    Tensor logits;  // [num_rows, vocab_size] float32, absent unless asked for
+    Tensor ids;            // [num_rows] int32, absent when nothing was sampled
+    Tensor logits;         // [num_rows, vocab_size] float32, absent unless asked for
+    bool aborted = false;  // nothing else is here, and the cache may hold some of the step's keys and values, or none
 };
 
 // The batch with the tokens of the step before in their places. previous_ids: what that sampled, [num_rows] int32 in

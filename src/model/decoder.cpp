@@ -7,6 +7,18 @@
 
 namespace infinilm {
 
+namespace {
+
+// Pieces of a step that an abort may fall between; the 0th is what comes before the first layer.
+void begin_attention(const Batch& batch, int layer) {
+    if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 1));
+}
+void begin_mlp(const Batch& batch, int layer) {
+    if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 2));
+}
+
+}  // namespace
+
 Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator)
     : spec_(spec),
       weights_(weights),
@@ -124,6 +136,7 @@ void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, con
                               rope_store(layer, a, batch, cache));
     attend(layer, a, batch, cache);
     last_linear(a.attn, w.o_proj, w.post_attention_layernorm);
+    begin_mlp(batch, layer);
     ops::linear(backend_, first_linear(w.post_attention_layernorm, w.gate_up_proj, a.inner));
     last_linear(a.inner, w.down_proj, last ? weights_.norm : weights_.layers[layer + 1].input_layernorm);
 }
@@ -190,6 +203,7 @@ void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, con
     at(Site::attention, TensorView(a.attn.data(), a.attn.dtype(), a.q.shape(), a.attn.device()), a.attn, work_.attn);
     branch_of(a.attn, w.o_proj, Site::o_proj);
     common(Site::attention_residual, a.x, work_.x);
+    begin_mlp(batch, layer);
 
     ops::rms_norm(backend_, {.x = a.x, .weight = w.post_attention_layernorm.prepared, .out = a.normed, .eps = eps});
     common(Site::post_attention_layernorm, a.normed, work_.normed);
@@ -236,13 +250,15 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                  .eps = spec_.rms_norm_eps});
     }
     for (int layer = 0; layer < spec_.num_layers; ++layer) {
+        begin_attention(batch, layer);
         if constexpr (Tap::active)
             run_layer(layer, a, batch, cache, tap);
         else
             run_layer(layer, a, batch, cache);
     }
 
-    if (num_rows == 0) return {};  // a prefill chunk that is not the last
+    if (num_rows == 0) return {};              // a prefill chunk that is not the last
+    begin_attention(batch, spec_.num_layers);  // that is, the logits
     // Only the rows whose logits are wanted go through the final norm and the vocabulary.
     const TensorView last = work_.last.slice(0, 0, num_rows);
     ops::gather_rows(backend_, {.x = a.x, .rows = batch.logits_rows, .out = last});

@@ -22,7 +22,8 @@ public:
     // spec: of the rank, see local_spec.
     Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
     // The logits of the rows that are wanted, as Logits::compute gives them; absent if there are none. Everything is on
-    // the backend's device.
+    // the backend's device. StepAborted: see batch.abort, which is asked before each half of a layer and before the
+    // logits.
     template <class Tap>  // NoTap or HookTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     Tensor sample(const Batch& batch, const Tensor& logits) { return logits_.sample(batch, logits); }

@@ -2,6 +2,7 @@
 // Allocation, loading, sharding and the list of what is missing all derive from it; adding a weight is adding a row.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -94,7 +95,7 @@ public:
     int64_t bytes() const { return bytes_; }  // of the loaded parts
     // Of the rank's weights once they are prepared, where tensors are stored as dtype.
     int64_t prepared_bytes(DType dtype) const;
-    void clear();                             // lets go of every tensor
+    void clear();  // lets go of every tensor
 
 private:
     std::vector<Range> ranges(const ParamRow& row) const;  // of rows, or columns: see Cut; none: the rank has nothing
@@ -108,7 +109,7 @@ private:
     ModelWeights weights_;
     std::vector<ParamRow> rows_;
     std::map<std::string, size_t> by_name_;
-    int64_t bytes_ = 0;
+    std::atomic<int64_t> bytes_ = 0;  // also read while another thread loads
     bool prepared_ = false;
 };
 

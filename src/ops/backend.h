@@ -189,8 +189,8 @@ public:
     // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
-    virtual Tensor prepare_vector(const Tensor& vector) = 0;                   // a norm weight; absent stays absent
-    virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;     // for benchmarks: deviation 0.02
+    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // a norm weight; absent stays absent
+    virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;  // for benchmarks: deviation 0.02
 
     // Ops.
     virtual void embedding(const EmbeddingParams&) = 0;

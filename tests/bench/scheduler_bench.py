@@ -87,10 +87,14 @@ class NoEngine:
 
     def __init__(self, num_seqs: int) -> None:
         ids = np.full(num_seqs, 300, np.int32)
-        self._output = SimpleNamespace(ids=SimpleNamespace(numpy=lambda: ids), logits=None)
+        self._output = SimpleNamespace(ids=SimpleNamespace(numpy=lambda: ids), logits=None, aborted=False)
 
     def submit(self, batch: _core.Batch) -> NoEngine:
         return self
+
+    def wait(self, seconds: float) -> bool:
+        """The step is done."""
+        return True
 
     def result(self) -> Any:
         return self._output

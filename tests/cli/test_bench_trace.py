@@ -13,6 +13,7 @@ import pytest
 from llm import tiny
 
 from cli.support import run, start
+from infinilm.bench.trace import default_lengths
 
 SMALL = ["--trace", "--num-requests", "6", "--trace-lengths", "5:30", "--num-threads", "1"]
 PERCENTILES = {"mean", "p50", "p90", "p99", "max"}
@@ -39,6 +40,18 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in captured.out
     assert "prefix hit rate         0.0 %" in captured.out
     assert captured.err == "loading demo\n"  # no progress bar where nobody sees it
+
+
+def test_default_lengths_follow_the_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", folder, "--trace", "--num-requests", "6", "--num-threads", "1") == 0
+    captured = capsys.readouterr()
+    assert "lengths 6..64" in captured.out
+    assert "lengths 6:64, as the context holds 128 tokens" in captured.err
+    for max_model_len in (1, 2, 20, 512, 2047, 2048, 10**6):
+        least, most = default_lengths(max_model_len)
+        assert 1 <= least <= most <= 1024
+        assert 2 * most <= max(max_model_len, 2)
+    assert default_lengths(2048) == (100, 1024)
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +96,7 @@ def test_preemptions_are_counted(folder: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trace"], "--max-model-len, or --trace-lengths MIN:MAX with MAX <= 64"),
+        (["--trace", "--trace-lengths", "100:1024"], "--max-model-len, or --trace-lengths MIN:MAX with MAX <= 64"),
         (["--trace", "--max-model-len", "40", "--trace-lengths", "30:30"], "60 tokens"),
         (["--trace", "--trace-lengths", "20:10"], "--trace-lengths"),
         (["--trace", "--trace-lengths", "0:10"], "--trace-lengths"),

@@ -86,6 +86,24 @@ def test_prompt_from_stdin(
     assert capsys.readouterr().out == expected
 
 
+def test_several_texts(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", str(folder), "--seed", "3", "--max-tokens", "9", "--ignore-eos"]
+    expected = llm.generate("the", seed=3, max_tokens=9, ignore_eos=True, n=3)[0].outputs
+    assert run("generate", "the", "--n", "3", *options) == 0
+    assert capsys.readouterr().out == "".join(f"--- {i + 1} of 3 ---\n{o.text}\n" for i, o in enumerate(expected))
+
+
+def test_penalties_and_another_tokenizer(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    penalties = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    expected = llm.generate("the", temperature=0, max_tokens=20, ignore_eos=True, **penalties)[0].outputs[0].text
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in penalties.items()]
+    options = ["--model", str(folder), "--temperature", "0", "--max-tokens", "20", "--ignore-eos", "--no-echo"]
+    assert run("generate", "the", *options, *flags, "--tokenizer", folder / "tokenizer.json") == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert run("generate", "the", *options) == 0
+    assert capsys.readouterr().out != f"{expected}\n"
+
+
 def test_stats(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("generate", "the", "--model", folder, "--max-tokens", "9", "--ignore-eos", "--stats") == 0
     err = capsys.readouterr().err
@@ -137,6 +155,12 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
         ([], 2, "COMMAND"),
         (["bench", "--batch-sizes", "1,0"], 2, "--batch-sizes"),
         (["info", "--dtype", "float32"], 2, "--model"),
+        (["info", "demo", "--revision", "v2"], 2, "revision"),
+        (["generate", "x", "--model", "FOLDER", "--tokenizer", "/no/such"], 2, "tokenizer"),
+        (["generate", "x", "--model", "FOLDER", "--generation-config", "/no/such"], 2, "generation_config"),
+        (["generate", "x", "--model", "FOLDER", "--n", "0"], 2, "n must be"),
+        (["generate", "x", "--model", "FOLDER", "--frequency-penalty", "9"], 2, "frequency_penalty"),
+        (["plan", "--model", "FOLDER", "--memory", "plenty"], 2, "memory"),
         (["plan", "--model", "FOLDER", "--kv-cache", "8KiB", "--max-model-len", "128"], 2, "max_model_len"),
     ],
     ids=str,
@@ -152,15 +176,15 @@ def test_errors(
     assert captured.err.count("error: ") == 1
 
 
-def test_a_damaged_model_is_a_runtime_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_model_can_be_put_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tiny.make_checkpoint(tmp_path)
     data = (other / "model.safetensors").read_bytes()
     (other / "model.safetensors").write_bytes(data[: len(data) // 2])
-    assert run("generate", "x", "--model", other) == 1
+    assert run("generate", "x", "--model", other) == 2
     err = capsys.readouterr().err
     assert "model.safetensors" in err
     assert "Traceback" not in err
-    assert run("generate", "x", "--model", other, "--debug") == 1
+    assert run("generate", "x", "--model", other, "--debug") == 2
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -341,6 +365,7 @@ def test_info_of_a_model(folder: Path, tmp_path: Path, llm: LLM, capsys: pytest.
         assert about["num_parameters"] == sum(w.size for w in tiny.make_weights(tiny.CONFIG).values())
         assert about["memory"]["weight_bytes"] == 4 * about["num_parameters"]
         assert about["memory"]["max_model_len"] == 100
+        assert about["sampling"] == {}
         assert about["memory"]["kv_bytes"] <= about["memory"]["kv_budget_bytes"] == 2**20
         assert run("info", "--model", model) == 0
         assert "LlamaForCausalLM" in capsys.readouterr().out
@@ -362,6 +387,31 @@ def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "budget 1.0 MiB" in out
 
 
+def test_plan_for_a_machine_that_is_not_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for device, ids in (("cuda", []), ("cuda:3", []), ("cuda", ["--device-ids", "0,7", "--tensor-parallel-size", "2"])):
+        assert run("plan", folder, "--json", "--device", device, *ids, "--memory", "1GiB") == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert all(name.startswith("cuda") for name in plan["devices"])
+        assert plan["dtype"] == "bfloat16"
+        rest = 2**30 - plan["weight_bytes"] - plan["workspace_bytes"]
+        assert plan["kv_budget_bytes"] == rest // 2
+    assert infinilm.plan_memory(folder, memory=2**30) == infinilm.plan_memory(folder, memory="1GiB")
+
+
+def test_plan_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (
+        ["--memory", "100KB"],
+        ["--memory", "100KB", "--json"],
+        ["--kv-cache", "8KiB", "--max-model-len", "99"],
+    ):
+        assert run("plan", folder, *options) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "it does not fit; one sequence alone would take" in captured.err
+        assert "128 tokens in 8 blocks" in captured.err or "112 tokens in 7 blocks" in captured.err
+        assert "error: the KV cache has" in captured.err
+
+
 def test_plan_for_so_many_sequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", folder, "--max-num-seqs", "3", "--max-model-len", "64", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
@@ -378,6 +428,16 @@ def test_a_model_with_and_without_its_option(folder: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.count("assets/demo") == 2
     assert run("plan", folder, "--model", "demo") == 2
     assert "--model" in capsys.readouterr().err
+
+
+def test_info_lists_the_defaults_of_sampling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", "demo", "--json") == 0
+    sampling = json.loads(capsys.readouterr().out)["model"]["sampling"]
+    with LLM("demo") as demo:
+        defaults = demo.default_sampling_params
+    assert sampling["temperature"] == defaults.temperature != 1
+    assert run("info", "demo") == 0
+    assert f"temperature {defaults.temperature}" in capsys.readouterr().out
 
 
 SPREAD = {"median", "min", "max"}

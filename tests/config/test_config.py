@@ -216,7 +216,7 @@ INVALID = [
         )
         for value in (0, -1, 1.5, "8", True, 2**31)
     ],
-    ({"num_hidden_layers": 2**16}, r"num_hidden_layers must be an integer in \[1, 2\*\*16\); got 65536"),
+    ({"num_hidden_layers": 2**12}, r"num_hidden_layers must be an integer in \[1, 2\*\*12\); got 4096"),
     ({"head_dim": 2**16}, r"head_dim must be an integer in \[1, 2\*\*16\); got 65536"),
     ({"max_position_embeddings": 0}, "max_position_embeddings must be an integer"),
     ({"num_key_value_heads": 0}, "num_key_value_heads must be an integer"),
@@ -252,10 +252,10 @@ INVALID = [
         "partial_rotary_factor",
     ),
     *[
-        ({key: 1}, f"{key} must be true or false; got 1")
+        ({key: 1}, f"{key} must be True or False; got 1")
         for key in ("attention_bias", "mlp_bias", "tie_word_embeddings")
     ],
-    ({"use_sliding_window": 1}, "use_sliding_window must be true or false; got 1"),
+    ({"use_sliding_window": 1}, "use_sliding_window must be True or False; got 1"),
     ({"dtype": "float64"}, "dtype 'float64' is not supported; supported: float32, bfloat16, float16"),
     ({"max_window_layers": -1}, "max_window_layers must be an integer"),
     ({"sliding_window": 0}, "sliding_window must be an integer"),
@@ -396,6 +396,34 @@ def test_bad_utf8_is_a_config_error_and_a_byte_order_mark_is_not(tmp_path):
         AutoConfig.from_pretrained(tmp_path)
     file.write_bytes(b'\xef\xbb\xbf{"model_type": "llama"}')
     assert AutoConfig.from_pretrained(tmp_path) == LlamaConfig()
+
+
+def test_messages_and_warnings_are_bounded(tmp_path, caplog):
+    values = {"model_type": "llama", **{f"key{i}": i for i in range(10**5)}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    AutoConfig.from_pretrained(tmp_path)
+    assert 100 < len(caplog.text) < 1000
+    for bad in ({"model_type": "x" * 10**6}, {"rope_scaling": {"rope_type": "x" * 10**6}}, {"hidden_size": 10**4000}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | bad))
+        with pytest.raises(ConfigError, match=r"config\.json: ") as caught:
+            AutoConfig.from_pretrained(tmp_path)
+        assert len(str(caught.value)) < 2000
+
+
+CHUNKS = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+
+
+def test_dual_chunk_attention_limits_the_context(caplog):
+    values = {"model_type": "qwen2", "max_position_embeddings": 1010000, "dual_chunk_attention_config": CHUNKS}
+    assert LlamaConfig.from_dict(values).max_position_embeddings == 262144 - 8192
+    assert "dual chunk attention" in caplog.text
+    caplog.clear()
+    short = LlamaConfig.from_dict(values | {"max_position_embeddings": 1000})
+    assert (short.max_position_embeddings, caplog.text) == (1000, "")
+    assert LlamaConfig.from_dict(values | {"dual_chunk_attention_config": None}).max_position_embeddings == 1010000
+    for bad in (3, {}, {"chunk_size": 8, "local_size": 8}, {"chunk_size": "x"}):
+        with pytest.raises(ConfigError, match="dual_chunk_attention_config"):
+            LlamaConfig.from_dict(values | {"dual_chunk_attention_config": bad})
 
 
 def test_unknown_keys_are_logged_and_bookkeeping_is_not(tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable
@@ -90,6 +91,104 @@ def test_dlpack_of_our_own() -> None:
     assert t.dtype == "bfloat16"
     bits[1] = 0x4040
     assert t.numpy().tolist() == [1.0, 3.0]
+
+
+class Old:
+    """A consumer and producer that knows DLPack before 1.0 only."""
+
+    def __init__(self, tensor: _core.Tensor, **settings: object) -> None:
+        self._ask = lambda: tensor.__dlpack__(**settings)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._ask()
+
+
+def test_read_only_tensors_have_no_unversioned_capsule() -> None:
+    """Such a capsule cannot say that it is read-only: who wrote to it would write into a mapped file."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array.flags.writeable = False
+    t = _core.from_numpy(array)
+    for settings in ({}, {"max_version": None}, {"max_version": (0, 8)}, {"copy": False}):
+        with pytest.raises(BufferError, match=r"read-only.*take a copy"):
+            t.__dlpack__(**settings)
+    assert not np.from_dlpack(t).flags.writeable and not _core.from_dlpack(t).numpy().flags.writeable
+    assert not _core.from_dlpack(Old(t, max_version=(1, 0))).numpy().flags.writeable
+    for settings in ({"copy": True}, {"copy": True, "max_version": (1, 0)}):
+        copied = _core.from_dlpack(Old(t, **settings)).numpy()
+        assert copied.flags.writeable and np.array_equal(copied, array)
+        copied[:] = -1
+        assert np.array_equal(array, np.arange(6).reshape(2, 3))
+    array = array.copy()  # of a writable one as ever
+    assert address(_core.from_dlpack(Old(_core.from_numpy(array))).numpy()) == address(array)
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_dlpack_copies_of_any_strides(dtype: str) -> None:
+    """copy=True of a view with steps and turned around."""
+    array = np.arange(120).astype(dtype).reshape(4, 5, 6)
+    for view in (array, array[::-1, 1::2, ::-3], array.transpose(2, 0, 1), array[:0], array[1, 2]):
+        copied = _core.from_dlpack(Old(_core.from_numpy(view), copy=True)).numpy()
+        assert np.array_equal(copied, view)
+        if view.size:
+            assert not np.shares_memory(copied, array)
+
+
+class Made:
+    """A capsule made by hand."""
+
+    def __init__(self, shape: tuple[int, ...], data: int | None, strides: tuple[int, ...] | None = None) -> None:
+        n = len(shape)
+        self.shape = (ctypes.c_int64 * n)(*shape)
+        self.strides = (ctypes.c_int64 * n)(*strides) if strides else None
+        self.managed = Managed(data, 1, 0, n, 2, 32, 1, self.shape, self.strides, 0, None, None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self.managed), b"dltensor", None)
+
+
+class Managed(ctypes.Structure):
+    """DLManagedTensor of float32."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+def test_capsules_that_lie() -> None:
+    """No data where there should be some, and sizes whose bytes no int64 counts."""
+    memory = (ctypes.c_float * 4)(1, 2, 3, 4)
+    at = ctypes.addressof(memory)
+    assert _core.from_dlpack(Made((2, 2), at)).numpy().tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(InfinilmError, match=r"expected an array with data, got a null pointer for shape \[2\]"):
+        _core.from_dlpack(Made((2,), None))
+    assert _core.from_dlpack(Made((2, 0), None)).shape == (2, 0)
+    for shape in ((1 << 62,), (1 << 32, 1 << 32), (1 << 61, 1), (3, 1 << 40, 0, 1 << 40)):
+        with pytest.raises(InfinilmError, match="has more bytes than there are addresses"):
+            _core.from_dlpack(Made(shape, at))
+    for strides in ((1 << 62, 1), (-(1 << 62), 1), (-(1 << 63), 1), (1 << 61, 1 << 61)):
+        with pytest.raises(InfinilmError, match="has more bytes than there are addresses"):
+            _core.from_dlpack(Made((3, 3), at, strides))
+    with pytest.raises(InfinilmError, match=r"cannot have the shape \[-1, 2\]"):
+        _core.from_dlpack(Made((-1, 2), at))
 
 
 def test_the_owner_is_kept_alive() -> None:

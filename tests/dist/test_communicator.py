@@ -1,4 +1,4 @@
-"""The C++ tests of communicators and rank workers: plain, and under both sanitizers."""
+"""The C++ tests of communicators, rank workers, thread pools and the engine: plain, and under both sanitizers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tes
 NAMES = {
     "a_copy_that_fails": 1,
     "abort_anytime": 150,
+    "all_ranks_stop_at_the_same_piece": 300,
+    "an_aborted_step_leaves_the_engine_usable": 1,
     "an_aborted_group_stays_aborted": 1,
     "arguments": 1,
     "barriers": 200,
     "bound_to_cpus_beyond_the_machine": 1,
     "cpus_of_large_machines": 1,
+    "engine_aborted_closed_and_failed_anytime": 60,
     "lists_of_cpus": 1,
     "mismatches": 5,
     "nccl_aborts": 50,
@@ -37,10 +40,14 @@ NAMES = {
     "nccl_one_shot": 1,
     "nccl_sums": 1,
     "nothing_is_left": 50,
+    "pool_runs_every_share_once": 40,
+    "pool_sleeps_when_idle": 1,
+    "pool_throws_what_a_share_throws": 100,
     "random_schedules": 25,
     "ranks_that_share_a_device": 1,
     "ranks_stay_on_their_node": 1,
     "the_kind_of_group": 1,
+    "weight_bytes_while_loading": 1,
     "worker_on_its_cpus": 1,
     "worker_runs_tasks_in_order": 1,
     "worker_sleeps_when_idle": 1,

@@ -50,9 +50,17 @@ def test_answers_are_those_of_one_rank(folder: Path, size: int) -> None:
     ("settings", "error", "message"),
     [
         ({"tensor_parallel_size": 3}, ConfigError, "4 attention heads .*; sizes that do: 1, 2, 4"),
-        ({"tensor_parallel_size": 0}, ConfigError, "tensor_parallel_size: expected a positive integer, got 0"),
-        ({"tensor_parallel_size": 2.0}, ConfigError, "tensor_parallel_size: expected a positive integer, got 2.0"),
-        ({"tensor_parallel_size": True}, ConfigError, "tensor_parallel_size: expected a positive integer, got True"),
+        ({"tensor_parallel_size": 0}, ConfigError, "tensor_parallel_size must be an integer .*; got 0"),
+        (
+            {"tensor_parallel_size": 2.0},
+            ConfigError,
+            "tensor_parallel_size must be an integer .*; got 2.0",
+        ),
+        (
+            {"tensor_parallel_size": True},
+            ConfigError,
+            "tensor_parallel_size must be an integer .*; got True",
+        ),
         ({"device_ids": [0, 1]}, ConfigError, "has 2 devices, but tensor_parallel_size is 1"),
         ({"tensor_parallel_size": 2, "device_ids": [1, 1]}, ConfigError, "device 1 is there twice"),
         ({"tensor_parallel_size": 2, "device_ids": [0, -1]}, ConfigError, "0 or positive, got -1"),

@@ -379,6 +379,28 @@ def test_a_hook_cannot_call_its_engine(engine: InferEngine, registry: HookRegist
     assert np.array_equal(logits(engine), expected)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, ::-1],
+        lambda x: x[::-1],
+        lambda x: x[::-1, ::-1],
+        lambda x: np.broadcast_to(x[:1], x.shape),
+        lambda x: np.broadcast_to(x[:, -1:], x.shape),
+        lambda x: np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,) * x.ndim),
+        lambda x: x,
+    ],
+)
+@pytest.mark.parametrize("site", ["embedding", "layer1_residual", "layer0_q_rope", "logits"])
+def test_a_view_of_the_tensor_replaces_it(engine: InferEngine, registry: HookRegistry, site: str, view: Any) -> None:
+    """A hook that returns its own tensor in another order gets what its copy would give."""
+    handle = registry.register_hook(site, lambda _n, t, _l: view(t.numpy()).copy())
+    expected = logits(engine)
+    handle.remove()
+    registry.register_hook(site, lambda _n, t, _l: view(t.numpy()))
+    assert np.array_equal(logits(engine), expected)
+
+
 def test_registering_while_another_thread_runs(engine: InferEngine, registry: HookRegistry) -> None:
     inside, go_on = threading.Event(), threading.Event()
     later = Recorder()

@@ -536,6 +536,18 @@ def test_the_core_has_what_the_engine_needs() -> None:
     assert {"state_dict", "set_hooks"} <= set(dir(_core.InferEngine))
 
 
+@pytest.mark.parametrize(
+    "blocks", [(2**56, 1), (1, 2**56), (2**62, 2**62), (2**40, 2**40), (-1, 16), (16, -1), (0, 16), (2**63 - 1, 1)]
+)
+def test_caches_that_no_memory_holds(folder: Path, blocks: tuple[int, int]) -> None:
+    """Sizes that overflow are refused by the core, and the cache in use stays."""
+    with make_engine(folder) as engine:
+        expected = logits(engine)
+        with pytest.raises(InfinilmError, match=r"more bytes than there are addresses|at least one block|out of host"):
+            engine._core.reset_cache(*blocks)
+        assert np.array_equal(logits(engine), expected)
+
+
 def test_an_unknown_activation_is_refused_by_name() -> None:
     spec = _core.ModelSpec()
     assert spec.mlp.activation == "silu"

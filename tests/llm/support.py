@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +28,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def engine_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "infinilm-engine"]
+
+
 def idle(llm: LLM) -> bool:
     return not llm._thread.scheduler.has_work
 
 
 def one(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:
     return llm.generate(prompt, use_tqdm=False, **sampling)[0].outputs[0]
+
+
+def run_program(text: str, timeout: float = 60) -> str:
+    """What a Python program prints, whose end is that it ends by itself, well and in time."""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout

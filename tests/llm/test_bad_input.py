@@ -8,6 +8,7 @@ import pathlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import infinilm
@@ -45,7 +46,7 @@ def test_bad_prompts(llm: LLM, prompt: Any, message: str) -> None:
     assert len(one(llm, "the", max_tokens=2, ignore_eos=True).token_ids) == 2
 
 
-@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"the", {"prompt": "the"}, [None]])
+@pytest.mark.parametrize("prompt", [None, 5, 1.5, b"the", {"text": "the"}, {"a", "b"}, [None]])
 def test_prompts_of_the_wrong_type(llm: LLM, prompt: Any) -> None:
     with pytest.raises((TypeError, infinilm.RequestError), match=r"(?i)prompt"):
         llm.generate(prompt)
@@ -205,6 +206,13 @@ def test_kv_cache_that_is_too_small(folder: Path) -> None:
         {"dtype": "int8"},
         {"device": "tpu"},
         {"device": "cuda:x"},
+        {"seed": -1},
+        {"seed": 1.5},
+        {"seed": "x"},
+        {"seed": True},
+        {"seed": 2**64},
+        {"tensor_parallel_size": 10**6},
+        {"max_num_seqs": 2**31},
     ],
     ids=str,
 )
@@ -218,6 +226,66 @@ def test_unknown_setting(folder: Path) -> None:
         LLM(folder, max_num_seq=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"LLM has no parameter 'zzz'$"):
         LLM(folder, zzz=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpu_memory_utilization", "it is called 'kv_cache' here"),
+        ("n_ctx", "it is called 'max_model_len' here"),
+        ("torch_dtype", "it is called 'dtype' here"),
+        ("swap_space", ": swapping to host memory is not available in this version"),
+        ("enable_lora", ": a LoRA adapter is not available in this version"),
+        ("temperature", r": pass it to generate\(\)"),
+    ],
+)
+def test_settings_of_other_libraries(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(TypeError, match=f"LLM has no parameter '{name}'.*{message}"):
+        LLM(folder, **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "batch_invariant", "use_tqdm"])
+@pytest.mark.parametrize("value", ["no", "false", 0, None])
+def test_flags_are_booleans(folder: Path, name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be True or False; got {value!r}"):
+        LLM(folder, **{name: value})
+
+
+def test_a_device_that_is_no_text(folder: Path) -> None:
+    with pytest.raises(TypeError, match=r"device: expected a text such as 'cpu'.*got 5"):
+        LLM(folder, device=5)  # type: ignore[arg-type]
+
+
+def test_settings_are_checked_before_the_model_is_read(tmp_path: Path) -> None:
+    with pytest.raises(infinilm.ConfigError, match="seed"):
+        LLM(tmp_path / "absent", seed=-1)
+    with pytest.raises(infinilm.ConfigError, match="max_num_seqs"):
+        LLM(tmp_path / "absent", max_num_seqs=0)
+
+
+def test_too_many_sequences_for_this_machine(folder: Path) -> None:
+    with pytest.raises(infinilm.CacheFullError, match=r"blocks of 16 tokens: lower max_num_seqs \(now 1000000000\)"):
+        LLM(folder, max_num_seqs=10**9)
+
+
+def test_names_of_dtypes(folder: Path) -> None:
+    for dtype in ("half", "fp16", "float16", "torch.float16", np.float16, np.dtype("float16")):
+        plan = infinilm.plan_memory(folder, dtype=dtype, memory="1GiB")
+        assert plan == infinilm.plan_memory(folder, dtype="float16", memory="1GiB")
+    with pytest.raises(infinilm.ConfigError, match=r"dtype: expected 'auto'.*got 'int8'"):
+        infinilm.plan_memory(folder, dtype="int8")
+
+
+def test_unknown_settings_of_a_plan(folder: Path) -> None:
+    with pytest.raises(TypeError, match="plan_memory has no parameter 'max_len'; did you mean 'max_model_len'"):
+        infinilm.plan_memory(folder, max_len=3)
+    with pytest.raises(TypeError, match=r"plan_memory has no parameter 'gpu_memory_utilization'.*'kv_cache'"):
+        infinilm.plan_memory(folder, gpu_memory_utilization=0.9)
+
+
+def test_repr(folder: Path) -> None:
+    with LLM(folder) as model:
+        assert repr(model) == f"<LLM {folder}: LlamaForCausalLM, float32 on cpu, max_model_len=128>"
 
 
 def test_cuda_is_refused_with_the_reason(folder: Path) -> None:

@@ -19,6 +19,7 @@ from infinilm import LLM, SamplingParams
 from infinilm.text.detokenize import OutputText
 from infinilm.text.tokenizer import Tokenizer
 from llm import tiny
+from llm.support import engine_threads, wait_for
 from llm.tiny import SYSTEM
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -40,17 +41,6 @@ class Gate:
             self.reached.set()
             assert self._open.wait(30)
         return logits
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.001)
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "infinilm-engine"]
 
 
 def broken(token_ids: Any, logits: Any) -> Any:
@@ -89,12 +79,15 @@ def test_result_in_time(llm: LLM) -> None:
     request = llm.submit("the", logits_processor=gate, **SETTINGS)
     with pytest.raises(TimeoutError, match="goes on"):
         request.result(0.01)
-    for bad in (-1, "1", True):
+    for bad in (-1, "1", True, float("nan")):
         with pytest.raises(infinilm.RequestError, match="timeout"):
             request.result(bad)  # type: ignore[arg-type]
     assert not request.done
+    with pytest.raises(TimeoutError, match="goes on"):
+        request.result(0)
     gate.open()
-    assert len(request.result(30).outputs[0].token_ids) == 20
+    assert len(request.result(float("inf")).outputs[0].token_ids) == 20
+    assert len(llm.submit("the", **SETTINGS).result(1e300).outputs[0].token_ids) == 20
 
 
 def test_cancel_anywhere(folder: Path) -> None:
@@ -117,6 +110,88 @@ def test_cancel_anywhere(folder: Path) -> None:
         assert [len(c.token_ids) for c in waiting[2].result(30).outputs] == [20, 20]
         assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
         assert model.metrics().num_used_blocks == 0
+
+
+def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also who waits for others, or was not started yet; what runs goes on."""
+    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_STARTS", 3)
+    with LLM(folder, max_num_seqs=2) as model:
+        expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
+        gate = Gate()
+        running = model.submit("the", logits_processor=gate, **SETTINGS)
+        assert gate.reached.wait(30)
+        waiting = [model.submit("an", n=1 + i % 3, prompt_logprobs=[None, 1][i % 2], **SETTINGS) for i in range(20)]
+        metrics = model.metrics()
+        assert metrics.num_running + metrics.num_waiting == 1 + sum(1 + i % 3 + i % 2 for i in range(20))
+        for request in waiting[::-1]:
+            request.cancel()
+            request.cancel()
+        gate.open()
+        for request in waiting:
+            assert {c.finish_reason for c in request.result(30).outputs} == {"abort"}
+        assert running.result(30).outputs == expected
+        wait_for(lambda: model.metrics().num_waiting == 0)
+        model.reset_cache("1MiB")  # nothing is left that runs
+        assert not model._thread._works
+        assert not model._thread._cancelled
+
+
+def test_many_at_once_start_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_STARTS", 3)
+    with LLM(folder) as model:
+        prompts = [[1 + i, 2] for i in range(20)]
+        together = model.generate(prompts, use_tqdm=False, **SETTINGS)
+        for prompt, output in zip(prompts, together, strict=True):
+            assert model.generate(prompt, use_tqdm=False, **SETTINGS)[0].outputs == output.outputs
+
+
+def test_what_was_refused_leaves_nothing_behind(folder: Path) -> None:
+    def refused(ids: Any, logits: Any) -> Any:
+        for call in (model.generate, model.submit, model.score):
+            with pytest.raises(infinilm.InfinilmError, match="logits_processor"):
+                call("an")
+        return logits
+
+    model = LLM(folder)
+    model.generate("the", logits_processor=refused, **SETTINGS)
+    model.generate("the", **SETTINGS)  # takes up what was cancelled
+    assert not model._thread._cancelled
+    model.close()
+    with pytest.raises(infinilm.EngineDeadError):
+        model.generate("the")
+    assert not model._thread._cancelled
+
+
+def test_no_thread_to_be_had(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder) as model:
+
+        def fail(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            for _ in range(2):
+                with pytest.raises(infinilm.DeviceError, match="can't start new thread"):
+                    model.generate("the", **SETTINGS)
+        assert model.metrics().num_waiting == 0
+        assert len(model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs[0].token_ids) == 20
+
+
+def test_interrupted_while_the_thread_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder) as model:
+        before, start = len(engine_threads()), threading.Thread.start
+
+        def start_and_raise(self: threading.Thread) -> None:
+            start(self)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_and_raise)
+            with pytest.raises(KeyboardInterrupt):
+                model.generate("the", **SETTINGS)
+        for _ in range(2):
+            assert len(model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs[0].token_ids) == 20
+            assert len(engine_threads()) == before + 1
 
 
 def test_cancel_between_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +267,7 @@ def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("infinilm.llm.queue.SimpleQueue", Interrupted)
+            patch.setattr("infinilm.requests.streams.queue.SimpleQueue", Interrupted)
             with pytest.raises(KeyboardInterrupt):
                 model.generate(["the", "an"], logits_processor=gate, use_tqdm=False, **SETTINGS)
         gate.open()
@@ -211,9 +286,13 @@ def test_close_fails_what_runs(folder: Path) -> None:
     gate.open()
     closing.join(30)
     for request in requests:
+        events: list[infinilm.TokenEvent] = []
         with pytest.raises(infinilm.EngineDeadError, match="closed"):
             request.result(30)
-        assert list(request._log.read())[-1].finish_reason == "error"
+        with pytest.raises(infinilm.EngineDeadError, match="closed"):
+            for event in request:
+                events.append(event)
+        assert events[-1].finish_reason == "error"
     for call in (lambda: model.submit("the"), lambda: model.score("the"), lambda: model.generate("the")):
         with pytest.raises(infinilm.EngineDeadError, match="closed"):
             call()
@@ -269,6 +348,78 @@ def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error
             call()
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": "zzzz"}])
+def test_what_came_before_a_failure_is_kept(llm: LLM, more: dict[str, Any]) -> None:
+    def fail_later(ids: Any, logits: Any) -> Any:
+        if len(ids) >= len(llm.tokenize("the")) + 5:
+            raise ValueError("on purpose")
+        return logits
+
+    params = [SamplingParams(**SETTINGS, **more), SamplingParams(logits_processor=fail_later, **SETTINGS, **more)]
+    good, bad = (output.outputs[0] for output in llm.generate(["the"] * 2, params, use_tqdm=False))
+    assert (good.finish_reason, bad.finish_reason) == ("length", "error")
+    assert bad.token_ids == good.token_ids[:5]
+    assert bad.text
+    assert good.text.startswith(bad.text)
+    assert bad.text == "".join(e.text for e in llm.stream(["the"] * 2, params) if e.index == 1)
+
+
+class MadeOfTwo(Exception):
+    """That `copy` cannot make again of its args alone."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("on purpose"), MadeOfTwo("on ", "purpose")], ids=lambda e: type(e).__name__
+)
+def test_a_failure_keeps_nothing_of_those_who_hear_of_it(llm: LLM, error: BaseException) -> None:
+    class Held:
+        pass
+
+    def fail(ids: Any, logits: Any) -> Any:
+        raise error from KeyError("the cause")
+
+    request = llm.submit("the", logits_processor=fail, **SETTINGS)
+    lengths: list[int] = []
+    held: list[weakref.ref[Held]] = []
+
+    def ask(call: Callable[[], object]) -> None:
+        mine = Held()
+        held.append(weakref.ref(mine))
+        with pytest.raises(type(error), match="on purpose") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, KeyError)
+        lengths.append(len(caught.traceback))
+
+    for _ in range(5):
+        ask(lambda: request.result(30))
+    assert len(set(lengths)) == 1
+    for _ in range(5):
+        ask(lambda: list(request))
+    gc.collect()
+    assert not any(ref() for ref in held)
+
+
+def test_requests_of_a_failed_step_share_no_exception(folder: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    hooks = infinilm.HookRegistry()
+    with LLM(folder, hooks=hooks) as model:
+        hooks.register_hook("logits", fail)
+        requests = [model.submit("the", n=2, prompt_logprobs=1, **SETTINGS) for _ in range(2)]
+        requests += [model.submit("an", **SETTINGS) for _ in range(2)]
+        errors: list[BaseException] = []
+        for request in requests:
+            with pytest.raises(ValueError, match="on purpose") as caught:
+                request.result(30)
+            errors.append(caught.value)
+            errors += [c.error for c in request._request.completions if c.error is not None]
+        assert len({id(error) for error in errors}) == len(errors) == 4 + 2 * 2 + 2
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, value: float) -> None:
     """Of a token whose embedding is damaged; the others of the step, and of the one made ahead, go on."""
@@ -278,7 +429,12 @@ def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, 
     weights["lm_head.weight"][SYSTEM] = 0  # so that it is never the likeliest
     save_file(weights, folder / "model.safetensors")
     prompts = [[1, 5, 6], [1, SYSTEM, 6], [1, 7], [1, 5, 6, 8, SYSTEM, 4]]
-    for settings in (SETTINGS, {**SETTINGS, "logprobs": 2}, {**SETTINGS, "temperature": 1, "top_k": 5, "seed": 1}):
+    for settings in (
+        SETTINGS,
+        {**SETTINGS, "logprobs": 2},
+        {**SETTINGS, "temperature": 1, "top_k": 5, "seed": 1},
+        {**SETTINGS, "repetition_penalty": 1.1},  # drawn on the host, all in one call
+    ):
         with LLM(folder) as model:
             alone = [model.generate(prompts[i], use_tqdm=False, **settings)[0].outputs for i in (0, 2)]
             for _ in range(2):
@@ -291,6 +447,26 @@ def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, 
             with pytest.raises(infinilm.InfinilmError, match="cannot be sampled"):
                 model.generate(prompts[1], use_tqdm=False, **settings)
             assert model.metrics().num_used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"logit_bias": {5: 3e38}, "repetition_penalty": 0.1},
+        {"logit_bias": {5: 100}, "repetition_penalty": 1e-38},
+        {"logit_bias": {5: 3e38}, "logits_processor": lambda ids, logits: np.where(logits > 1e38, np.inf, logits)},
+        {"logit_bias": {5: 3e38}, "logits_processor": lambda ids, logits: np.where(logits > 1e38, np.nan, logits)},
+    ],
+)
+def test_parameters_that_overflow_together_fail_their_request_alone(llm: LLM, bad: dict[str, Any]) -> None:
+    """Others whose tokens are drawn on the host, too, which is one call for all of them."""
+    good = {**SETTINGS, "repetition_penalty": 1.1}
+    expected = llm.generate(["the", "an"], use_tqdm=False, **good)
+    params = [SamplingParams(**p) for p in (good, {**SETTINGS, **bad}, good)]
+    outputs = llm.generate(["the", [5, 5], "an"], params, use_tqdm=False)
+    assert [outputs[i].outputs for i in (0, 2)] == [o.outputs for o in expected]
+    assert outputs[1].outputs[0].finish_reason == "error"
+    assert "float32" in str(outputs[1].outputs[0].error)
 
 
 def test_a_failing_tokenizer_fails_its_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +508,9 @@ def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
         def submit(self, batch: Any) -> Any:
             return self
+
+        def wait(self, seconds: float) -> bool:
+            return True
 
         def result(self) -> Any:
             raise self._error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ class Recorder:
         recorder, number, pending = self, self.num_steps, self.engine.submit(batch)
 
         class Pending:
+            def wait(self, seconds: float) -> bool:
+                return pending.wait(seconds)
+
+            def abort(self) -> None:
+                pending.abort()
+
             def result(self) -> _core.StepOutput:
                 recorder.num_open -= 1
                 output = pending.result()
@@ -148,7 +155,9 @@ def test_a_failed_step_does_not_touch_those_in_the_next(
 
         def arrive(step: int) -> None:
             if step == fail_at:  # taken up with the next step
-                late.append(model.submit(prompt, **settings))
+                caller = threading.Thread(target=lambda: late.append(model.submit(prompt, **settings)))
+                caller.start()
+                caller.join()
 
         recorder.on_submit = arrive
         with pytest.raises(RuntimeError, match="on purpose"):

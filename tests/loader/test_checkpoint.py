@@ -284,7 +284,7 @@ def test_no_permission(tmp_path, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(WeightError, match=r"model\.safetensors: no permission to read"):
         Checkpoint(tmp_path)
 
@@ -302,8 +302,45 @@ def test_file_that_shrinks_later(tmp_path, size):
     save_file(example(), path)
     checkpoint = Checkpoint(tmp_path)
     os.truncate(path, size)
-    with pytest.raises(WeightError, match="shrank"):
+    with pytest.raises(WeightError, match=r"model\.safetensors: was changed or replaced"):
         checkpoint.array("ints")
+
+
+def swapped(folder):
+    """Files of the same size and the same tensors, which lie in another order in the second one."""
+    save_file({"a": np.arange(4, dtype=np.float32), "b": np.full(4, 7, np.float32)}, folder / "model.safetensors")
+    raw = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = raw[8:end].replace(b'"a"', b'"c"').replace(b'"b"', b'"a"').replace(b'"c"', b'"b"')
+    (folder / "other").write_bytes(raw[:8] + header + raw[end:])
+
+
+def test_file_that_is_replaced_before_it_is_mapped(tmp_path):
+    swapped(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    os.replace(tmp_path / "other", tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"model\.safetensors: was changed or replaced"):
+        checkpoint.array("a")
+    with Checkpoint(tmp_path) as again:
+        assert (again.array("a") == 7).all()
+
+
+def test_file_that_is_replaced_once_it_is_mapped(tmp_path):
+    swapped(tmp_path)
+    with Checkpoint(tmp_path) as checkpoint:
+        values = checkpoint.array("a")
+        os.replace(tmp_path / "other", tmp_path / "model.safetensors")
+        checkpoint.check_unchanged()
+        assert values.tolist() == checkpoint.array("a").tolist() == [0, 1, 2, 3]
+        (tmp_path / "model.safetensors").unlink()
+        checkpoint.check_unchanged()
+
+
+def test_too_many_tensors(tmp_path):
+    raw = json.dumps({f"t{i}": entry(shape=[0], offsets=(0, 0)) for i in range(2**17 + 1)}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with pytest.raises(WeightError, match="at most 131072 tensors in a file, got 131073"):
+        Checkpoint(tmp_path)
 
 
 # --- damage to the header ---

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import types
 
@@ -173,6 +174,24 @@ def test_missing_shard_is_named(tmp_path):
     save_file({"x": np.ones(1, np.float32)}, tmp_path / "model-00002-of-00003.safetensors")
     with pytest.raises(WeightError, match=r"shards 1, 3 of 3 are absent"):
         load(tmp_path, {"x": (1,), "y": (1,)})
+
+
+def test_a_file_that_is_written_to_meanwhile(tmp_path):
+    """In place, as `cp` does it: what was loaded is neither the old model nor the new one."""
+    save_file({"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
+
+    os.utime(tmp_path / "model.safetensors", (0, 0))  # else both writes may fall into one tick of the file system
+
+    class Writer(FakeEngine):
+        def load_param(self, name, tensor):
+            super().load_param(name, tensor)
+            with (tmp_path / "model.safetensors").open("r+b") as file:
+                file.seek(-4, os.SEEK_END)
+                file.write(b"abcd")
+
+    engine = Writer({"a": (4,), "b": (4,)})
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(WeightError, match=r"model\.safetensors: was changed"):
+        load_weights(checkpoint, engine, dtype="float32", from_numpy=from_numpy)
 
 
 @pytest.mark.parametrize("dtype", ["I8", "U8", "F8_E4M3", "F8_E5M2"])

@@ -6,13 +6,31 @@ from pathlib import Path
 
 import pytest
 
-import infinilm.checkpoint.folder
+import infinilm
+from infinilm.checkpoint import Checkpoint
 from infinilm.checkpoint.folder import resolve_model
-from infinilm.errors import ConfigError
+from infinilm.config import AutoConfig
+from infinilm.errors import ConfigError, WeightError
+
+BUNDLED = Path(infinilm.__file__).parent / "assets" / "demo"
 
 
 def test_demo():
-    assert resolve_model("demo") == Path(infinilm.checkpoint.folder.__file__).parent / "assets" / "demo"
+    assert resolve_model("demo") == BUNDLED
+
+
+def test_a_folder_called_demo(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="'demo' does not exist"):
+        resolve_model(Path("demo"))
+    (tmp_path / "demo").mkdir()
+    assert resolve_model("demo") == BUNDLED
+    assert not caplog.records
+    (tmp_path / "demo" / "config.json").write_text("{}")
+    for path in (Path("demo"), Path("./demo"), "./demo"):
+        assert resolve_model(path) == Path("demo")
+    assert resolve_model("demo") == BUNDLED
+    assert "the folder of this name here is './demo'" in caplog.text
 
 
 def test_folder(tmp_path, monkeypatch):
@@ -40,6 +58,22 @@ def test_file_and_empty(tmp_path):
         resolve_model(tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="empty string"):
         resolve_model("")
+    for nothing in (None, 5, b"demo"):
+        with pytest.raises(TypeError, match="model: expected a folder, 'demo' or a hub id, got "):
+            resolve_model(nothing)
+
+
+def test_what_is_not_read_in_this_version(tmp_path):
+    (tmp_path / "llama.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"llama\.gguf' is a GGUF file, which this version does not read"):
+        resolve_model(tmp_path / "llama.gguf")
+    with pytest.raises(FileNotFoundError, match=r"only a GGUF file.*use the safetensors checkpoint"):
+        AutoConfig.from_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"this is a LoRA adapter.*merge it"):
+        AutoConfig.from_pretrained(tmp_path)
+    with pytest.raises(WeightError, match=r"this is a LoRA adapter.*merge it"):
+        Checkpoint(tmp_path)
 
 
 def test_hub_not_installed(monkeypatch, tmp_path):
@@ -55,14 +89,18 @@ def test_hub(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     calls = []
 
-    def snapshot_download(name, *, allow_patterns, ignore_patterns):
-        calls.append((name, allow_patterns, ignore_patterns))
+    def snapshot_download(name, *, revision, allow_patterns, ignore_patterns):
+        calls.append((name, allow_patterns, ignore_patterns, revision))
         return str(tmp_path)
 
     hub.snapshot_download = snapshot_download
     assert resolve_model("org/name-1.5B") == tmp_path
     assert calls[0][0] == "org/name-1.5B"
     assert {"*.safetensors", "*.json", "*.jinja"} <= set(calls[0][1])
+    assert resolve_model("org/name", revision="v2") == tmp_path
+    assert [call[3] for call in calls] == [None, "v2"]
+    with pytest.raises(ConfigError, match="revision='v2' is for models of the hub"):
+        resolve_model("demo", revision="v2")
 
     def fail(*_args, **_kwargs):
         raise OSError("no network")

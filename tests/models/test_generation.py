@@ -165,10 +165,10 @@ def test_text_with_a_tokenizer(model: Any, folder: Path) -> None:
 
 class Streamer:
     def __init__(self) -> None:
-        self.steps: list[list[int | None]] = []
+        self.steps: list[Any] = []
         self.ended = 0
 
-    def put(self, tokens: list[int | None]) -> None:
+    def put(self, tokens: Any) -> None:
         self.steps.append(tokens)
 
     def end(self) -> None:
@@ -176,16 +176,15 @@ class Streamer:
 
 
 def test_streamers(model: Any) -> None:
-    before = model.eos_token_ids
     plain = model.generate(ROWS, 9, stop_on_eos=False)["output_token_ids"]
-    model.eos_token_ids = frozenset([plain[1][2]])
-    try:
-        streamer, steps = Streamer(), []
-        result = model.generate(ROWS, 9, streamer=streamer)["output_token_ids"]
-        model.generate(ROWS, 9, streamer=steps.append)
-    finally:
-        model.eos_token_ids = before
-    assert streamer.steps == steps and streamer.ended == 1
+    streamer, steps = Streamer(), []
+    result = model.generate(ROWS, 9, streamer=streamer, eos_token_id=plain[1][2])["output_token_ids"]
+    model.generate(ROWS, 9, streamer=steps.append, eos_token_id=[plain[1][2]])
+    prompts, *new = streamer.steps
+    assert streamer.ended == 1 and prompts.shape == (4, 7) and prompts.dtype == np.int64
+    pad = tiny.EOS
+    assert prompts.tolist() == [[pad] * (7 - len(row)) + row for row in ROWS]
+    assert [tokens.tolist() for tokens in new] == [[pad if t is None else t for t in step] for step in steps]
     assert [[t for t in row if t is not None] for row in zip(*steps, strict=True)] == result
 
     def fail(tokens: list[int | None]) -> None:

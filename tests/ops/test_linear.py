@@ -214,3 +214,17 @@ def test_no_rows(isa: str, kind: str) -> None:
     b = backend(isa, 2)
     layer = support.LinearCase(8, (16, 16), (False, False), kind, "float32", 0, 4)
     assert support.run_linear(b, layer.prepare(b), np.zeros((0, 8), np.float32), layer.out_features).size == 0
+
+
+@pytest.mark.parametrize("kind", ("plain", "silu_mul"))
+@pytest.mark.parametrize("num_tokens", (1, 24, 25, 60))
+@each_isa
+def test_no_inputs(isa: str, num_tokens: int, kind: str) -> None:
+    """Sums of nothing: the biases are left."""
+    b = backend(isa, 2)
+    bias = np.linspace(-2, 2, 20, dtype=np.float32)
+    weight = support.tensor(np.zeros((20, 0), np.float32))
+    prepared = b.prepare_linear([(weight, support.tensor(bias))] * 2, kind)
+    got = support.run_linear(b, prepared, np.zeros((num_tokens, 0), np.float32), prepared.out_features)
+    expected = bias / (1 + np.exp(-bias)) * bias if kind == "silu_mul" else np.concatenate((bias, bias))
+    np.testing.assert_allclose(got, np.tile(expected, (num_tokens, 1)), rtol=1e-6)

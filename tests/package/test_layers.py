@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 # From the ground up. A name is a module or package of `infinilm`; those of one line know nothing of each other.
 FLOORS = (
     ("_core", "errors"),  # _core is the compiled module
-    ("sampling_params", "outputs", "devices"),
+    ("checks", "files", "keywords", "logs", "progress"),
+    ("sampling_params", "outputs", "devices", "token_ids"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
     ("engine", "generation"),

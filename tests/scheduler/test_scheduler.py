@@ -194,6 +194,29 @@ def test_what_a_failed_step_did_not_compute_is_not_shared(
     check_empty(scheduler)
 
 
+def test_removing_one_of_many_looks_at_no_others() -> None:
+    compared = 0
+
+    class Counting(Sequence):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        def __hash__(self) -> int:
+            return id(self)
+
+    scheduler = make_scheduler()
+    sequences = [Counting(s.prompt_token_ids, s.params, s.seed) for s in [make_sequence([1, 2], 3)] * 500]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    for sequence in sequences[:100:-1]:
+        scheduler.remove(sequence)
+        scheduler.remove(sequence)  # again: nothing happens
+    assert compared < 10 * len(sequences)
+    assert [id(s) for s in scheduler.waiting] == [id(s) for s in sequences[:101]]
+
+
 def test_a_collision_of_hashes_shares_nothing() -> None:
     class Same(bytes):
         def __hash__(self) -> int:

@@ -198,7 +198,7 @@ def test_bad_template_argument(tmp_path):
     with pytest.raises(ConfigError, match="not valid Jinja: line 2: "):
         render("x\n{% if %}")
     (tmp_path / "bad.jinja").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"bad\.jinja: the chat template cannot be read"):
+    with pytest.raises(ConfigError, match=r"bad\.jinja: not UTF-8 at byte 0"):
         ChatTemplate.from_folder(tmp_path, tmp_path / "bad.jinja")
 
 
@@ -221,3 +221,35 @@ def test_without_jinja2(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2.ext", None)
     with pytest.raises(ConfigError, match="pip install jinja2"):
         render("x")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if a %}" * 2000 + "{% endif %}" * 2000, "{{ " + "(" * 3000 + ")" * 3000 + " }}", "{% for x in y %}" * 30],
+    ids=["nested if", "parentheses", "open loops"],
+)
+def test_templates_that_cannot_be_compiled(template):
+    with pytest.raises(ConfigError, match="the chat template 'default' of this model"):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 2000000000 }}",
+        "{{ 2000000000 * 'a' }}",
+        "{{ [1] * 2000000000 }}",
+        "{{ 9 ** 999999999 }}",
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{% for i in range(100000) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% for i in range(1000000) %}x{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_what_templates_make_is_bounded(template):
+    with pytest.raises(RequestError, match="the chat template of this model refused the messages"):
+        render(template)
+
+
+def test_what_templates_calculate():
+    assert render("{{ 2 * 3 }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ 1.5 * 2 }}") == "6 1024 ababab 3.0"

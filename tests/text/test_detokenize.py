@@ -146,6 +146,9 @@ def test_deltas_join_to_the_whole(stream, skip):
     deltas.append(detokenizer.finish())
     assert "".join(deltas) == TOKENIZERS[name].decode(ids, skip)
     assert detokenizer.finish() == ""
+    at_once = OutputText(TOKENIZERS[name], SamplingParams(skip_special_tokens=skip))
+    assert at_once.push_all(ids) == at_once.text == "".join(deltas)
+    assert at_once.finished
 
 
 def earliest_stop(text, stops):

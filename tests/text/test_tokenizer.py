@@ -5,6 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer as Backend, models, pre_tokenizers, processors
 
+from infinilm.checkpoint import resolve_model
 from infinilm.errors import ConfigError, RequestError
 from infinilm.text.tokenizer import Tokenizer
 
@@ -140,3 +141,88 @@ def test_bad_arguments(tmp_path):
         tokenizer.decode([-1])
     with pytest.raises(TypeError):
         tokenizer.decode(["a"])
+
+
+# ---- files on which the library panics ----
+
+
+def demo_with(folder, **changes):
+    """The bundled tokenizer with some of its parts replaced."""
+    raw = json.loads((resolve_model("demo") / "tokenizer.json").read_text())
+    model = changes.pop("model", {})
+    raw.update(changes)
+    raw["model"] |= model
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    return Tokenizer.from_folder(folder)
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+
+
+def test_panic_while_loading(tmp_path):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: refused by the tokenizers library"):
+        demo_with(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+
+
+def test_panic_while_encoding(tmp_path):
+    tokenizer = demo_with(tmp_path, pre_tokenizer=SPLIT)
+    with pytest.raises(RequestError, match=r"tokenizer\.json: the text cannot be tokenised: .*retry-limit"):
+        tokenizer.encode("x" * 40)
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+def test_failure_while_encoding(tmp_path):
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "x"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(RequestError, match="the text cannot be tokenised: WordLevel error"):
+        Tokenizer.from_folder(tmp_path).encode("hello")
+
+
+def test_panic_while_decoding(tmp_path):
+    tokenizer = write(tmp_path)
+
+    class PanicException(BaseException):
+        """What the library raises, of which no way from `decode` is known."""
+
+    class Backend:
+        def __init__(self, error):
+            self.error = error
+
+        def decode(self, *_, **__):
+            raise self.error
+
+    for error in (PanicException("slice index"), Exception("slice index")):
+        tokenizer._backend = Backend(error)
+        with pytest.raises(RequestError, match="token ids cannot be made text: slice index"):
+            tokenizer.decode([1])
+    tokenizer._backend = Backend(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.decode([1])
+
+
+@pytest.mark.parametrize("prefix", [" ", "##", "é", "x" * 50, "Ġ"])
+def test_merges_without_their_prefix(tmp_path, prefix):
+    """Several of these panic in the library, and with some vocabularies the process aborts."""
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: the merge .* without the continuing_subword_prefix"):
+        demo_with(tmp_path, model={"continuing_subword_prefix": prefix})
+
+
+def test_merges_with_their_prefix(tmp_path):
+    model = {
+        "vocab": {"a": 0, "b": 1, "##b": 2, "ab": 3, "##a": 4},
+        "merges": [["a", "##b"]],
+        "continuing_subword_prefix": "##",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model | {"type": "BPE"}}))
+    assert Tokenizer.from_folder(tmp_path).encode("ab") == [3]
+    model["merges"] = ["a ##b"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model | {"type": "BPE"}}))
+    assert Tokenizer.from_folder(tmp_path).encode("ab") == [3]
+
+
+def test_sentencepiece_alone(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
+    with pytest.raises(RequestError, match=r"SentencePiece tokenizer\.model.*AutoTokenizer"):
+        Tokenizer.from_folder(tmp_path).encode("hello")
+    with pytest.raises(ConfigError, match=r"SentencePiece tokenizer\.model.*AutoTokenizer"):
+        Tokenizer.from_folder(tmp_path, tmp_path)

@@ -18,7 +18,7 @@
 namespace infinilm::cpu::INFINILM_ISA {
 
 typedef int8_t bvec __attribute__((vector_size(INFINILM_WIDTH)));  // as many bytes as vec has lanes
-constexpr int panel_parts = panel_outputs / width;  // vectors of a panel
+constexpr int panel_parts = panel_outputs / width;                 // vectors of a panel
 
 // ---- Weights widened to float32, multiplied by float32 x ----
 
@@ -32,7 +32,9 @@ struct FloatX {
 struct F32 : FloatX {
     static constexpr Format format = Format::f32;
     static constexpr int line_units = 1;
-    static INFINILM_MEMBER vec weight(const char* line, int, int part) { return load((const float*)line + part * width); }
+    static INFINILM_MEMBER vec weight(const char* line, int, int part) {
+        return load((const float*)line + part * width);
+    }
 };
 struct F16Widened : FloatX {
     static constexpr Format format = Format::f16;
@@ -65,7 +67,9 @@ struct Bf16Dots : PairX {
     static constexpr Format format = Format::bf16;
     static constexpr int line_units = 1;
     static INFINILM_MEMBER dvec broadcast(const uint32_t* x) { return (dvec)set1_uint(*x); }
-    static INFINILM_MEMBER dvec weight(const char* line, int, int part) { return (dvec)load_uint(line + part * sizeof(uvec)); }
+    static INFINILM_MEMBER dvec weight(const char* line, int, int part) {
+        return (dvec)load_uint(line + part * sizeof(uvec));
+    }
     static INFINILM_MEMBER vec add(vec sum, dvec x, dvec w) { return dot(sum, w, x); }
 };
 #endif
@@ -77,8 +81,8 @@ struct Bf16Tiles : PairX {
     static constexpr int tile_tokens = 2 * tile_rows;
     // See TileArgs. Sums are C tiles as they lie.
     template <int T>
-    static INFINILM_MEMBER void multiply(int64_t k_groups, const uint32_t* x, const char* weights, int64_t panel_stride, int64_t ahead,
-                         float* sums, bool first) {
+    static INFINILM_MEMBER void multiply(int64_t k_groups, const uint32_t* x, const char* weights, int64_t panel_stride,
+                                         int64_t ahead, float* sums, bool first) {
         constexpr int c_tile = tile_rows * panel_outputs, a_tile = tile_rows * x_rows;
         constexpr bool two = T > tile_rows;
         if (first) {

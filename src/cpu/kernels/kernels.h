@@ -32,7 +32,8 @@ struct PackSource {
 struct PackArgs {
     const PackSource* sources;
     int num_sources;
-    bool pairs;  // two sources, gate and up: a panel of the one, then a panel of the other, ..; else one after the other
+    bool
+        pairs;  // two sources, gate and up: a panel of the one, then a panel of the other, ..; else one after the other
     int64_t in_features, num_panels;
     Format format;
     void* panels;  // packed_bytes each, 64-byte aligned
@@ -52,11 +53,11 @@ struct LinearArgs {
     int64_t x_stride;  // elements between rows
     int64_t num_tokens;
     PackedWeight weight;
-    int64_t out_features;  // of the result; of gate alone, where up follows it
-    bool pairs;            // panels of gate and of up take turns
-    bool silu_mul;         // .. and are joined: out[n] = silu(gate n) * up n; else [gate, up]
-    bool multiply_bf16;    // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, format bf16)
-    const float* bias;     // [num_panels, 16], in the order of the panels, or null
+    int64_t out_features;   // of the result; of gate alone, where up follows it
+    bool pairs;             // panels of gate and of up take turns
+    bool silu_mul;          // .. and are joined: out[n] = silu(gate n) * up n; else [gate, up]
+    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, format bf16)
+    const float* bias;      // [num_panels, 16], in the order of the panels, or null
     const float* residual;  // [num_tokens, out_features] or null; may be out
     int64_t residual_stride;
     float* out;  // [num_tokens, out_features]

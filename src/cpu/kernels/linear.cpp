@@ -18,7 +18,7 @@ namespace infinilm::cpu::INFINILM_ISA {
 
 namespace {
 
-constexpr int64_t block_groups = 16;   // of 32 k
+constexpr int64_t block_groups = 16;  // of 32 k
 constexpr int64_t block_tokens = 256;
 constexpr int64_t block_pairs = 4;  // of panels
 #if defined(__x86_64__) && INFINILM_WIDTH < 16
@@ -68,8 +68,7 @@ Groups groups_of(const LinearArgs& args) {
 // One token of float32 in whole groups is what packing would make of it.
 template <class F>
 bool packs_x(const LinearArgs& args) {
-    if constexpr (requires { F::x_format; })
-        return args.num_tokens > 1 || args.weight.in_features % group_size != 0;
+    if constexpr (requires { F::x_format; }) return args.num_tokens > 1 || args.weight.in_features % group_size != 0;
     return true;
 }
 
@@ -113,15 +112,15 @@ void pack_x(const LinearArgs& args, Share share) {
 // ---- Tiles: T tokens times P panels over a block of k ----
 
 struct TileArgs {
-    int64_t k_groups;        // of the block
-    const uint32_t* x;       // [k_groups][x_rows][T]
-    const char* weights;     // lines of the first panel
-    const char* scales;      // and its scales
-    int64_t scale_stride;    // bytes from panel to panel
-    int64_t panel_stride;    // bytes from panel to panel
-    int64_t ahead;           // bytes from what is read to what is prefetched; 0: nothing more
-    float* sums;             // [P][T][16]
-    bool first;              // the sums begin here
+    int64_t k_groups;      // of the block
+    const uint32_t* x;     // [k_groups][x_rows][T]
+    const char* weights;   // lines of the first panel
+    const char* scales;    // and its scales
+    int64_t scale_stride;  // bytes from panel to panel
+    int64_t panel_stride;  // bytes from panel to panel
+    int64_t ahead;         // bytes from what is read to what is prefetched; 0: nothing more
+    float* sums;           // [P][T][16]
+    bool first;            // the sums begin here
 };
 
 template <int T, int P>
@@ -147,7 +146,8 @@ __attribute__((noinline)) void multiply_floats(const TileArgs& args) {
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const uint32_t* x = args.x;
-    const char *line = args.weights, *const end = line + args.k_groups * (group_size / k_per_line(F::format)) * line_bytes;
+    const char *line = args.weights, *const end =
+                                         line + args.k_groups * (group_size / k_per_line(F::format)) * line_bytes;
     for (; line < end; line += line_bytes) {
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) __builtin_prefetch(line + p * args.panel_stride + args.ahead);
@@ -213,8 +213,8 @@ __attribute__((noinline)) void multiply_integers(const TileArgs& args) {
 template <class F, int T, int P>
 INFINILM_INLINE void multiply_tile(const TileArgs& args) {
     if constexpr (is_tile<F>)
-        F::template multiply<T>(args.k_groups, args.x, args.weights, args.panel_stride, args.ahead,
-                                            args.sums, args.first);
+        F::template multiply<T>(args.k_groups, args.x, args.weights, args.panel_stride, args.ahead, args.sums,
+                                args.first);
     else if constexpr (is_integer<F>)
         multiply_integers<F, T, P>(args);
     else

@@ -5,8 +5,8 @@
 //   f16   [k / 2][2][16]       2, one behind the other: they are widened 16 at a time
 //   int8  [k / 4][16][4]       4
 //   int4  [k / 8][16][4]       8: byte j of a lane has k j in its low half and k j + 4 in its high one, each plus 8
-// k is padded with zeros to whole groups of 32, at least one, outputs to whole pairs of panels. Scales of int8 are float32
-// [panels][16], one per output; those of int4 bfloat16 [panels][k / 32][16], one per output and group.
+// k is padded with zeros to whole groups of 32, at least one, outputs to whole pairs of panels. Scales of int8 are
+// float32 [panels][16], one per output; those of int4 bfloat16 [panels][k / 32][16], one per output and group.
 #pragma once
 
 #include "cpu/kernels/kernels.h"

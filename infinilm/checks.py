@@ -1,0 +1,67 @@
+"""Checks of single values, and how messages quote them. Called by whoever takes something from users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infinilm.errors import ConfigError, InfinilmError
+
+__all__ = ["DTYPES", "as_boolean", "as_integer", "dtype_name", "short_repr"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What an engine can compute in."""
+
+INT_LIMIT = 2**31
+"""Sizes and lengths are 32-bit in the core."""
+
+_DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def short_repr(value: object, limit: int = 80) -> str:
+    """`repr` for a message: cut off after `limit` characters."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply; an integer of thousands of digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def as_integer(
+    name: str,
+    value: Any,
+    *,
+    least: int = 1,
+    below: int = INT_LIMIT,
+    error: type[InfinilmError] = ConfigError,
+) -> int:
+    """Return `value`, an integer (numpy's too) in [least, below), as int; `below` is a power of two.
+
+    Raises
+    ------
+    InfinilmError
+        `error`: it is something else, True and False among it, or out of range.
+    """
+    number = None
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        number = int(value.__index__())
+    if number is None or not least <= number < below:
+        limit = f"2**{below.bit_length() - 1}"
+        raise error(f"{name} must be an integer in [{least}, {limit}); got {short_repr(value)}")
+    return number
+
+
+def as_boolean(name: str, value: Any, *, error: type[Exception] = TypeError) -> bool:
+    """Return `value`, True or False (numpy's too), as bool; `error`: it is something else, such as "false"."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise error(f"{name} must be True or False; got {short_repr(value)}")
+
+
+def dtype_name(value: Any) -> str:
+    """'bfloat16' for "bfloat16", "bf16", torch.bfloat16 and its text; numpy's dtypes by their name."""
+    if isinstance(value, type):
+        text = value.__name__
+    else:
+        name = getattr(value, "name", None)  # of numpy's dtypes
+        text = name if isinstance(name, str) else str(value).removeprefix("torch.")
+    return _DTYPE_ALIASES.get(text, text)

@@ -1,0 +1,96 @@
+"""Tokens as they come, on stdout, and what Ctrl-C means meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, cast
+
+from infinilm.cli.output import put
+
+if TYPE_CHECKING:
+    from infinilm.outputs import TokenEvent
+
+
+class CtrlC:
+    """While tokens stream, Ctrl-C is noted and acted on between tokens, not in the middle of the engine's work.
+
+    Until the first token and on the second Ctrl-C it raises KeyboardInterrupt as ever: a long prompt takes a while.
+    """
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self.streaming = False
+        self._installed = False
+
+    def __enter__(self) -> CtrlC:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            with contextlib.suppress(ValueError):  # not the main thread: no signals here
+                signal.signal(signal.SIGINT, self._handle)
+                self._installed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.pressed or not self.streaming:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came out of a stream so far."""
+
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    interrupted: bool = False
+    ttft: float = 0.0  # seconds from the request to the first token
+    decode_seconds: float = 0.0  # from the first token to the last
+
+
+def print_stream(events: Iterator[TokenEvent], reply: Reply, as_token_ids: bool = False) -> None:
+    """Print a stream as it comes, with a line end behind it; `reply` is complete even when Ctrl-C cuts it short."""
+    try:
+        for event in read_stream(events, reply):
+            text = event_text(event, as_token_ids)
+            reply.text += text
+            if text:
+                put(text)
+    except KeyboardInterrupt:
+        reply.interrupted = True
+    finally:
+        put("\n")
+
+
+def event_text(event: TokenEvent, as_token_ids: bool) -> str:
+    """What is printed of an event."""
+    return f"{event.token_id} " if as_token_ids and event.token_id is not None else event.text
+
+
+def read_stream(events: Iterator[TokenEvent], reply: Reply) -> Iterator[TokenEvent]:
+    """Hand on events, all but their text noted in `reply`, until Ctrl-C or the end."""
+    started = time.perf_counter()
+    # Closing the generator frees the slot of what is unfinished.
+    with CtrlC() as ctrl_c, contextlib.closing(cast("Generator[TokenEvent]", events)):
+        try:
+            for event in events:
+                ctrl_c.streaming = True
+                elapsed = time.perf_counter() - started
+                reply.ttft = reply.ttft or elapsed
+                reply.decode_seconds = elapsed - reply.ttft
+                reply.num_tokens += event.token_id is not None
+                reply.finish_reason = event.finish_reason
+                yield event
+                if ctrl_c.pressed and event.finish_reason is None:
+                    reply.interrupted = True
+                    return
+        except KeyboardInterrupt:
+            reply.interrupted = True

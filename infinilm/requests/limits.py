@@ -1,0 +1,80 @@
+"""How much may be asked of one `LLM`: limits that keep a request from taking time and memory from all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from infinilm.errors import ConfigError, RequestError
+from infinilm.sampling_params import SamplingParams
+
+__all__ = ["RequestLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Upper limits of what requests ask for, such as ``LLM(model, limits=RequestLimits(max_n=4))``.
+
+    The defaults are beyond what people ask for, and keep an `LLM` responsive whatever is asked. A server that does not
+    know its clients sets them lower.
+
+    Attributes
+    ----------
+    max_queued_seqs : int
+        Sequences that may wait, beyond the `max_num_seqs` that run; a request with n > 1 has several, and one with
+        `prompt_logprobs` one more. What comes then is refused with `QueueFullError`.
+    max_n : int
+        `SamplingParams.n`.
+    max_logprobs : int
+        `logprobs` and `prompt_logprobs` of `SamplingParams`, and `top` of `LLM.score`.
+    max_logit_bias : int
+        Entries of `logit_bias`.
+    max_stop : int
+        Strings in `stop`.
+    max_stop_len : int
+        Characters of each of them.
+
+    Raises
+    ------
+    ConfigError
+        One that is not an int >= 1 (0 for all but `max_n`).
+    """
+
+    max_queued_seqs: int = 100_000
+    max_n: int = 1024
+    max_logprobs: int = 1024
+    max_logit_bias: int = 4096
+    max_stop: int = 64
+    max_stop_len: int = 1024
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for item in fields(self):
+            value, least = getattr(self, item.name), 1 if item.name == "max_n" else 0
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{item.name}: expected an int >= {least}, got {value!r}")
+
+    @staticmethod
+    def of(limits: RequestLimits | None) -> RequestLimits:
+        """What a caller has given, or the defaults."""
+        if limits is None:
+            return RequestLimits()
+        if not isinstance(limits, RequestLimits):
+            raise TypeError(f"limits: expected RequestLimits or None, got {type(limits).__name__}")
+        return limits
+
+    def check(self, params: SamplingParams) -> None:
+        """RequestError if the parameters ask for more; log-probabilities are for `check_top`."""
+        _check("n", params.n, "max_n", self.max_n)
+        num_entries, lengths = len(params.logit_bias or ()), [len(text) for text in params.stop]
+        _check("the number of entries of logit_bias", num_entries, "max_logit_bias", self.max_logit_bias)
+        _check("the number of strings in stop", len(lengths), "max_stop", self.max_stop)
+        _check("the length of a string in stop", max(lengths, default=0), "max_stop_len", self.max_stop_len)
+
+    def check_top(self, name: str, count: int) -> None:
+        """RequestError if so many most probable tokens are too many."""
+        _check(name, count, "max_logprobs", self.max_logprobs)
+
+
+def _check(what: str, value: int, name: str, limit: int) -> None:
+    if value > limit:
+        raise RequestError(f"{what} must be at most {limit}, got {value}; this LLM was made with limits.{name}={limit}")

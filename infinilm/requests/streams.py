@@ -1,0 +1,109 @@
+"""Requests that run while their caller waits: events as they come, for threads and for asyncio, and prompts alone."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import cast
+
+from infinilm.outputs import TokenEvent
+from infinilm.progress import can_show, progress_bar
+from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.mailbox import current_mailbox
+from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
+
+__all__ = ["astream", "finish", "run_prompts", "stream"]
+
+
+def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
+    """Run requests; gives their events, or only the last one of each sequence. Leaving the loop cancels them.
+
+    Raises, after the last event, what went wrong, if no request succeeded.
+    """
+    inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
+    num_open = _listen(requests, inbox.put, ends_only)
+    try:
+        thread.submit([work for request in requests for work in request.works])
+        while num_open:
+            thread.check_caller()
+            event = _event(thread, inbox.get())
+            if event is not None:
+                num_open -= event.finish_reason is not None
+                yield event
+    finally:
+        thread.cancel(_all_works(requests))
+    _raise_failure(requests)
+
+
+def finish(thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm: bool) -> None:
+    """Run requests to their ends, with a progress bar where it is wanted and somebody would see it."""
+    completions = [completion for request in requests for completion in request.completions]
+    # One sequence: its tokens, as soon as it takes a while; several: those that are done.
+    is_alone = len(completions) == 1 and use_tqdm and can_show()
+    total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
+    wanted = use_tqdm and bool(completions)
+    with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
+        for _ in stream(thread, requests, ends_only=not is_alone):
+            advance()
+
+
+async def astream(
+    thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
+) -> AsyncIterator[TokenEvent]:
+    """`stream` for asyncio."""
+    import asyncio  # it takes a while, and most programs do without
+
+    mailbox = current_mailbox()
+    inbox: asyncio.Queue[News] = asyncio.Queue()
+    num_open = _listen(requests, lambda news: mailbox.put(inbox.put_nowait, news), ends_only)
+    try:
+        thread.submit([work for request in requests for work in request.works])
+        while num_open:
+            thread.check_caller()
+            event = _event(thread, await inbox.get())
+            if event is not None:
+                num_open -= event.finish_reason is not None
+                yield event
+    finally:
+        thread.cancel(_all_works(requests))
+    _raise_failure(requests)
+
+
+def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
+    """Run prompts to their ends; raises what makes one of them fail."""
+    ends: queue.SimpleQueue[News] = queue.SimpleQueue()
+    for work in works:
+        work.deliver = ends.put
+    try:
+        thread.submit(works)
+        for _ in works:
+            if (error := ends.get().error) is not None:
+                raise own_copy(error)
+    finally:
+        thread.cancel(works)
+
+
+def _all_works(requests: list[GenerationRequest]) -> list[Work]:
+    return [work for request in requests for work in request.all_works]
+
+
+def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object], ends_only: bool) -> int:
+    """Have the news of requests delivered; returns the number of their sequences."""
+    for request in requests:
+        request.listen(deliver, ends_only=ends_only)
+    return sum(len(request.completions) for request in requests)
+
+
+def _event(thread: EngineThread, news: News) -> TokenEvent | None:
+    """The event of news of a completion; one whose text cannot be made is cancelled."""
+    event = cast(Completion, news.work).reader.event(news)
+    if event is not None and event.error is not None:
+        thread.cancel([news.work])
+    return event
+
+
+def _raise_failure(requests: list[GenerationRequest]) -> None:
+    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
+    failures = [request.failure for request in requests]
+    if failures and failures[0] is not None and all(failure is not None for failure in failures):
+        raise failures[0]

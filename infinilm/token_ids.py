@@ -1,0 +1,63 @@
+"""Token ids as callers give them: lists and arrays of any integers, checked against the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.errors import RequestError
+
+__all__ = ["TokenIds", "check_token_ids", "token_id_tuple"]
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+def check_token_ids(
+    ids: Any, name: str, vocab_size: int, *, allow_empty: bool = False, expected: str = "a flat list of token ids"
+) -> npt.NDArray[np.int32]:
+    """Token ids of one sequence as an array, [num_tokens].
+
+    Parameters
+    ----------
+    ids
+        A sequence or array of integers, [num_tokens].
+    name
+        Begins the message of an error.
+    vocab_size
+        Ids are in 0..vocab_size - 1.
+    allow_empty
+        Whether there may be none.
+    expected
+        What a caller may give, for the message.
+
+    Raises
+    ------
+    RequestError
+        It is something else, empty, or holds an id out of range.
+    """
+    try:
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise RequestError(f"{name}: expected {expected}, got {ids!r:.80}") from None
+    if not array.size and not allow_empty:
+        raise RequestError(f"{name} is empty: it needs at least one token to start from, such as the BOS token")
+    bad = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if bad.size:
+        raise RequestError(
+            f"{name}: token id {array[bad[0]]} at position {bad[0]} is out of range; the vocabulary has ids "
+            f"0..{vocab_size - 1}"
+        )
+    return array.astype(np.int32)
+
+
+def token_id_tuple(value: Any) -> tuple[int, ...]:
+    """One id or a list of ids, such as `eos_token_id` of a JSON file, as a tuple. ValueError: something else."""
+    items: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) and item >= 0 for item in items):
+        raise ValueError(f"must be a token id >= 0 or a list of them, got {value!r:.80}")
+    return tuple(dict.fromkeys(int(item) for item in items))

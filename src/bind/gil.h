@@ -1,0 +1,66 @@
+// The GIL at the end of the program. Until Python 3.14 a thread other than the main one that asks for the GIL while the
+// interpreter finalizes is ended by pthread_exit, which unwinds its stack: through the destructor of a guard that is
+// std::terminate. Here such a thread stops for ever instead, as it does since 3.14, and the process ends around it.
+#pragma once
+
+#include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace infinilm {
+
+// From here on what Python owns is left to the end of the process: there is nobody to give it back to.
+inline bool is_finalizing() noexcept {
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+namespace detail {
+
+template <class F>
+auto or_stop(F f) noexcept -> decltype(f()) {
+    try {
+        return f();
+    } catch (abi::__forced_unwind&) {
+        for (;;) pause();
+    }
+}
+
+}  // namespace detail
+
+class AcquireGil {
+public:
+    AcquireGil() noexcept : state_(detail::or_stop([] { return PyGILState_Ensure(); })) {}
+    ~AcquireGil() { PyGILState_Release(state_); }
+    AcquireGil(const AcquireGil&) = delete;
+    AcquireGil& operator=(const AcquireGil&) = delete;
+
+private:
+    const PyGILState_STATE state_;
+};
+
+class ReleaseGil {
+public:
+    ReleaseGil() noexcept : state_(PyEval_SaveThread()) {}
+    ~ReleaseGil() {
+        detail::or_stop([this] { PyEval_RestoreThread(state_); });
+    }
+    ReleaseGil(const ReleaseGil&) = delete;
+    ReleaseGil& operator=(const ReleaseGil&) = delete;
+
+private:
+    PyThreadState* const state_;
+};
+
+// For objects whose last reference may go on any thread.
+template <class T>
+void delete_with_gil(T* object) {
+    if (is_finalizing()) return;
+    const AcquireGil gil;
+    delete object;
+}
+
+}  // namespace infinilm

@@ -1,0 +1,199 @@
+"""Conversations as clients send them: parts, the developer role, tool calls; what templates leave out is told."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from infinilm.errors import RequestError
+from infinilm.text.chat_template import ChatTemplate, _environment
+from infinilm.text.messages import TemplateTraits, check_messages
+
+TEXT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+TRIM = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] | trim }}{% endfor %}"
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m['content'] %}[{{ c.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+ASSIGNED = (
+    "{% for m in messages %}{% set content = m.content if m.content else '' %}<{{ m.role }}>"
+    "{% if content is string %}{{ content }}{% else %}{% for c in content %}[{{ c.text }}]{% endfor %}{% endif %}"
+    "{% endfor %}"
+)
+MACRO = (
+    "{% macro show(what) %}{% if what is string %}{{ what }}{% else %}{% for c in what %}[{{ c.text }}]{% endfor %}"
+    "{% endif %}{% endmacro %}{% for m in messages %}<{{ m.role }}>{{ show(m.content) }}{% endfor %}"
+)
+NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEXT
+CALLS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+)
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
+
+
+def render(template: str, messages: Any, **options: Any) -> str:
+    return ChatTemplate({"default": template}).render(messages, **options)
+
+
+def user(*texts: str) -> list[Any]:
+    return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize("template", [TEXT, TRIM])
+def test_parts_are_joined_where_the_template_reads_text(template: str) -> None:
+    assert render(template, user("Tell me", "a story.")) == "<user>Tell me\na story."
+    assert render(template, user("one")) == render(template, [{"role": "user", "content": "one"}])
+
+
+@pytest.mark.parametrize("template", [PARTS, ASSIGNED, MACRO])
+def test_parts_stay_where_the_template_loops_over_them(template: str) -> None:
+    assert render(template, user("a", "b")) == "<user>[a][b]"
+    assert render(template, HELLO) == "<user>hello"
+
+
+@given(st.lists(st.text(min_size=1), max_size=4), st.sampled_from([TEXT, TRIM, PARTS, ASSIGNED, MACRO]))
+def test_no_python_ever_shows(texts: list[str], template: str) -> None:
+    parts = [{"type": "input_text", "text": text, "cache_control": {}} for text in texts]
+    out = render(template, [{"role": "user", "content": parts}])
+    assert "cache_control" not in out
+    for text in texts:
+        assert text.strip() in out
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, r"messages\[0\]\['content'\]\[1\] has the type 'image_url'"),
+        ({"type": "input_audio"}, "'input_audio'"),
+        ({"text": "x"}, "must be like"),
+        ({"type": "text"}, "must have a 'text'"),
+        ({"type": "text", "text": 3}, "must have a 'text' that is a str, got 3"),
+    ],
+)
+@pytest.mark.parametrize("template", [TEXT, PARTS])
+def test_other_parts_are_refused_by_name(template: str, part: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        render(template, [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}])
+
+
+def test_a_refusal_is_text() -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert render(TEXT, [*HELLO, said]) == "<user>hello<assistant>no"
+
+
+# ---- roles ----
+
+
+def test_developer_is_system_where_the_template_does_not_know_it() -> None:
+    messages = [{"role": "developer", "content": "be brief"}, *HELLO]
+    assert render(TEXT, messages) == "<system>be brief<user>hello"
+    assert render("{% if 'developer' == messages[0].role %}yes{% endif %}", messages) == "yes"
+
+
+def test_what_a_template_leaves_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate({"default": NO_SYSTEM}, source="here")
+    with caplog.at_level(logging.WARNING, "infinilm"):
+        for _ in range(3):
+            assert template.render([{"role": "system", "content": "be brief"}, *HELLO]) == "<user>hello"
+    assert [r.getMessage() for r in caplog.records] == [
+        "the chat template of here leaves out what messages of the role 'system' say: the model does not see it"
+    ]
+
+
+def test_what_a_template_changes_is_not_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    cut = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    with caplog.at_level(logging.WARNING, "infinilm"):
+        assert render(cut, [*HELLO, {"role": "assistant", "content": "<think>x</think>hi"}]) == "hellohi"
+        render(TEXT, [{"role": "system", "content": " "}, *HELLO])
+    assert not caplog.records
+
+
+# ---- tools ----
+
+
+def test_tools_that_a_template_drops_are_refused() -> None:
+    assert render(TOOLS, HELLO, tools=[TOOL]).startswith('[{"type"')
+    with pytest.raises(RequestError, match="tools: the chat template of this model does not use them"):
+        render(TEXT, HELLO, tools=[TOOL])
+    assert render(TEXT, HELLO, tools=[]) == render(TEXT, HELLO)
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}', ' {"city":"Rome"} '])
+def test_arguments_are_objects_for_templates(arguments: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert render(CALLS, messages) == '<user>hello<assistant>look({"city": "Rome"})'
+    assert call["function"]["arguments"] == arguments  # type: ignore[index]  # the caller's own is as it was
+
+
+def test_no_content_beside_tool_calls() -> None:
+    call = {"function": {"name": "look", "arguments": ""}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert render(CALLS, messages) == "<assistant>look({})"
+    assert render("{% if messages[0].content is none %}none{% endif %}", messages) == "none"
+
+
+@pytest.mark.parametrize("arguments", ["{", "5", "[1]", "[" * 100_000], ids=lambda text: text[:5])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    with pytest.raises(RequestError, match=r"messages\[0\]\['tool_calls'\]\[0\]\['function'\]\['arguments'\] must be"):
+        render(CALLS, messages)
+
+
+@pytest.mark.parametrize("calls", ["f", {"a": 1}, ["f"]])
+def test_tool_calls_that_are_none(calls: Any) -> None:
+    with pytest.raises(RequestError, match="tool_calls"):
+        render(CALLS, [{"role": "assistant", "tool_calls": calls}])
+
+
+# ---- traits ----
+
+
+@pytest.mark.parametrize(
+    ("template", "traits"),
+    [
+        (TEXT, TemplateTraits()),
+        ("{% for m in messages %}{% for w in m.content.split() %}{{ w }}{% endfor %}{% endfor %}", TemplateTraits()),
+        ("{% for t in tools %}{{ t }}{% endfor %}{% for c in m['tool_calls'] %}{% endfor %}", TemplateTraits()),
+        (PARTS, TemplateTraits(reads_parts=True)),
+        ("{{ messages[0]['content'][0]['text'] }}", TemplateTraits(reads_parts=True)),
+        ("{% for c in m.content | selectattr('type', 'equalto', 'text') %}{% endfor %}", TemplateTraits(True)),
+        ("{% if m['content'] is not none %}{% endif %}", TemplateTraits(reads_none=True)),
+        ("{% if m.role == 'developer' %}{% endif %}", TemplateTraits(knows_developer=True)),
+        ("{% generation %}{{ m.content }}{% endgeneration %}", TemplateTraits()),
+    ],
+)
+def test_what_a_template_reads(template: str, traits: TemplateTraits) -> None:
+    assert TemplateTraits.of(template, _environment()) == traits
+
+
+json_like = st.recursive(
+    st.none() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "role"]), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["role", "content", "tool_calls", "x"]), json_like | st.just("user"), max_size=4
+        ),
+        max_size=3,
+    )
+)
+def test_any_messages_are_taken_or_refused(messages: Any) -> None:
+    try:
+        checked = check_messages(messages)
+    except RequestError:
+        return
+    assert all(isinstance(m["role"], str) and isinstance(m["content"], str) for m in checked)
