@@ -31,9 +31,10 @@ inline void check(cudaError_t error, std::string_view what) {
     if (error == cudaSuccess) return;
     cudaGetLastError();  // not sticky unless the device is lost
     if (error == cudaErrorNoKernelImageForDevice)
-        throw DeviceError(concat(what,
-                                 ": this build has no kernels for this GPU; reinstall with "
-                                 "-Csetup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
+        throw DeviceError(
+            concat(what,
+                   ": this build has no kernels for this GPU; reinstall with "
+                   "--config-settings=setup-args=-Dgpu_archs=<its compute capability, such as 80 or 90a>"));
     const bool by_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure;
     throw DeviceError(concat(
         what, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),

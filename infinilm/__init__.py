@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     )
     from infinilm.sampling_params import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
-
 # Public names by the module that has them; loaded on first use (PEP 562), which keeps `import infinilm` fast. A test
 # holds this against the imports above, which are for type checkers.
 _LAZY = {
@@ -116,7 +114,7 @@ def __getattr__(name: str) -> Any:
                 raise
             raise ImportError(
                 f"infinilm in {__path__[0]} has no compiled core: it is a source tree. Install it with "
-                "'pip install .', and run from another folder"
+                "'pip install .', and use the Python that it was installed for"
             ) from None
     if name in _MODULES:
         return importlib.import_module(f"infinilm.{name}")
@@ -129,3 +127,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
+
+
+try:
+    from infinilm._version import __version__ as __version__
+except ModuleNotFoundError:  # a source tree: where the package is installed too, that one takes its place
+    from infinilm._source_tree import __version__ as __version__

@@ -56,7 +56,7 @@ class LLM:
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id (needs the [hub] extra).
+        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id.
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
@@ -82,6 +82,10 @@ class LLM:
         Memory for the KV cache, on each GPU or of all CPU ranks together: bytes, "4GiB", "50%" of what is free, None
         for half of what is free; or a `PagedKVCacheConfig` or `StaticKVCacheConfig`, taken as it is (static: one row
         for each sequence).
+    kv_cache_dtype
+        What keys and values are kept in: "float32", "bfloat16", "float16", or "auto": the `dtype` if one was named,
+        else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory, and long contexts
+        less time. On a GPU it is always the dtype.
     enable_prefix_caching
         Keep the cache of prompts for later ones that begin alike; answers do not change.
     batch_invariant
@@ -130,6 +134,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         kv_cache: int | str | CacheConfig | None = None,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         batch_invariant: bool = True,
         num_threads: int | None = None,
@@ -164,6 +169,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache=kv_cache,
+            kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
             load_format=load_format,
             device=device,
@@ -198,7 +204,7 @@ class LLM:
             with Checkpoint(plan.path) as checkpoint:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._max_num_seqs, self._plan = max_num_seqs, plan
+        self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # What the driver and NCCL take for themselves is known by now; the workspace is still to come.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
@@ -532,7 +538,7 @@ class LLM:
         ----------
         cache_config
             None: requests from now on find no prefix of earlier ones; those that run go on. Else a new size, as
-            `kv_cache` of `LLM`; `max_model_len` stays as it is.
+            `kv_cache` of `LLM`, or another dtype, that of a `CacheConfig`; `max_model_len` stays as it is.
 
         Raises
         ------
@@ -573,19 +579,18 @@ class LLM:
         return divide_memory(
             weight_bytes=self.memory.weight_bytes,
             workspace_bytes=self.memory.workspace_bytes,
-            kv_bytes_per_token=self.memory.kv_bytes_per_token,
+            cache=self._plan.cache,
             max_position_embeddings=longest,
             max_model_len=max_model_len,
             max_num_seqs=self._max_num_seqs,
             kv_cache=kv_cache,
+            kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
             free_bytes=free_bytes,
-            dtype=self.dtype,
-            num_sharing=self._plan.num_sharing,
         )
 
     def _allocate_cache(self, memory: MemoryPlan) -> None:
         try:
-            self._engine.reset_cache(memory.num_blocks, memory.block_size)
+            self._engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
         except DeviceError as error:
             raise CacheFullError(
                 f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"

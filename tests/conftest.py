@@ -3,13 +3,16 @@
 `pytest -n 2` runs the "default" profile (few examples, minutes on two slow cores); `--hypothesis-profile=thorough`
 runs many. `tests/` is on the path, so that `from reference import ops` and `from ops import support` work in
 any import mode; asserts in the helpers explain themselves as those of tests do. The repository root is not
-put there by these tests: a source tree without the built `_core` must not shadow the installed package. (Run
+put there by these tests: what is tested is the installed package. (Run
 `pytest`, not `python -m pytest`, which adds the working directory.)
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,7 +43,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _add_emulated_isas(config: pytest.Config) -> None:
+    """Before tests ask which instruction sets there are; processes that they start inherit it."""
+    if "INFINILM_CPU_KERNELS" in os.environ or not shutil.which("g++"):
+        return
+    from emulated_isas import build
+
+    cache = getattr(config, "cache", None)
+    if cache:
+        folder = Path(cache.mkdir("emulated-isas"))
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="infinilm-emulated-isas-"))
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+    os.environ["INFINILM_CPU_KERNELS"] = build(folder)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _add_emulated_isas(config)
     if (size := config.getoption("--tensor-parallel-size")) != 1:
         from infinilm import LLM
 

@@ -7,9 +7,15 @@ build=build-sanitize
 [ -d "$build" ] || meson setup "$build" -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dcuda=disabled --prefix=/ -Dpython.install_env=prefix
 meson install -C "$build" --quiet --destdir "$PWD/$build/root" --tags runtime,python-runtime
 site=$(dirname "$(find "$build/root" -type d -name infinilm | head -n 1)")
+export INFINILM_CPU_KERNELS=$(python tests/emulated_isas.py "$build/emulated" address)
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1
 [ $# -gt 0 ] || set -- tests/ops tests/core
-# pytest, not python -m pytest: that would put the source tree, which has no extension, in front.
+# pytest, not python -m pytest: that would put the source tree, which has no extension, in front. An editable install in
+# the active environment would come before this build, too.
+if python -c 'import _infinilm_editable_loader' 2>/dev/null; then
+    echo "this environment has an editable install of infinilm, which would be tested instead: use another one" >&2
+    exit 1
+fi
 PYTHONPATH="$PWD/$site" exec pytest -p no:cacheprovider "$@"

@@ -508,8 +508,7 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     Parameters
     ----------
     model : str or path
-        `"demo"` (the bundled model; a path of this name is a folder), a folder, or a hub id `"org/name"` (needs the
-        `[hub]` extra).
+        `"demo"` (the bundled model; a path of this name is a folder), a folder, or a hub id `"org/name"`.
     revision : str, optional
         Branch, tag or commit of a hub id.
 
@@ -560,7 +559,7 @@ def _download(hub_id: str, revision: str | None) -> Path:
     except ImportError as error:
         raise ConfigError(
             f"model {hub_id!r} is no folder here; to fetch it from the Hugging Face hub, run "
-            "pip install 'infinilm[hub]', or pass the path of a downloaded folder"
+            "pip install huggingface_hub, or pass the path of a downloaded folder"
         ) from error
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))

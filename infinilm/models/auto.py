@@ -83,7 +83,7 @@ class AutoLlamaModel:
         Parameters
         ----------
         path
-            Folder of a Hugging Face checkpoint, "demo", or a hub id (needs the [hub] extra).
+            Folder of a Hugging Face checkpoint, "demo", or a hub id.
         device
             "cpu", "cuda", "cuda:<index>", or None: a GPU if one is usable, else the CPU. The python backend
             has None and "cpu".

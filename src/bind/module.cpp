@@ -37,7 +37,7 @@ nb::object translated(const std::exception_ptr& pointer) {
 std::string describe(const nb::python_error& error) {
     const std::string name = nb::type_name(error.type()).c_str();
     const nb::object text = nb::steal(PyObject_Str(error.value().ptr()));
-    const char* characters = text ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+    const char* characters = text ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
     if (!characters) PyErr_Clear();
     return characters && *characters ? concat(name, ": ", characters) : name;
 }

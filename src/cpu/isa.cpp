@@ -1,6 +1,7 @@
 // Which kernel builds exist, which of them this machine (and its operating system) can run, and the choice of one.
 #include "cpu/isa.h"
 
+#include <dlfcn.h>
 #if defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <sstream>
 #include <vector>
 
 #include "core/error.h"
@@ -52,11 +54,33 @@ bool bf16_dot_pays() {
     return pays;
 }
 
-// Slowest first. The emulations are for tests.
+// The tables of the libraries that INFINILM_CPU_KERNELS lists, separated by colons. So do tests add the emulations,
+// which no package holds. Libraries stay open.
+std::vector<const Kernels*> kernels_of_libraries() {
+    std::vector<const Kernels*> tables;
+    const char* const listed = std::getenv("INFINILM_CPU_KERNELS");
+    std::istringstream paths(listed ? listed : "");
+    for (std::string path; std::getline(paths, path, ':');) {
+        if (path.empty()) continue;
+        void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!library) throw DeviceError(concat("INFINILM_CPU_KERNELS: cannot open '", path, "': ", dlerror()));
+        const auto entry = reinterpret_cast<KernelsOfLibrary*>(dlsym(library, kernels_of_library_symbol));
+        if (!entry) throw DeviceError(concat("INFINILM_CPU_KERNELS: '", path, "' holds no CPU kernels of infinilm"));
+        const Kernels* const table = entry(kernels_layout);
+        if (!table)
+            throw DeviceError(concat("INFINILM_CPU_KERNELS: '", path, "' was built for another version of infinilm"));
+        tables.push_back(table);
+    }
+    return tables;
+}
+
+// Slowest first.
 // __builtin_cpu_supports also asks whether the operating system saves the registers.
 std::vector<Build> builds() {
-    std::vector<Build> all = {
-        {&kernels_emulated512, true, false}, {&kernels_emulated_amx, true, false}, {&kernels_generic, true, true}};
+    static const std::vector<const Kernels*> added = kernels_of_libraries();
+    std::vector<Build> all;
+    for (const Kernels* kernels : added) all.push_back({kernels, true, false});
+    all.push_back({&kernels_generic, true, true});
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

@@ -18,6 +18,10 @@ struct Place {
     std::string file, told_by;
 };
 
+// NCCL has a CUDA runtime of its own, so the choice is the driver's: the first works with drivers of CUDA 13, too.
+constexpr const char* install =
+    "pip install -U 'infinilm[nccl-cu12]', or 'infinilm[nccl-cu13]' beside other packages of CUDA 13";
+
 Place find(const std::string& path) {
     if (const char* file = std::getenv("INFINILM_NCCL_LIBRARY"); file && *file)
         return {file, " (from INFINILM_NCCL_LIBRARY)"};
@@ -29,16 +33,16 @@ template <class F>
 void resolve(void* handle, const Place& place, const char* name, F& function) {
     function = reinterpret_cast<F>(dlsym(handle, name));
     if (!function)
-        throw DeviceError(concat(place.file, place.told_by, " is not NCCL 2.19 or later: it has no ", name,
-                                 "; pip install 'infinilm[nccl]'"));
+        throw DeviceError(
+            concat(place.file, place.told_by, " is not NCCL 2.19 or later: it has no ", name, "; ", install));
 }
 
 Library load(const Place& place) {
     void* handle = dlopen(place.file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle)
         throw DeviceError(concat("an engine of several GPUs needs NCCL, and ", place.file, place.told_by,
-                                 " cannot be opened: ", dlerror(),
-                                 "; pip install 'infinilm[nccl]', or set INFINILM_NCCL_LIBRARY to libnccl.so.2"));
+                                 " cannot be opened: ", dlerror(), "; ", install,
+                                 "; or set INFINILM_NCCL_LIBRARY to libnccl.so.2"));
     Library nccl{};
     resolve(handle, place, "ncclGetErrorString", nccl.GetErrorString);
     resolve(handle, place, "ncclGetLastError", nccl.GetLastError);
@@ -57,7 +61,7 @@ Library load(const Place& place) {
     int version = 0;
     if (nccl.GetVersion(&version) != success || version < oldest_version)
         throw DeviceError(concat(place.file, place.told_by, " is NCCL ", version / 10000, ".", version / 100 % 100, ".",
-                                 version % 100, "; 2.19 or later is needed: pip install -U 'infinilm[nccl]'"));
+                                 version % 100, "; 2.19 or later is needed: ", install));
     return nccl;
 }
 

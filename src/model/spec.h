@@ -38,7 +38,7 @@ struct RopeSpec {
 };
 
 struct ModelSpec {
-    DType dtype = DType::float32;  // what the engine computes in; also the dtype of the KV cache
+    DType dtype = DType::float32;  // what the engine computes in
     // Of the linears' weights. The embedding and the lm_head, which lose more by it, are int8 where this is int4.
     Quantization quantization = Quantization::none;
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;

@@ -28,7 +28,7 @@ fs::path find_library() {
         if (fs::exists(path)) return path;
     throw DeviceError(concat("this build of infinilm has no CUDA library (no ", file_name, " in ", folder.string(),
                              "): it was built where there was no nvcc. Install the CUDA toolkit (12.4 or later) and "
-                             "reinstall with -Csetup-args=-Dcuda=enabled, or use device='cpu'"));
+                             "reinstall with --config-settings=setup-args=-Dcuda=enabled, or use device='cpu'"));
 }
 
 const CudaLibrary& library() {
@@ -39,6 +39,10 @@ const CudaLibrary& library() {
     const fs::path path = find_library();
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) throw DeviceError(concat("cannot open the CUDA library: ", dlerror()));
+    if (const auto* reason = static_cast<const char*>(dlsym(handle, cuda_left_out_symbol)))
+        throw DeviceError(concat("this build of infinilm has no CUDA: ", reason,
+                                 ". Install another CUDA toolkit (12.4 or later) or a compiler that it takes, and "
+                                 "reinstall with --config-settings=setup-args=-Dcuda=enabled, or use device='cpu'"));
     const auto entry = reinterpret_cast<const CudaLibrary* (*)()>(dlsym(handle, cuda_library_symbol));
     if (!entry) throw DeviceError(concat(path.string(), " is not a CUDA library of infinilm"));
     if (entry()->abi != cuda_library_abi)

@@ -31,6 +31,8 @@ struct CudaLibrary {
 };
 inline constexpr int cuda_library_abi = 3;  // raise it when Backend, DeviceQueue, their structs or these change
 inline constexpr const char* cuda_library_symbol = "infinilm_cuda_library";
+// In its place where a compiler failed: why, as a text (cuda/optional.py).
+inline constexpr const char* cuda_left_out_symbol = "infinilm_cuda_left_out";
 
 // Each of these opens the library if need be. DeviceError: it is not built, cannot be opened, or finds no driver, too
 // old a driver, no device, or a device it has no code for; the message says which and what to do.

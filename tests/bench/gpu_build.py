@@ -71,7 +71,8 @@ def make_site(folder: Path) -> Path:
     modules = [*folder.glob("_core*.so"), *(folder / "cuda").glob("libinfinilm_cuda.so")]
     if len(modules) != 2:
         raise BuildError(f"{folder} has {[m.name for m in modules]}, expected the module and the CUDA library")
-    for path in [*(p for p in (ROOT / "infinilm").iterdir() if p.name != "__pycache__"), *modules]:
+    made = [*modules, folder / "_version.py"]
+    for path in [*(p for p in (ROOT / "infinilm").iterdir() if p.name != "__pycache__"), *made]:
         (package / path.name).symlink_to(path.resolve())
     return package.parent
 

@@ -34,7 +34,7 @@ ENGINE = [path for path in ENGINE if path not in CORE and path.stem != "workspac
 TESTS = [*ENGINE, *sorted((ROOT / "tests/cpp").glob("*.cpp"))]
 BENCH = ROOT / "tests/bench/all_reduce_bench.cpp"
 FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
-HEADERS = [*ROOT.glob("src/*/*.h"), *ROOT.glob("tests/cpp/**/*.h")]
+HEADERS = [*ROOT.glob("src/**/*.h"), *ROOT.glob("tests/cpp/**/*.h")]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wpedantic", "-pthread", "-fPIC", "-fvisibility=hidden",
          f"-I{ROOT / 'src'}", f"-I{ROOT / 'tests/cpp'}"]  # fmt: skip
 SANITIZE = {
@@ -56,9 +56,11 @@ class Builder:
         """An executable."""
         return self._link(list(sources), name, [])
 
-    def library(self, sources: Iterable[Path], name: str, defines: Sequence[str] = ()) -> Path:
-        """A shared library."""
-        return self._link(list(sources), name, ["-shared", *(f"-D{define}" for define in defines)])
+    def library(
+        self, sources: Iterable[Path], name: str, defines: Sequence[str] = (), flags: Sequence[str] = ()
+    ) -> Path:
+        """A shared library; `flags` are the last ones of the command."""
+        return self._link(list(sources), name, ["-shared", *(f"-D{define}" for define in defines), *flags])
 
     def _link(self, sources: list[Path], name: str, flags: list[str]) -> Path:
         flags = [*FLAGS, *SANITIZE[self.kind], *flags]

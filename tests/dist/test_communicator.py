@@ -100,7 +100,10 @@ def test_all_cpp_tests_run(build: Build) -> None:
     [
         ("missing", "needs NCCL, and {path} (from INFINILM_NCCL_LIBRARY) cannot be opened: {path}: cannot open shared"),
         ("FAKE_NCCL_VERSION=21805", "{path} (from INFINILM_NCCL_LIBRARY) is NCCL 2.18.5; 2.19 or later is needed: pip"),
-        ("FAKE_NCCL_WITHOUT_ABORT", "is not NCCL 2.19 or later: it has no ncclCommAbort; pip install 'infinilm[nccl]'"),
+        (
+            "FAKE_NCCL_WITHOUT_ABORT",
+            "is not NCCL 2.19 or later: it has no ncclCommAbort; pip install -U 'infinilm[nccl-cu12]'",
+        ),
     ],
 )
 def test_nccl_library(build: Build, library: str, message: str) -> None:
@@ -116,7 +119,7 @@ def test_no_nccl_on_the_system(build: Build) -> None:
     if done.stdout.startswith("\n"):
         return  # there is one
     assert "needs NCCL, and libnccl.so.2 cannot be opened" in done.stdout
-    assert "pip install 'infinilm[nccl]', or set INFINILM_NCCL_LIBRARY" in done.stdout
+    assert "or set INFINILM_NCCL_LIBRARY" in done.stdout
 
 
 def test_the_bench_runs(build: Build) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from infinilm import DeviceError, _core
@@ -22,6 +27,10 @@ def test_unknown_choice(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(name in str(error.value) for name in _core.cpu_isas())
 
 
+emulated = pytest.mark.skipif("emulated512" not in _core.cpu_isas(), reason="the emulations need g++")
+
+
+@emulated
 def test_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFINILM_CPU_ISA", "generic")
     _core.Backend("cpu", isa="emulated512")
@@ -38,9 +47,49 @@ def test_default_is_the_fastest_real_one(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(_core.selected_cpu_isa() == selected for _ in range(10))
 
 
+@emulated
 def test_bfloat16_is_multiplied_by_the_builds_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFINILM_CPU_ISA", raising=False)
     assert _core.cpu_multiplies_bf16() == (_core.selected_cpu_isa() in ("amx_bf16", "avx512_bf16"))
     for isa, multiplies in (("generic", False), ("emulated512", True), ("emulated_amx", True)):
         monkeypatch.setenv("INFINILM_CPU_ISA", isa)
         assert _core.cpu_multiplies_bf16() == multiplies
+
+
+def _isas_with(libraries: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What another process answers that adds these libraries; in a folder without a source tree."""
+    code = "from infinilm import _core; print(*_core.cpu_isas())"
+    environment = {**os.environ, "INFINILM_CPU_KERNELS": libraries}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_package_itself_emulates_nothing(tmp_path: Path) -> None:
+    isas = _isas_with("", tmp_path).stdout.split()
+    assert "generic" in isas and not any("emulated" in isa for isa in isas)
+    assert {*isas, "emulated512", "emulated_amx"} >= set(_core.cpu_isas())
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        ("no-such-file.so", "cannot open 'no-such-file.so'"),
+        (_core.__file__, f"'{_core.__file__}' holds no CPU kernels of infinilm"),
+    ],
+)
+def test_a_library_without_kernels(library: str, message: str, tmp_path: Path) -> None:
+    done = _isas_with(library, tmp_path)
+    assert done.returncode != 0 and f"DeviceError: INFINILM_CPU_KERNELS: {message}" in done.stderr
+
+
+@emulated
+def test_a_library_of_another_version(tmp_path: Path) -> None:
+    """Its declarations have other sizes; the core does not call into it."""
+    source, library = tmp_path / "other.cpp", tmp_path / "other.so"
+    source.write_text(
+        'extern "C" const void* infinilm_cpu_kernels(unsigned long layout) { return layout == 1 ? "" : 0; }'
+    )
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library], check=True)
+    done = _isas_with(str(library), tmp_path)
+    assert "was built for another version of infinilm" in done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -52,13 +54,50 @@ def test_type_checkers_and_users_see_the_same_names() -> None:
     assert set(imported) < set(infinilm.__all__)
 
 
-def test_a_source_tree_says_that_it_is_one(tmp_path: Path) -> None:
-    """Without its compiled core, as when Python is started in a checkout."""
-    shutil.copytree(SOURCE, tmp_path / "infinilm", ignore=shutil.ignore_patterns("*.so", "assets"))
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with a source tree: Python started there finds it before the installed package."""
+    shutil.copytree(SOURCE, tmp_path / "checkout/infinilm", ignore=shutil.ignore_patterns("*.so", "assets"))
+    return tmp_path / "checkout"
+
+
+def run_without_packages(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """-S: nothing is installed, and the finder of an editable install does not run."""
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env={"PATH": os.environ["PATH"]})
+
+
+def test_a_source_tree_says_that_it_is_one(checkout: Path) -> None:
+    """Where no package is installed that could take its place."""
     code = "try: from infinilm import _core\nexcept ImportError as error: print(error)"
-    # -S: an editable install would import the core from where it was built.
-    said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "has no compiled core: it is a source tree. Install it with 'pip install .'" in said.stdout
+    message = "has no compiled core: it is a source tree. Install it with 'pip install .'"
+    assert message in run_without_packages(checkout, "-c", code).stdout
+    done = run_without_packages(checkout, "-m", "infinilm", "info")
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_source_tree_gives_way_to_the_installed_package(checkout: Path, tmp_path: Path) -> None:
+    """As a whole: what is imported afterwards comes from there, too, by any name."""
+    installed = tmp_path / "site/infinilm"
+    (installed / "text").mkdir(parents=True)
+    (installed / "__init__.py").write_text("from infinilm._version import __version__\n")
+    (installed / "_version.py").write_text('__version__ = "7.0.0"\n')
+    for name in ("errors", "text/__init__", "__main__"):
+        (installed / f"{name}.py").write_text("print(__name__, __file__)\n")
+    code = (
+        "import sys; sys.path.append(sys.argv[1])\n"
+        "import infinilm.text, infinilm.errors\n"
+        "from infinilm import __version__\n"
+        "print(__version__, infinilm.__version__, infinilm.__file__, infinilm is sys.modules['infinilm'])\n"
+        "import runpy; runpy.run_module('infinilm', run_name='__main__')\n"
+    )
+    done = run_without_packages(checkout, "-c", code, str(installed.parent))
+    assert done.stdout.splitlines() == [
+        f"infinilm.text {installed / 'text/__init__.py'}",
+        f"infinilm.errors {installed / 'errors.py'}",
+        f"7.0.0 7.0.0 {installed / '__init__.py'} True",
+        f"__main__ {installed / '__main__.py'}",
+    ], done.stderr
 
 
 def test_cuda_library_says_why_it_is_not_usable(tmp_path: Path) -> None:
@@ -70,4 +109,5 @@ def test_cuda_library_says_why_it_is_not_usable(tmp_path: Path) -> None:
 
 
 def test_version() -> None:
-    assert infinilm.__version__.count(".") == 2
+    """One number, which the build writes into the metadata and into the package."""
+    assert infinilm.__version__ == importlib.metadata.version("infinilm")

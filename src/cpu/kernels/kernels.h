@@ -158,6 +158,14 @@ struct Kernels {
 
 // Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.
 extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_vnni, kernels_avx512_bf16,
-    kernels_amx_bf16, kernels_emulated512, kernels_emulated_amx;
+    kernels_amx_bf16;
+
+// What a shared library that INFINILM_CPU_KERNELS names exports under this name: its table, or null where `layout` says
+// that it was compiled from other declarations than the caller.
+using KernelsOfLibrary = const Kernels*(uint64_t layout);
+constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
+constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
+                                    sizeof(NormArgs) << 20 ^ sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
+                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(SiluMulArgs);
 
 }  // namespace infinilm::cpu

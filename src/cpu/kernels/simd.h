@@ -6,7 +6,7 @@
 //   INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one instruction (or by its emulation)
 //   INFINILM_BF16_TILE 1 where bf16 matrices are multiplied in tiles (or by their emulation), see tile.h
 //   INFINILM_EMULATED  1 for emulated512 and emulated_amx: 16 lanes with baseline instructions, to test wide code paths
-//                      anywhere
+//                      anywhere; in no package, tests/emulated_isas.py builds these two
 // (The 512-bit intrinsics are used in their maskz form with a full mask: gcc 12 warns of its own undefined vector in
 // the others, and emits the same instruction.) Everything is static or in the ISA namespace, and no C++ standard header
 // is included: an inline function compiled for AVX-512 that had external linkage could be picked by the linker for the
@@ -106,6 +106,21 @@ INFINILM_INLINE vec max(vec a, vec b) {
 
 typedef float vec8 __attribute__((vector_size(32)));
 typedef float vec4 __attribute__((vector_size(16)));
+
+#if !__has_builtin(__builtin_shufflevector)  // gcc 11
+template <int... lane, class V>
+INFINILM_INLINE auto shufflevector(V a, V b) {
+    constexpr int lanes = sizeof(V) / sizeof(float);
+    if constexpr (sizeof...(lane) == lanes) {
+        typedef decltype(a < b) indices;
+        return __builtin_shuffle(a, b, indices{lane...});
+    } else {
+        typedef float result __attribute__((vector_size(sizeof...(lane) * sizeof(float))));
+        return result{(lane < lanes ? a[lane % lanes] : b[lane % lanes])...};
+    }
+}
+#define __builtin_shufflevector(a, b, ...) shufflevector<__VA_ARGS__>(a, b)
+#endif
 
 template <class Combine>
 INFINILM_INLINE float reduce4(vec4 v, Combine combine) {

@@ -32,3 +32,9 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
 };
 
 }  // namespace infinilm::cpu
+
+#if INFINILM_EMULATED  // a library of its own
+extern "C" __attribute__((visibility("default"))) const infinilm::cpu::Kernels* infinilm_cpu_kernels(uint64_t layout) {
+    return layout == infinilm::cpu::kernels_layout ? &infinilm::cpu::INFINILM_JOIN(kernels_, INFINILM_ISA) : nullptr;
+}
+#endif

@@ -1,0 +1,122 @@
+"""A CUDA compiler that fails costs the package its CUDA library and nothing else, and the package knows why."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "cuda/optional.py"
+FAILS = ["sh", "-c", "echo 'a.h(1): warning: odd'; echo 'b.h(2): error: \"no\" \x1b[1mway' >&2; exit 1"]
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+needs_meson = pytest.mark.skipif(
+    not (importlib.util.find_spec("mesonbuild") and importlib.util.find_spec("nanobind") and shutil.which("ninja")),
+    reason="needs what builds the package: meson, ninja, nanobind",
+)
+
+
+def optional(*arguments: str | Path) -> str:
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def why_no_cuda(library: Path, folder: Path) -> str:
+    code = "import infinilm; print(infinilm.backends()['cuda']['reason'])"
+    environment = {**os.environ, "INFINILM_CUDA_LIBRARY": str(library)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_probe_is_one_line_or_none() -> None:
+    assert optional("probe", "x.cu", "nvcc 12.9", "true").strip() == ""
+    said = optional("probe", "x.cu", "nvcc 12.9", *FAILS)
+    assert said == 'nvcc 12.9 could not compile x.cu: b.h(2): error: "no" ?[1mway\n'
+    assert "could not compile x.cu: exit code 3" in optional("probe", "x.cu", "nvcc", "sh", "-c", "exit 3")
+
+
+@needs_compiler
+def test_a_kernel_that_does_not_compile(tmp_path: Path) -> None:
+    """Others may have been compiled by then; a library is made that says why it is empty."""
+    good, bad, library = tmp_path / "good.o", tmp_path / "bad.o", tmp_path / "lib.so"
+    empty = ["g++", "-c", "-x", "c++", "/dev/null", "-o", str(good)]
+    assert optional("compile", "good.cu", "nvcc 12.9", good, *empty) == ""
+    assert "a.h(1): warning: odd" in optional("compile", "bad.cu", "nvcc 12.9", bad, *FAILS)
+    said = optional("link", library, "g++", "-shared", "-fPIC", "--", good, bad, "-lrt")
+    assert "CUDA is left out of this package: nvcc 12.9 could not compile bad.cu: b.h(2)" in said
+    assert "--config-settings=setup-args=-Dcuda=disabled" in said
+    reason = why_no_cuda(library, tmp_path)
+    assert 'this build of infinilm has no CUDA: nvcc 12.9 could not compile bad.cu: b.h(2): error: "no"' in reason
+    assert "reinstall with --config-settings=setup-args=-Dcuda=enabled, or use device='cpu'" in reason
+
+
+@needs_compiler
+def test_kernels_that_compile_are_linked(tmp_path: Path) -> None:
+    source, compiled, library = tmp_path / "a.cpp", tmp_path / "a.o", tmp_path / "lib.so"
+    source.write_text('extern "C" int marker() { return 7; }')
+    command = ["g++", "-fPIC", "-c", str(source), "-o", str(compiled)]
+    assert optional("compile", "a.cpp", "g++", compiled, *command) == ""
+    assert optional("link", library, "g++", "-shared", "--", compiled, "-lrt") == ""
+    assert "is not a CUDA library of infinilm" in why_no_cuda(library, tmp_path)  # linked, and no kernels
+
+
+STAND_IN = """#!/bin/bash
+case "$*" in
+  *--version*) echo "Cuda compilation tools, release {version}, V{version}.20"; exit 0;;
+  *--dryrun*) echo "#\\$ TOP={toolkit}" >&2; exit 0;;
+  *{fails}*) echo "host_config.h(12): error: unsupported GNU version"; exit 1;;
+esac
+while [ $# -gt 0 ]; do [ "$1" = -o ] && output=$2; shift; done
+g++ -x c++ -c /dev/null -o "$output"
+"""
+
+
+def setup(folder: Path, option: str, version: str, fails: str) -> subprocess.CompletedProcess[str]:
+    """`meson setup` with an nvcc of this version, which fails where its command has the word `fails`."""
+    nvcc = folder / "toolkit/bin/nvcc"
+    (folder / "toolkit/lib64").mkdir(parents=True)
+    (folder / "toolkit/lib64/libcudart_static.a").write_bytes(b"!<arch>\n")
+    nvcc.parent.mkdir()
+    nvcc.write_text(STAND_IN.format(version=version, fails=fails, toolkit=folder / "toolkit"))
+    nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+    environment = {**os.environ, "CUDA_HOME": str(folder / "toolkit")}
+    command = [sys.executable, "-m", "mesonbuild.mesonmain", "setup", str(folder / "build"), str(ROOT)]
+    return subprocess.run([*command, f"-Dcuda={option}"], env=environment, capture_output=True, text=True)
+
+
+@needs_meson
+@pytest.mark.parametrize(
+    ("version", "fails", "reason"),
+    [
+        ("12.2", "no-file", "is older than 12.4"),
+        ("12.6", "random.cu", "could not compile random.cu: host_config.h(12): error: unsupported GNU version"),
+    ],
+)
+def test_setup_asks_the_compiler(tmp_path: Path, version: str, fails: str, reason: str) -> None:
+    done = setup(tmp_path / "auto", "auto", version, fails)
+    assert done.returncode == 0, done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if "CUDA is left out" in line)
+    assert f"nvcc {version} (" in line and reason in line and "--config-settings=setup-args=-Dcuda=disabled" in line
+    done = setup(tmp_path / "enabled", "enabled", version, fails)
+    assert done.returncode != 0 and f"ERROR: Problem encountered: cuda=enabled, but nvcc {version} (" in done.stdout
+
+
+@needs_meson
+@needs_compiler
+def test_a_build_goes_on_without_cuda(tmp_path: Path) -> None:
+    """Where it is a later kernel that fails, as one may that needs too much of an old compiler."""
+    assert setup(tmp_path, "auto", "12.6", "linear_decode.cu").returncode == 0
+    target = "cuda/libinfinilm_cuda.so"
+    command = ["ninja", "-C", tmp_path / "build", target]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    reason = "could not compile linear_decode.cu: host_config.h(12): error: unsupported GNU version"
+    assert "CUDA is left out of this package: nvcc 12.6" in said and reason in said
+    assert reason in why_no_cuda(tmp_path / "build" / target, tmp_path)
