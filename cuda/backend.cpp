@@ -80,8 +80,8 @@ public:
     // To wait after every launch and to record launches exclude each other.
     GraphRecorder* recorder() override { return sync_ ? nullptr : &recorder_; }
 
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
-                                                   int head_dim) override;
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
+                                                   Quantization quantization) override;
     Tensor prepare_vector(const Tensor& vector) override;
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
@@ -206,7 +206,8 @@ std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) 
 // ---- weights -----------------------------------------------------------------------------------------------------
 
 std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
-                                                            int head_dim) {
+                                                            int head_dim, Quantization quantization) {
+    require(quantization == Quantization::none, "quantization: on CUDA weights keep their 16 bits; use device='cpu'");
     activate();
     auto out = std::make_unique<CudaLinear>();
     PackedWeight& weight = out->packed;

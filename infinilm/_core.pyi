@@ -93,9 +93,9 @@ class Backend:
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0) -> PreparedLinear: ...
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none') -> PreparedLinear: ...
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None) -> None:
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none') -> None:
         """
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
@@ -216,6 +216,12 @@ class ModelSpec:
 
     @dtype.setter
     def dtype(self, arg: str, /) -> None: ...
+
+    @property
+    def quantization(self) -> str: ...
+
+    @quantization.setter
+    def quantization(self, arg: str, /) -> None: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -366,8 +372,13 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor) -> None:
-        """Takes one full parameter, in place."""
+    def load_param(self, name: str, tensor: Tensor) -> list[str]:
+        """
+        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again.
+        """
+
+    def loaded_params(self) -> list[str]:
+        """Names of the parameters that are loaded."""
 
     def load_dummy(self, dtype: str, seed: int = 0) -> None:
         """Random weights, for benchmarks."""

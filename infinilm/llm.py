@@ -25,7 +25,7 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import CacheFullError, ConfigError, DeviceError, RequestError
+from infinilm.errors import CacheFullError, DeviceError, RequestError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
@@ -65,7 +65,8 @@ class LLM:
         weights are computed with in float32, which is exact and no slower there; on a GPU float32 weights become
         bfloat16, since "float32" there is exact but slow.
     quantization
-        None: weights as `dtype` says. Quantised weights are not available in this version.
+        On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
+        for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
     tensor_parallel_size
         Ranks among which the model is divided, each a thread of this process: on so many GPUs, or on parts of the CPU's
         cores. It divides the number of attention heads. Answers are those of one rank within rounding.
@@ -159,13 +160,12 @@ class LLM:
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
-        if quantization is not None:
-            raise ConfigError(f"quantization: expected None, as this version has none, got {quantization!r}")
         limits = RequestLimits.of(limits)
         plan = plan_model(
             model,
             revision=revision,
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -189,7 +189,9 @@ class LLM:
         self.chat_template: ChatTemplate = ChatTemplate.from_folder(
             plan.path, chat_template, self.tokenizer.special_tokens
         )
-        spec = build_spec(plan.config, dtype=plan.dtype, max_model_len=self.max_model_len)
+        spec = build_spec(
+            plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
+        )
         self._engine = _core.InferEngine(
             spec,
             plan.devices,

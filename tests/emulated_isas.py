@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent / "dist"))
 from cpp_build import ROOT, Builder
 
 KERNELS = ROOT / "src/cpu/kernels"
-TILE = KERNELS / "linear_tile.cpp"
 BUILDS = {"emulated512": "dot", "emulated_amx": "tile"}  # how bfloat16 is multiplied
 # As src/cpu/meson.build compiles the others, but for speed: -O1 compiles in a quarter of the time.
 FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-O1"]
@@ -31,7 +30,7 @@ def build(folder: Path, kind: str = "plain") -> str:
     folder.mkdir(parents=True, exist_ok=True)
     libraries = []
     for name, bf16 in BUILDS.items():
-        sources = [path for path in sorted(KERNELS.glob("*.cpp")) if path != TILE or bf16 == "tile"]
+        sources = sorted(KERNELS.glob("*.cpp"))
         defines = ["ISA=" + name, "WIDTH=16", f"BF16_DOT={bf16 == 'dot':d}", f"BF16_TILE={bf16 == 'tile':d}"]
         defines = [f"INFINILM_{define}" for define in [*defines, "EMULATED=1"]]
         libraries.append(Builder(folder, kind).library(sources, name, defines, FLAGS))

@@ -319,8 +319,8 @@ class WeightEngine(Protocol):
         """Return the full shape of each parameter expected, by its name in the checkpoint."""
         ...
 
-    def load_param(self, name: str, tensor: Any, /) -> None:
-        """Take one full tensor; each rank takes its shard."""
+    def load_param(self, name: str, tensor: Any, /) -> Sequence[str] | None:
+        """Take one full tensor; each rank takes its shard. Return names whose memory is not read again."""
         ...
 
 
@@ -427,6 +427,13 @@ def _match(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> l
     return sorted((stored[name] for name in expected), key=lambda t: (t.file, t.offset))
 
 
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Make a copy writable, which a view of a file is not: an engine keeps files, not copies, beside packed weights."""
+    if isinstance(array.base, np.ndarray) and array.base.flags.owndata:
+        array.base.flags.writeable = array.flags.writeable = True
+    return array
+
+
 def _used_in_place(stored: str, compute: str) -> bool:
     return stored == compute or (compute == "float32" and stored in ("bfloat16", "float16"))
 
@@ -480,7 +487,8 @@ def load_weights(
         for info in infos:
             array = checkpoint.array(info.name)
             if _used_in_place(info.dtype, dtype):
-                engine.load_param(info.name, make(array, dtype=info.dtype))
+                for name in engine.load_param(info.name, make(_own(array), dtype=info.dtype)) or ():
+                    checkpoint.release(name)  # packed: not read again
             else:
                 array = convert(array, info.dtype, dtype, name=info.name)
                 checkpoint.release(info.name)

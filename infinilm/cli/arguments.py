@@ -58,6 +58,7 @@ def add_model_settings(
     if positional:
         either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
+    group.add_argument("--quantization", metavar="FORMAT", help="weights as int8 or int4, on a CPU; default: as stored")
     group.add_argument(
         "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
     )
@@ -208,8 +209,8 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = ("device", "dtype", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids", "max_model_len")
-    return {name: getattr(args, name) for name in (*names, "revision") if name in args}
+    names = ("device", "dtype", "quantization", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids")
+    return {name: getattr(args, name) for name in (*names, "max_model_len", "revision") if name in args}
 
 
 _SAMPLING = [

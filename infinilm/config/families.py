@@ -33,6 +33,9 @@ __all__ = [
     "model_facts",
 ]
 
+QUANTIZATIONS = ("int8", "int4")
+"""How an engine on a CPU can store weights."""
+
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 """`hidden_act` of config.json to the engine's activation."""
 
@@ -308,7 +311,7 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     return tuple(window if on and window is not None else 0 for on in windowed)
 
 
-def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelSpec:
+def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
     Parameters
@@ -319,15 +322,20 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelS
         What the engine computes in, one of `DTYPES`.
     max_model_len
         Longest sequence in tokens, prompt and answer together; fixes the rotary frequencies (see `rope`).
+    quantization
+        None, or how weights of linears are stored: one of `QUANTIZATIONS`.
 
     Raises
     ------
     ConfigError
-        Whatever `validate` raises, an unknown dtype, or a max_model_len that is not an integer in [1, 2**31).
+        Whatever `validate` raises, an unknown dtype or quantization, or a max_model_len that is not an integer in
+        [1, 2**31).
     """
     config.validate()
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization: expected None, {' or '.join(map(repr, QUANTIZATIONS))}, got {quantization!r}")
     max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 
@@ -335,6 +343,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int) -> ModelS
 
     spec = ModelSpec()
     spec.dtype = dtype
+    spec.quantization = quantization or "none"
     spec.vocab_size = config.vocab_size
     spec.hidden_size = config.hidden_size
     spec.num_layers = config.num_hidden_layers

@@ -89,6 +89,8 @@ class InferEngine:
         "cpu", "cuda", or "auto" (the default): cuda where it is usable.
     cache_config
         Default: ``StaticKVCacheConfig()``, one sequence of max_position_embeddings tokens.
+    quantization
+        On a CPU, how weights are stored: None, "int8" or "int4"; see `LLM`.
 
     Raises
     ------
@@ -113,10 +115,11 @@ class InferEngine:
         distributed_config: DistConfig | None = None,
         device_type: str | None = None,
         cache_config: CacheConfig | None = None,
+        quantization: str | None = None,
         **unknown: NoReturn,
     ) -> None:
         for name in unknown:
-            known = ("config", "distributed_config", "device_type", "cache_config")
+            known = ("config", "distributed_config", "device_type", "cache_config", "quantization")
             raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
         self.config: LlamaConfig = _read_config(config)
         dist_config = DistConfig() if distributed_config is None else distributed_config
@@ -126,7 +129,14 @@ class InferEngine:
         """The rank of each device."""
         self._dist_config = copying.deepcopy(dist_config)
         cache_config = StaticKVCacheConfig() if cache_config is None else cache_config
-        spec = build_spec(self.config, dtype=self.dtype, max_model_len=self.config.max_position_embeddings)
+        spec = build_spec(
+            self.config,
+            dtype=self.dtype,
+            max_model_len=self.config.max_position_embeddings,
+            quantization=quantization,
+        )
+        if quantization is not None and kind != "cpu":
+            raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device_type='cpu'")
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
         windows = spec.attention.sliding_window
         self._sliding_window = 0 if 0 in windows else max(windows)
@@ -220,7 +230,7 @@ class InferEngine:
                 try:
                     load_weights(checkpoint, self._core, dtype=self.dtype, progress=use_tqdm)
                 finally:
-                    self._loaded.update(self._core.state_dict()[0])  # it has a part of each
+                    self._loaded.update(self._core.loaded_params())
 
     def state_dict(self, copy: bool = False) -> list[dict[str, _core.Tensor]]:
         """The parameters as they were loaded, one dict of names and tensors per rank: the part of each that it has.
@@ -231,8 +241,8 @@ class InferEngine:
         Parameters
         ----------
         copy
-            False: read-only tensors that share the engine's memory; True: copies, which consumers of DLPack before 1.0
-            need.
+            False: read-only tensors, which share memory where the engine still has that which they were loaded from,
+            such as a file; True: copies, which consumers of DLPack before 1.0 need.
         """
         with self._open():
             ranks = self._core.state_dict()

@@ -295,6 +295,7 @@ class ModelPlan:
     devices: tuple[str, ...]  # of each rank: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # of the checkpoint's weights
     dtype: str  # what the engine computes in
+    quantization: str | None  # of the weights
     cache: CacheSizing
     memory: MemoryPlan
 
@@ -308,6 +309,7 @@ def plan_model(
     model: str | os.PathLike[str],
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
@@ -354,10 +356,17 @@ def plan_model(
             max_model_len,
             config.max_position_embeddings,
         )
-    spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
+    spec = build_spec(
+        config,
+        dtype=computed,
+        max_model_len=max_model_len or config.max_position_embeddings,
+        quantization=quantization,
+    )
+    if quantization is not None and not on_cpu:
+        raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device='cpu'")
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
-    # On a CPU the ranks have parts of the same pages, in the checkpoint's dtype unless inputs are rounded to another.
+    # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
@@ -386,7 +395,7 @@ def plan_model(
         kv_cache_dtype=kv_cache_dtype,
         free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
     )
-    return ModelPlan(path, config, devices, stored, computed, cache, plan)
+    return ModelPlan(path, config, devices, stored, computed, quantization, cache, plan)
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
@@ -406,10 +415,10 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     model
         As for `LLM`.
     settings
-        ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
-        ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, ``revision``, as
-        for `LLM`; and ``memory``, bytes or a size such as "80GiB": what is free on each device (on a CPU, for all
-        ranks), instead of what is free here. The devices need not be here then.
+        ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
+        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
+        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": what is free on each device (on a
+        CPU, for all ranks), instead of what is free here. The devices need not be here then.
 
     Raises
     ------

@@ -15,7 +15,8 @@ void bind_tensor(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_engine(nb::module_& m);
 
-DType dtype_from_string(const std::string& text);  // ConfigError that lists the dtypes
+DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
+Quantization quantization_from_string(const std::string& text);  // likewise
 Device device_from_string(const std::string& text);
 
 // A zero-copy view that keeps the array alive.

@@ -68,6 +68,9 @@ void bind_spec(nb::module_& m) {
         .def_prop_rw(
             "dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
             [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
+        .def_prop_rw(
+            "quantization", [](const ModelSpec& s) { return std::string(name(s.quantization)); },
+            [](ModelSpec& s, const std::string& text) { s.quantization = quantization_from_string(text); })
         .def_rw("vocab_size", &ModelSpec::vocab_size)
         .def_rw("hidden_size", &ModelSpec::hidden_size)
         .def_rw("num_layers", &ModelSpec::num_layers)
@@ -324,7 +327,10 @@ void bind_engine(nb::module_& m) {
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
         .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
-             "Takes one full parameter, in place.")
+             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
+             "tensor: "
+             "returns the names of those that were, whose memory is not read again.")
+        .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
             "load_dummy",
             [](Engine& engine, const std::string& dtype, uint64_t seed) {

@@ -144,26 +144,27 @@ void bind_ops(nb::module_& m) {
         .def(
             "prepare_linear",
             [](SharedBackend& shared, const std::vector<std::pair<Tensor, OptionalTensor>>& parts,
-               const std::string& kind, int head_dim) {
+               const std::string& kind, int head_dim, const std::string& quantization) {
                 const InUse b(shared);
                 std::vector<LinearPart> joined;
                 for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
-                return std::shared_ptr<PreparedLinear>(
-                    ops::prepare_linear(b, std::move(joined), linear_kind(kind), head_dim));
+                return std::shared_ptr<PreparedLinear>(ops::prepare_linear(
+                    b, std::move(joined), linear_kind(kind), head_dim, quantization_from_string(quantization)));
             },
-            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0)
+            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none")
         .def(
             "embedding",
             [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,
-               std::optional<int> first_id) {
+               std::optional<int> first_id, const std::string& quantization) {
                 const InUse b(shared);
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
-                const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain);
+                const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain, 0,
+                                                          quantization_from_string(quantization));
                 ops::embedding(
                     b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out), .first_id = first_id});
             },
-            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), Release(),
+            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", Release(),
             "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",

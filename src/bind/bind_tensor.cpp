@@ -134,6 +134,12 @@ Tensor tensor_from_object(nb::handle object, std::optional<DType> dtype) {
 
 }  // namespace
 
+Quantization quantization_from_string(const std::string& text) {
+    for (Quantization q : {Quantization::none, Quantization::int8, Quantization::int4})
+        if (name(q) == text) return q;
+    throw ConfigError("unknown quantization '" + text + "'; expected none, int8 or int4");
+}
+
 DType dtype_from_string(const std::string& text) {
     if (auto dtype = parse_dtype(text)) return *dtype;
     throw ConfigError("unknown dtype '" + text + "'; expected float32, bfloat16, float16, int32, int64, uint8 or int8");

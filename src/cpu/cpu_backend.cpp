@@ -10,6 +10,7 @@
 #include "core/sum_parts.h"
 #include "core/topology.h"
 #include "cpu/isa.h"
+#include "cpu/packed_linear.h"
 #include "cpu/sampling.h"
 #include "cpu/thread_pool.h"
 
@@ -21,36 +22,6 @@ namespace {
 // that are awake costs, and less than it takes to wake one.
 constexpr int64_t region_work = 32768;
 constexpr int shares_per_thread = 4;
-
-Element element(DType dtype) {
-    switch (dtype) {
-        case DType::bfloat16: return Element::bf16;
-        case DType::float16: return Element::f16;
-        default: return Element::f32;
-    }
-}
-
-// [n] or [rows, n] of any floating dtype as float32; rows may be strided.
-std::vector<float> widened(const TensorView& view) {
-    std::vector<float> out;
-    out.reserve(static_cast<size_t>(view.numel()));
-    const int64_t n = view.shape(view.ndim() - 1), rows = view.ndim() == 2 ? view.shape(0) : 1;
-    visit_floating(view.dtype(), [&](auto tag) {
-        for (int64_t row = 0; row < rows; ++row) {
-            const auto* in = view.as<const decltype(tag)>() + row * view.stride(0);
-            for (int64_t i = 0; i < n; ++i) out.push_back(to_float(in[i]));
-        }
-    });
-    return out;
-}
-
-struct CpuLinear final : PreparedLinear {
-    std::vector<Tensor> weights;             // keep the memory of the segments alive
-    std::vector<std::vector<float>> biases;  // per segment [out_features], or empty
-    std::vector<LinearSegment> segments;
-    Element element = Element::f32;
-    bool multiply_bf16 = false;
-};
 
 }  // namespace
 
@@ -87,8 +58,9 @@ public:
         std::memmove(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
 
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
-                                                   int head_dim) override;
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
+                                                   Quantization quantization) override;
+    Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
@@ -152,33 +124,36 @@ private:
     Tensor shared_scratch_;            // uint8
 };
 
-std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int) {
-    auto out = std::make_unique<CpuLinear>();
-    out->kind = kind;
-    out->in_features = parts[0].weight.shape(1);
-    // One element for all parts; parts that differ become float32 copies.
-    DType dtype = parts[0].weight.dtype();
-    for (const LinearPart& part : parts)
-        if (part.weight.dtype() != dtype) dtype = DType::float32;
-    out->element = element(dtype);
-    out->multiply_bf16 = dtype == DType::bfloat16 && compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16;
-    for (LinearPart& part : parts) {
-        if (part.weight.dtype() != dtype) {
-            const std::vector<float> values = widened(part.weight);
-            Tensor copy = allocate_host(DType::float32, part.weight.shape());
-            std::memcpy(copy.data(), values.data(), values.size() * sizeof(float));
-            part.weight = std::move(copy);
-        }
-        out->out_features += part.weight.shape(0);
-        out->biases.push_back(part.bias ? widened(part.bias) : std::vector<float>());
-        out->weights.push_back(std::move(part.weight));
+std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
+                                                           Quantization quantization) {
+    return std::make_unique<PackedLinear>(parts, kind, quantization, [&](const PackArgs& args) {
+        run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features);
+    });
+}
+
+Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
+    const auto& weight = static_cast<const PackedLinear&>(linear);
+    const Format format = weight.packed().format;
+    const DType dtype = format == Format::bf16  ? DType::bfloat16
+                        : format == Format::f16 ? DType::float16
+                                                : DType::float32;
+    const int64_t rows = weight.rows_of(part), n = weight.in_features;
+    const Tensor out = allocate_host(dtype, {rows, n});
+    std::vector<float> values(static_cast<size_t>(n));
+    for (int64_t row = 0; row < rows; ++row) {
+        const auto id = static_cast<int32_t>(weight.packed_row(part, row));
+        const EmbeddingArgs args{.ids = &id,
+                                 .table = weight.packed(),
+                                 .first_id = 0,
+                                 .num_rows = weight.packed().num_panels * panel_outputs,
+                                 .num_tokens = 1,
+                                 .out = values.data(),
+                                 .out_stride = n};
+        kernels_.embedding(args, {0, 1, 0});
+        visit_floating(dtype, [&]<class T>(T) {
+            for (int64_t i = 0; i < n; ++i) out.as<T>()[row * n + i] = from_float<T>(values[static_cast<size_t>(i)]);
+        });
     }
-    for (size_t i = 0; i < out->weights.size(); ++i)
-        out->segments.push_back({.weight = out->weights[i].data(),
-                                 .weight_stride = out->weights[i].stride(0),
-                                 .bias = out->biases[i].empty() ? nullptr : out->biases[i].data(),
-                                 .out_features = out->weights[i].shape(0)});
-    if (kind == LinearKind::silu_mul) out->out_features /= 2;
     return out;
 }
 
@@ -198,18 +173,20 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
 }
 
 void CpuBackend::linear(const LinearParams& p) {
-    const auto& weight = static_cast<const CpuLinear&>(p.weight);
+    const auto& weight = static_cast<const PackedLinear&>(p.weight);
     const TensorView& x = p.norm.weight ? p.norm.scratch : p.x;
     if (p.norm.weight) rms_norm({.x = p.x, .weight = p.norm.weight, .out = x, .eps = p.norm.eps});
+    const bool pairs = weight.kind == LinearKind::silu_mul;
     LinearArgs args{.x = x.as<const float>(),
                     .x_stride = x.stride(0),
                     .num_tokens = x.shape(0),
-                    .in_features = weight.in_features,
-                    .segments = weight.segments.data(),
-                    .num_segments = static_cast<int>(weight.segments.size()),
-                    .element = weight.element,
-                    .silu_mul = weight.kind == LinearKind::silu_mul && !p.gate_up_apart,
-                    .multiply_bf16 = weight.multiply_bf16,
+                    .weight = weight.packed(),
+                    .out_features = weight.out_features,
+                    .pairs = pairs,
+                    .silu_mul = pairs && !p.gate_up_apart,
+                    .multiply_bf16 = compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16 &&
+                                     weight.packed().format == Format::bf16,
+                    .bias = weight.bias(),
                     .residual = p.residual ? p.residual.as<const float>() : nullptr,
                     .residual_stride = p.residual ? p.residual.stride(0) : 0,
                     .out = p.out.as<float>(),
@@ -220,23 +197,20 @@ void CpuBackend::linear(const LinearParams& p) {
     args.scratch = worker_scratch(kernels_.linear_scratch_bytes(args));
     const size_t shared_bytes = kernels_.linear_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
-    if (shared_bytes > 0) run(kernels_.linear_pack_x, args, args.num_tokens * args.in_features);
-    run(kernels_.linear, args, args.num_tokens * args.in_features * weight.out_features);
+    if (shared_bytes > 0) run(kernels_.linear_pack_x, args, args.num_tokens * weight.in_features);
+    run(kernels_.linear, args, args.num_tokens * weight.in_features * weight.out_features);
 }
 
 void CpuBackend::embedding(const EmbeddingParams& p) {
-    const auto& table = static_cast<const CpuLinear&>(p.table);
+    const auto& table = static_cast<const PackedLinear&>(p.table);
     const EmbeddingArgs args{.ids = p.ids.as<const int32_t>(),
-                             .table = table.weights[0].data(),
-                             .table_stride = table.weights[0].stride(0),
-                             .element = table.element,
+                             .table = table.packed(),
                              .first_id = p.first_id.value_or(0),
                              .num_rows = table.out_features,
-                             .hidden_size = table.in_features,
                              .num_tokens = p.ids.shape(0),
                              .out = p.out.as<float>(),
                              .out_stride = p.out.stride(0)};
-    run(kernels_.embedding, args, args.num_tokens * args.hidden_size);
+    run(kernels_.embedding, args, args.num_tokens * table.in_features);
 }
 
 // What both norms share.
@@ -377,8 +351,8 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
     for (const int64_t in_features : calls.in_features) {
         LinearArgs linear{};
         linear.num_tokens = calls.num_tokens;
-        linear.in_features = in_features;
-        linear.element = multiply_bf16 ? Element::bf16 : Element::f32;
+        linear.weight.in_features = in_features;
+        linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
         linear.multiply_bf16 = multiply_bf16;
         of_a_thread = std::max(of_a_thread, kernels.linear_scratch_bytes(linear));
         shared = std::max(shared, kernels.linear_shared_scratch_bytes(linear));

@@ -7,8 +7,11 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <sstream>
+#include <vector>
 
 #include "core/error.h"
 
@@ -31,6 +34,26 @@ bool request_tiles() {
 }
 #endif
 
+// Whether vdpbf16ps multiplies enough faster than float32 FMA on this machine to be worth rounding x to bfloat16: it
+// does twice as much on some and half as much on others. Measured once, from registers, in well under a millisecond;
+// the best of several rounds, so that a busy neighbour does not decide.
+bool bf16_dot_pays() {
+    static const bool pays = [] {
+        constexpr double enough = 1.3;
+        constexpr int64_t iterations = 1 << 10;
+        double best[2] = {};  // flop/s: of FMA, of the dot
+        for (int round = 0; round < 8; ++round)
+            for (const bool dot : {false, true}) {
+                const auto start = std::chrono::steady_clock::now();
+                const double flops = kernels_avx512_bf16.dot_flops(iterations, dot);
+                const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+                best[dot] = std::max(best[dot], flops / elapsed.count());
+            }
+        return best[1] >= enough * best[0];
+    }();
+    return pays;
+}
+
 // The tables of the libraries that INFINILM_CPU_KERNELS lists, separated by colons. So do tests add the emulations,
 // which no package holds. Libraries stay open.
 std::vector<const Kernels*> kernels_of_libraries() {
@@ -51,9 +74,7 @@ std::vector<const Kernels*> kernels_of_libraries() {
     return tables;
 }
 
-// Slowest first. avx512_bf16 stands aside because on the one machine where both were measured its dot instruction is
-// slower than float32 FMA, so that widening the weights is faster there as well as exact (`infinilm bench` measures it;
-// docs/benchmarks.md).
+// Slowest first.
 // __builtin_cpu_supports also asks whether the operating system saves the registers.
 std::vector<Build> builds() {
     static const std::vector<const Kernels*> added = kernels_of_libraries();
@@ -65,12 +86,14 @@ std::vector<Build> builds() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    const bool avx512_bf16 = avx512_vnni && __builtin_cpu_supports("avx512bf16");
     const bool amx_bf16 =
-        avx512 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && request_tiles();
+        avx512_vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && request_tiles();
     all.push_back({&kernels_avx2, avx2, true});
-    all.push_back({&kernels_avx512_bf16, avx512_bf16, false});
     all.push_back({&kernels_avx512, avx512, true});
+    all.push_back({&kernels_avx512_vnni, avx512_vnni, true});
+    all.push_back({&kernels_avx512_bf16, avx512_bf16, avx512_bf16 && bf16_dot_pays()});
     all.push_back({&kernels_amx_bf16, amx_bf16, true});
 #endif
     return all;

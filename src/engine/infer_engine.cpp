@@ -183,8 +183,18 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
     }
 }
 
-void InferEngine::load_param(const std::string& name, const Tensor& tensor) {
-    on_ranks([&](Rank& rank) { rank.params.load(name, tensor); });
+std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor) {
+    return submit_to_ranks([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor); }).get();
+}
+
+std::vector<std::string> InferEngine::loaded_params() {
+    return submit_to_ranks([](Rank& rank) {
+               std::vector<std::string> names;
+               for (const ParamRow& row : rank.params.rows())
+                   if (row.loaded) names.push_back(row.name);
+               return names;
+           })
+        .get();
 }
 
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
@@ -225,11 +235,11 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
     std::vector<StateDict> out(ranks_.size());
     on_ranks([&](Rank& rank) {
         for (const ParamRow& row : rank.params.rows()) {
-            const bool kept = static_cast<bool>(*row.destination);
-            if (!kept && row.loaded && rank.params.has_part(row))
+            Tensor stored = rank.params.stored(*rank.backend, row);
+            if (!stored && row.loaded && rank.params.has_part(row))
                 throw WeightError(concat("state_dict: '", row.name, "' was made on the device and is not kept"));
-            if (kept)
-                out[static_cast<size_t>(rank.index)].emplace_back(row.name, *row.destination).second.read_only = true;
+            stored.read_only = true;
+            if (stored) out[static_cast<size_t>(rank.index)].emplace_back(row.name, std::move(stored));
         }
     });
     return out;

@@ -36,8 +36,9 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
 
 int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks) {
     int64_t most = 0;
-    for (int rank = 0; rank < num_ranks; ++rank) most = std::max(most, Params(model, {rank, num_ranks}).num_elements());
-    return most * size_bytes(dtype);
+    for (int rank = 0; rank < num_ranks; ++rank)
+        most = std::max(most, Params(model, {rank, num_ranks}).prepared_bytes(dtype));
+    return most;
 }
 
 }  // namespace infinilm

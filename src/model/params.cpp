@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "ops/ops.h"
 
@@ -48,11 +50,22 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         Cut cut;
     };
     auto linear = [&](LinearWeights& weights, int64_t in_features, bool bias, const std::vector<Part>& parts) {
+        const bool is_vocabulary = parts[0].cut == Cut::vocab_rows;
+        weights.kind = parts.size() == 3   ? LinearKind::qkv
+                       : parts.size() == 2 ? LinearKind::silu_mul
+                                           : LinearKind::plain;
+        weights.quantization = model_.quantization;
+        if (is_vocabulary && weights.quantization == Quantization::int4) weights.quantization = Quantization::int8;
         weights.parts.resize(parts.size());
         for (size_t i = 0; i < parts.size(); ++i) {
             const auto& [name, out_features, cut] = parts[i];
+            const size_t first = rows_.size();
             row(name + ".weight", {out_features, in_features}, cut, weights.parts[i].weight);
             if (bias) row(name + ".bias", {out_features}, is_columns(cut) ? Cut::rank0 : cut, weights.parts[i].bias);
+            for (size_t added = first; added < rows_.size(); ++added) {
+                rows_[added].linear = &weights, rows_[added].part = i;
+                weights.rows.push_back(added);
+            }
         }
     };
 
@@ -113,13 +126,19 @@ std::vector<int64_t> Params::part_shape(const ParamRow& row) const {
     return shape;
 }
 
-int64_t Params::num_elements() const {
+int64_t Params::prepared_bytes(DType dtype) const {
     int64_t sum = 0;
     for (const ParamRow& row : rows_) {
         if (!has_part(row)) continue;
-        int64_t elements = 1;
-        for (int64_t size : part_shape(row)) elements *= size;
-        sum += elements;
+        const std::vector<int64_t> shape = part_shape(row);
+        const Quantization quantization =
+            row.linear && shape.size() == 2 ? row.linear->quantization : Quantization::none;
+        const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+        switch (quantization) {
+            case Quantization::none: sum += elements * size_bytes(dtype); break;
+            case Quantization::int8: sum += elements + 4 * shape[0]; break;
+            case Quantization::int4: sum += elements / 2 + elements / 16; break;
+        }
     }
     return sum;
 }
@@ -138,7 +157,7 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
     return copy;
 }
 
-void Params::load(const std::string& name, const Tensor& tensor) {
+std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end())
         throw WeightError(concat("unknown parameter '", name, "': the model has ", rows_.size(),
@@ -146,19 +165,35 @@ void Params::load(const std::string& name, const Tensor& tensor) {
                                  "'; param_shapes() lists them"));
     ParamRow& row = rows_[found->second];
     check(row, tensor);
-    keep(row, part(row, tensor));
+    Tensor own = part(row, tensor);
+    own.read_only = tensor.read_only && own.owner == tensor.owner;
+    return keep(backend, row, std::move(own));
 }
 
-void Params::keep(ParamRow& row, Tensor part) {
+std::vector<std::string> Params::keep(Backend& backend, ParamRow& row, Tensor part) {
     if (part) bytes_ += part.bytes();
     *row.destination = std::move(part);
     row.loaded = true;
+    if (!row.linear) return {};
+    LinearWeights& linear = *row.linear;
+    for (const size_t index : linear.rows)
+        if (!rows_[index].loaded) return {};
+    const int head_dim = linear.kind == LinearKind::qkv ? spec_.attention.head_dim : 0;
+    linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, head_dim, linear.quantization);
+    std::vector<std::string> prepared;
+    for (const size_t index : linear.rows) {
+        const ParamRow& done = rows_[index];
+        prepared.push_back(done.name);
+        const bool can_unpack = backend.device().kind == DeviceKind::cpu || done.destination->device() != Device{};
+        if (done.shape.size() == 2 && !done.destination->read_only && can_unpack) *done.destination = {};
+    }
+    return prepared;
 }
 
 void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
     for (ParamRow& row : rows_) {
         if (ranges(row).empty()) {
-            keep(row, {});
+            keep(backend, row, {});
             continue;
         }
         Tensor part = backend.allocate(dtype, part_shape(row));
@@ -166,8 +201,14 @@ void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
             fill_with_ones(backend, part);
         else
             backend.fill_random(part, seed + std::hash<std::string>{}(row.name) + static_cast<uint64_t>(shard_.rank));
-        keep(row, std::move(part));
+        keep(backend, row, std::move(part));
     }
+}
+
+Tensor Params::stored(Backend& backend, const ParamRow& row) const {
+    if (*row.destination || !row.linear || !row.linear->prepared || row.shape.size() != 2 || !has_part(row))
+        return *row.destination;
+    return backend.unpack_linear(*row.linear->prepared, row.part);
 }
 
 void Params::check(const ParamRow& row, const Tensor& tensor) const {
@@ -200,28 +241,17 @@ void Params::check_complete() const {
 
 void Params::prepare(Backend& backend) {
     check_complete();
-    auto prepare = [&](LinearWeights& w, LinearKind kind = LinearKind::plain, int head_dim = 0) {
-        w.prepared = ops::prepare_linear(backend, w.parts, kind, head_dim);
-    };
     auto prepare_vector = [&](VectorWeights& w) { w.prepared = backend.prepare_vector(w.loaded); };
-    prepare(weights_.embed_tokens);
     for (LayerWeights& layer : weights_.layers) {
         prepare_vector(layer.input_layernorm);
-        prepare(layer.qkv_proj, LinearKind::qkv, spec_.attention.head_dim);
         prepare_vector(layer.q_norm);
         prepare_vector(layer.k_norm);
-        prepare(layer.o_proj);
         prepare_vector(layer.post_attention_layernorm);
-        prepare(layer.gate_up_proj, LinearKind::silu_mul);
-        prepare(layer.down_proj);
     }
     prepare_vector(weights_.norm);
-    if (spec_.tie_word_embeddings)
-        weights_.lm_head.prepared = weights_.embed_tokens.prepared;
-    else
-        prepare(weights_.lm_head);
+    if (spec_.tie_word_embeddings) weights_.lm_head.prepared = weights_.embed_tokens.prepared;
     prepared_ = true;
-    // Dummy weights made on a device: the prepared form is enough. Files stay mapped, which costs nothing.
+    // Dummy vectors made on a device: the prepared form is enough.
     for (const ParamRow& row : rows_)
         if (row.destination->device().kind != DeviceKind::cpu) *row.destination = {};
 }

@@ -15,7 +15,10 @@ namespace infinilm {
 
 // A linear layer: the checkpoint tensors it joins, and the backend's form of them once all are loaded.
 struct LinearWeights {
-    std::vector<LinearPart> parts;
+    LinearKind kind = LinearKind::plain;
+    Quantization quantization = Quantization::none;
+    std::vector<LinearPart> parts;  // those whose memory is a file's, or not prepared yet
+    std::vector<size_t> rows;       // of the table: weights and biases
     std::shared_ptr<PreparedLinear> prepared;
 };
 
@@ -59,7 +62,9 @@ struct ParamRow {
     std::string name;            // in the checkpoint
     std::vector<int64_t> shape;  // of the whole tensor
     Cut cut;
-    Tensor* destination;  // the rank's part
+    Tensor* destination;              // the rank's part; absent once prepared, unless it is a file's
+    LinearWeights* linear = nullptr;  // which it is part `part` of; null: a vector
+    size_t part = 0;
     bool loaded = false;
 };
 
@@ -72,27 +77,32 @@ public:
 
     const std::vector<ParamRow>& rows() const { return rows_; }
     const ModelSpec& spec() const { return spec_; }  // of the rank
-    // Takes the rank's part of the whole tensor, in place (only kv heads that are not neighbours are copied).
-    // WeightError: unknown, repeated, misshapen.
-    void load(const std::string& name, const Tensor& tensor);
+    // Takes the rank's part of the whole tensor (only kv heads that are not neighbours are copied). A linear is
+    // prepared as soon as its last tensor is there. A read-only tensor, such as one in a mapped file, is kept for
+    // state_dict; another one is let go of then. Returns the names of the tensors that were prepared, which nothing
+    // reads again. WeightError: unknown, repeated, misshapen.
+    std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor);
     void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
     void check_complete() const;               // WeightError: names what is missing
-    // Once nothing is missing: hands the linears to the backend. WeightError: see check_complete.
+    // The rank's part of a tensor as it was loaded, or what is left of it: see Backend::unpack_linear. Absent: none.
+    Tensor stored(Backend& backend, const ParamRow& row) const;
+    // Once nothing is missing: what is left to do. WeightError: see check_complete.
     void prepare(Backend& backend);
     bool prepared() const { return prepared_; }
     const ModelWeights& weights() const { return weights_; }
     int64_t bytes() const { return bytes_; }  // of the loaded parts
-    int64_t num_elements() const;             // of all parts, loaded or not
-    void clear();                             // lets go of every tensor
+    // Of the rank's weights once they are prepared, where tensors are stored as dtype.
+    int64_t prepared_bytes(DType dtype) const;
+    void clear();  // lets go of every tensor
 
 private:
     std::vector<Range> ranges(const ParamRow& row) const;  // of rows, or columns: see Cut; none: the rank has nothing
     std::vector<int64_t> part_shape(const ParamRow& row) const;
     Tensor part(const ParamRow& row, const Tensor& tensor) const;
     void check(const ParamRow& row, const Tensor& tensor) const;
-    void keep(ParamRow& row, Tensor part);
+    std::vector<std::string> keep(Backend& backend, ParamRow& row, Tensor part);
 
     ModelSpec model_, spec_;
     Shard shard_;

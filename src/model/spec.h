@@ -39,6 +39,8 @@ struct RopeSpec {
 
 struct ModelSpec {
     DType dtype = DType::float32;  // what the engine computes in
+    // Of the linears' weights. The embedding and the lm_head, which lose more by it, are int8 where this is int4.
+    Quantization quantization = Quantization::none;
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
     bool tie_word_embeddings = false;

@@ -14,8 +14,7 @@
 
 namespace infinilm {
 
-// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v), without copying where
-// possible.
+// One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).
 struct LinearPart {
     Tensor weight;  // [out_features, in_features], any floating dtype; in host memory rows may be strided
     Tensor bias;    // [out_features] or absent
@@ -185,9 +184,13 @@ public:
 
     // Load time. The sources are in host memory or on the device, of any floating dtype.
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
-                                                           int head_dim) = 0;  // head_dim: of qkv, else 0
-    virtual Tensor prepare_vector(const Tensor& vector) = 0;                   // a norm weight; absent stays absent
-    virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;     // for benchmarks: deviation 0.02
+                                                           int head_dim,  // of qkv, else 0
+                                                           Quantization quantization) = 0;
+    // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
+    // float32 where it was quantised. Absent where the backend cannot tell.
+    virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
+    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // a norm weight; absent stays absent
+    virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;  // for benchmarks: deviation 0.02
 
     // Ops.
     virtual void embedding(const EmbeddingParams&) = 0;

@@ -228,7 +228,7 @@ void sample(Backend& backend, const SampleParams& p) {
 }
 
 std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind,
-                                               int head_dim) {
+                                               int head_dim, Quantization quantization) {
     OpCheck check("prepare_linear", backend);
     check.require(kind != LinearKind::silu_mul || parts.size() == 2, "silu_mul takes two parts, gate and up, got ",
                   parts.size());
@@ -249,7 +249,7 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
             check.Check::tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
         if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
-    return backend.prepare_linear(std::move(parts), kind, head_dim);
+    return backend.prepare_linear(std::move(parts), kind, head_dim, quantization);
 }
 
 }  // namespace infinilm::ops

@@ -19,6 +19,7 @@ void gather_rows(Backend&, const GatherRowsParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);
-std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0);
+std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0,
+                                               Quantization quantization = Quantization::none);
 
 }  // namespace infinilm::ops

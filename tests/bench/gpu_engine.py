@@ -73,7 +73,7 @@ class Work:
             head_elements=head or embedding,
             layers=spec.num_layers,
             attention_width=spec.attention.num_heads * spec.attention.head_dim,
-            kv_bytes_per_token=spec.kv_bytes_per_token,
+            kv_bytes_per_token=spec.kv_bytes_per_token(spec.dtype),
         )
 
     def floor(self, limits: Limits, tokens: int, sampled: int, pairs: int, cached: int) -> float:

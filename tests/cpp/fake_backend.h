@@ -38,7 +38,7 @@ public:
     }
 
     std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int) override {
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int, Quantization) override {
         return unused(), nullptr;
     }
     Tensor prepare_vector(const Tensor&) override { return unused(), Tensor(); }

@@ -135,7 +135,7 @@ def test_sizes_that_do_not_fit(drawn: tuple[_core.ModelSpec, int], tp_size: int)
 
 
 def test_shards_share_the_memory_of_the_whole() -> None:
-    """Rows and columns are views; only kv heads that are not neighbours are copied."""
+    """Rows and columns of read-only tensors are views; only kv heads that are not neighbours are copied."""
     spec = _core.ModelSpec()
     spec.dtype, spec.vocab_size, spec.hidden_size, spec.num_layers, spec.max_model_len = "float32", 16, 8, 1, 8
     spec.attention.num_heads, spec.attention.num_kv_heads, spec.attention.head_dim = 4, 2, 2
@@ -144,6 +144,7 @@ def test_shards_share_the_memory_of_the_whole() -> None:
     engine = _core.InferEngine(spec, ["cpu", "cpu"], num_threads=2)
     arrays = make_weights(engine.param_shapes())
     for name, array in arrays.items():
+        array.flags.writeable = False
         engine.load_param(name, _core.from_numpy(array))
     for state in engine.state_dict():
         for name, tensor in state.items():

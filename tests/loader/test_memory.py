@@ -150,12 +150,16 @@ def test_what_the_workspace_grows_with() -> None:
 
 
 def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread's scratch grows with the longest rows where tiles are copied: two panels of 1 KiB for 32 of them."""
+    """A thread's scratch has the sums of 256 tokens with eight panels; x is packed for all of them, bfloat16 or not."""
     if "emulated_amx" not in _core.cpu_isas():
         pytest.skip("this build has no emulation of matrix tiles")
     monkeypatch.setenv("INFINILM_CPU_ISA", "emulated_amx")
-    wide = {"dtype": "bfloat16", "config": {"intermediate_size": 14336}}
-    assert planned_workspace(num_threads=3, **wide) - planned_workspace(num_threads=2, **wide) >= 2 * 14336 // 32 * 1024
+    sums = 256 * 8 * 16 * 4
+    assert planned_workspace(num_threads=3) - planned_workspace(num_threads=2) >= sums
+    narrow, wide = (
+        planned_workspace(dtype=dtype, config={"intermediate_size": 65536}) for dtype in ("bfloat16", "float32")
+    )
+    assert wide - narrow >= 2 * 512 * 65536
 
 
 @pytest.mark.parametrize("kv_cache", [None, "50%"])

@@ -1,29 +1,51 @@
 // Embedding lookup and silu(gate) * up. Both write each element once, so any split over the shares gives the same
 // bits. Called by CpuBackend::embedding and silu_mul.
 #include "cpu/kernels/functions.h"
+#include "cpu/kernels/pack.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-template <class E>
-static void widen_row(const E* in, float* out, int64_t n) {
-    int64_t i = 0;
-    for (; i + width <= n; i += width) store(out + i, load(in + i));
-    if (i < n) store_partial(out + i, load_partial(in + i, (int)(n - i)), (int)(n - i));
+// Calls f(k, value) for k = 0, 1, .. of one row of a packed weight: one lane of each line of its panel.
+template <class F>
+INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
+    const int64_t panel = row / panel_outputs, lane = row % panel_outputs, n = weight.in_features;
+    const char* const lines = (const char*)weight.panels + panel * panel_bytes(weight.format, n);
+    const char* const scales = (const char*)weight.scales + panel * scale_bytes_of_panel(weight.format, n);
+    const auto bf16 = [](const void* p, int64_t i) {
+        const uint32_t bits = (uint32_t)((const uint16_t*)p)[i] << 16;
+        float value;
+        memcpy(&value, &bits, 4);
+        return value;
+    };
+    for (int64_t k = 0; k < n; ++k) {
+        const char* const line = lines + k / k_per_line(weight.format) * line_bytes;
+        switch (weight.format) {
+            case Format::f32: f(k, ((const float*)line)[lane]); break;
+            case Format::bf16: f(k, bf16(line, 2 * lane + k % 2)); break;
+            case Format::f16: f(k, load_partial((const F16*)line + k % 2 * panel_outputs + lane, 1)[0]); break;
+            case Format::int8:
+                f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * ((const float*)scales)[lane]);
+                break;
+            case Format::int4: {
+                const int byte = ((const uint8_t*)line)[4 * lane + k % 4], q = (k % 8 < 4 ? byte & 15 : byte >> 4);
+                f(k, (float)(q - int4_offset) * bf16(scales, k / group_size * panel_outputs + lane));
+                break;
+            }
+        }
+    }
 }
 
 void embedding(const EmbeddingArgs& args, Share share) {
     const int64_t begin = args.num_tokens * share.index / share.count;
     const int64_t end = args.num_tokens * (share.index + 1) / share.count;
-    visit_element(args.element, [&](auto e) {
-        for (int64_t t = begin; t < end; ++t) {
-            const int64_t row = args.ids[t] - args.first_id;
-            float* out = args.out + t * args.out_stride;  // [hidden_size]
-            if (row >= 0 && row < args.num_rows)
-                widen_row((const decltype(e)*)args.table + row * args.table_stride, out, args.hidden_size);
-            else
-                for (int64_t i = 0; i < args.hidden_size; ++i) out[i] = 0;
-        }
-    });
+    for (int64_t t = begin; t < end; ++t) {
+        const int64_t row = args.ids[t] - args.first_id;
+        float* const out = args.out + t * args.out_stride;  // [hidden_size]
+        if (row >= 0 && row < args.num_rows)
+            for_row(args.table, row, [&](int64_t k, float value) { out[k] = value; });
+        else
+            for (int64_t k = 0; k < args.table.in_features; ++k) out[k] = 0;
+    }
 }
 
 static void silu_mul_row(const float* gate, const float* up, float* out, int64_t n) {

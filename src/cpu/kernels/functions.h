@@ -10,6 +10,9 @@ INFINILM_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + mult
 INFINILM_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INFINILM_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// pack.cpp
+void pack(const PackArgs& args, Share share);
+
 // linear.cpp
 size_t linear_scratch_bytes(const LinearArgs& args);
 size_t linear_shared_scratch_bytes(const LinearArgs& args);

@@ -18,29 +18,52 @@ struct Share {
     int thread;        // who does it: owns scratch[thread]
 };
 
-// One joined part of a linear layer: rows [out_begin, out_begin + out_features) of the result.
-struct LinearSegment {
+// How the weights of a linear are stored once they are packed: pack.h has the layout.
+enum class Format : uint8_t { f32, bf16, f16, int8, int4 };
+
+// Rows of a linear before they are packed.
+struct PackSource {
     const void* weight;     // [out_features, in_features]; any alignment that suits the element
     int64_t weight_stride;  // elements between rows, at least in_features
-    const float* bias;      // [out_features] or null
+    Element element;
     int64_t out_features;
+};
+
+struct PackArgs {
+    const PackSource* sources;
+    int num_sources;
+    bool
+        pairs;  // two sources, gate and up: a panel of the one, then a panel of the other, ..; else one after the other
+    int64_t in_features, num_panels;
+    Format format;
+    void* panels;  // packed_bytes each, 64-byte aligned
+    void* scales;  // scale_bytes, or null
+};
+
+// The weights of a linear, packed.
+struct PackedWeight {
+    const void* panels;
+    const void* scales;  // of int8 and int4
+    Format format;
+    int64_t in_features, num_panels;
 };
 
 struct LinearArgs {
     const float* x;    // [num_tokens, in_features]
     int64_t x_stride;  // elements between rows
-    int64_t num_tokens, in_features;
-    const LinearSegment* segments;
-    int num_segments;
-    Element element;
-    bool silu_mul;          // two segments, gate and up: out[n] = silu(gate n) * up n
-    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, element bf16)
+    int64_t num_tokens;
+    PackedWeight weight;
+    int64_t out_features;   // of the result; of gate alone, where up follows it
+    bool pairs;             // panels of gate and of up take turns
+    bool silu_mul;          // .. and are joined: out[n] = silu(gate n) * up n; else [gate, up]
+    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, format bf16)
+    const float* bias;      // [num_panels, 16], in the order of the panels, or null
     const float* residual;  // [num_tokens, out_features] or null; may be out
     int64_t residual_stride;
     float* out;  // [num_tokens, out_features]
     int64_t out_stride;
     void* const* scratch;  // [num_threads] one per thread, 64-byte aligned, linear_scratch_bytes each
-    void* shared_scratch;  // linear_shared_scratch_bytes, for what all threads read (x rounded to bfloat16)
+    void* shared_scratch;  // linear_shared_scratch_bytes: x as the tiles read it
 };
 
 struct NormArgs {
@@ -93,11 +116,9 @@ struct AttentionArgs {
 
 struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
-    const void* table;   // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
-    int64_t table_stride;
-    Element element;
+    PackedWeight table;  // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
     int64_t first_id, num_rows;
-    int64_t hidden_size, num_tokens;
+    int64_t num_tokens;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;
 };
@@ -114,6 +135,7 @@ struct Kernels {
     const char* name;      // of the build, as src/cpu/meson.build lists them
     bool multiplies_bf16;  // has an instruction for bfloat16 times bfloat16, which LinearArgs::multiply_bf16 asks for
 
+    void (*pack)(const PackArgs&, Share);  // the panels of a share
     size_t (*linear_scratch_bytes)(const LinearArgs&);
     size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
     void (*linear_pack_x)(const LinearArgs&, Share);  // fills shared_scratch; all shares are done before linear
@@ -135,14 +157,15 @@ struct Kernels {
 };
 
 // Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.
-extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx_bf16;
+extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_vnni, kernels_avx512_bf16,
+    kernels_amx_bf16;
 
 // What a shared library that INFINILM_CPU_KERNELS names exports under this name: its table, or null where `layout` says
 // that it was compiled from other declarations than the caller.
 using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
-constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(NormArgs) << 20 ^
-                                    sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
+constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
+                                    sizeof(NormArgs) << 20 ^ sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
                                     sizeof(EmbeddingArgs) << 4 ^ sizeof(SiluMulArgs);
 
 }  // namespace infinilm::cpu

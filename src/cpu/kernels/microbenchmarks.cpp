@@ -30,7 +30,7 @@ uint64_t read_memory(const void* data, size_t bytes) {
 #if INFINILM_BF16_TILE
 // The four C tiles that the linear has, from A and B tiles of zeros.
 static double tile_flops(int64_t iterations) {
-    Tiles tiles(tile_rows);
+    const Tiles tiles;
     for (int64_t n = 0; n < iterations; ++n) {
         tiles.multiply_add<0, first_a, first_b>();
         tiles.multiply_add<1, first_a + 1, first_b>();

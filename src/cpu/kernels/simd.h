@@ -19,6 +19,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "cpu/kernels/kernels.h"
@@ -36,6 +38,8 @@ typedef uint32_t uvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
 typedef uint16_t hvec __attribute__((vector_size(2 * INFINILM_WIDTH)));  // as many 16-bit elements as vec has lanes
 // The same in memory: aligned like the element only, and allowed to alias (weights are mapped bytes).
 typedef float vec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(4), may_alias));
+typedef float float_mem __attribute__((aligned(4), may_alias));
+typedef uint32_t uvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(4), may_alias));
 typedef uint16_t hvec_mem __attribute__((vector_size(2 * INFINILM_WIDTH), aligned(2), may_alias));
 
 // Stored 16-bit floats. core/dtype.h has the same, with C++ headers that must not be included here.
@@ -78,6 +82,8 @@ INFINILM_INLINE vec fma(vec a, vec b, vec c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif INFINILM_WIDTH == 8
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -153,6 +159,8 @@ INFINILM_INLINE vec widen_bf16(hvec bits) {
     return as_float((uvec)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits) << 16);
 #elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
     return as_float((uvec)_mm256_cvtepu16_epi32((__m128i)bits) << 16);
+#elif !INFINILM_EMULATED && defined(__aarch64__)
+    return as_float((uvec)vshll_n_u16((uint16x4_t)bits, 16));
 #else
     return as_float(__builtin_convertvector(bits, uvec) << 16);
 #endif
@@ -170,6 +178,8 @@ INFINILM_INLINE vec widen_f16(hvec bits) {
     return _mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
 #elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
     return _mm256_cvtph_ps((__m128i)bits);
+#elif !INFINILM_EMULATED && defined(__aarch64__)
+    return (vec)vcvt_f32_f16((float16x4_t)bits);
 #else
     const uvec u = __builtin_convertvector(bits, uvec), magnitude = u & 0x7fffu;
     const uvec normal = (magnitude << 13) + 0x38000000u;
@@ -185,6 +195,8 @@ INFINILM_INLINE hvec narrow_f16(vec v) {
     return (hvec)_mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT);
 #elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
     return (hvec)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+#elif !INFINILM_EMULATED && defined(__aarch64__)
+    return (hvec)vcvt_f16_f32((float32x4_t)v);
 #else
     const uvec u = as_uint(v), magnitude = u & 0x7fffffffu;
     // Adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
@@ -200,6 +212,9 @@ INFINILM_INLINE hvec narrow_f16(vec v) {
 // ---- Memory: `width` elements of any stored type from any address, widened to float32, and back ----
 
 INFINILM_INLINE hvec load_bits(const void* p) { return *(const hvec_mem*)p; }
+
+INFINILM_INLINE uvec load_uint(const void* p) { return *(const uvec_mem*)p; }
+INFINILM_INLINE void store_uint(void* p, uvec v) { *(uvec_mem*)p = v; }
 
 INFINILM_INLINE vec load(const float* p) { return *(const vec_mem*)p; }
 INFINILM_INLINE vec load(const Bf16* p) {
@@ -280,21 +295,7 @@ INFINILM_INLINE vec silu(vec x) { return x / (1.0f + exp(-x)); }
 // ---- Dot product of bf16 pairs ----
 
 #if INFINILM_BF16_DOT
-constexpr int dot_width = 2 * width;  // elements one dot() takes from each side
 typedef uint16_t dvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
-typedef uint16_t dvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(2), may_alias));
-
-INFINILM_INLINE dvec load_dot(const Bf16* p) { return *(const dvec_mem*)p; }
-INFINILM_INLINE void store_dot(Bf16* p, dvec v) { *(dvec_mem*)p = v; }
-INFINILM_INLINE dvec load_dot_partial(const Bf16* p, int n) {  // 0 <= n < dot_width; zero-filled
-#if !INFINILM_EMULATED
-    return (dvec)_mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p);
-#else
-    dvec v{};
-    memcpy(&v, p, (size_t)n * 2);
-    return v;
-#endif
-}
 // acc[i] + a[2i+1] * b[2i+1], then + a[2i] * b[2i]: the products are exact in float32, so each step rounds once. The
 // instruction also takes subnormals as zero, which the emulation does not.
 INFINILM_INLINE vec dot(vec acc, dvec a, dvec b) {

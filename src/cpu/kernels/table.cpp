@@ -13,6 +13,7 @@ namespace isa = INFINILM_ISA;
 extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .name = INFINILM_TEXT(INFINILM_ISA),
     .multiplies_bf16 = INFINILM_BF16_DOT || INFINILM_BF16_TILE,
+    .pack = isa::pack,
     .linear_scratch_bytes = isa::linear_scratch_bytes,
     .linear_shared_scratch_bytes = isa::linear_shared_scratch_bytes,
     .linear_pack_x = isa::linear_pack_x,

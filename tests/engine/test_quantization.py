@@ -1,0 +1,75 @@
+"""What quantised weights cost: KL divergence from float32 over held-out text of the bundled model's own generator.
+
+Perplexity does not tell a right scheme from a wrong scale; this does. Bounds are what the same schemes give in numpy,
+with a margin of some standard errors.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from infinilm import InferEngine, StaticKVCacheConfig
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.config.llama_config import AutoConfig
+from infinilm.text.tokenizer import Tokenizer
+
+NUM_STORIES = 24
+
+
+def held_out_tokens() -> list[list[int]]:
+    """Stories, each from the token that begins a text on."""
+    tools = str(Path(__file__).resolve().parents[2] / "tools" / "demo")
+    sys.path.insert(0, tools)
+    try:
+        import corpus
+    finally:
+        sys.path.remove(tools)
+    rng = random.Random("heldout-99")
+    tokenizer = Tokenizer.from_folder(resolve_model("demo"), None)
+    return [[0, *tokenizer.encode(corpus.make_story(rng, "heldout")[1])] for _ in range(NUM_STORIES)]
+
+
+def log_probabilities(stories: list[list[int]], quantization: str | None) -> NDArray[np.float64]:
+    """[num_tokens, vocab_size]: of what follows each token, one token of every story a step."""
+    longest = max(map(len, stories))
+    config = AutoConfig.from_pretrained(resolve_model("demo"))
+    config.dtype = "float32"
+    cache = StaticKVCacheConfig(max_batch_size=len(stories), max_cache_len=longest)
+    engine = InferEngine(config, device_type="cpu", cache_config=cache, quantization=quantization)
+    engine.load_weights("demo", use_tqdm=False)
+    steps = []
+    for at in range(longest):
+        ids = [[story[at] if at < len(story) else 0] for story in stories]
+        step = InferEngine.Input(ids, cache_lengths=[at] * len(stories))
+        output = engine.forward(step, return_logits=True)
+        assert output.logits is not None
+        logits = output.logits.numpy().astype(np.float64)[[at < len(story) for story in stories]]
+        logits -= logits.max(axis=-1, keepdims=True)
+        steps.append(logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))
+    engine.close()
+    return np.concatenate(steps)
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[list[int]], NDArray[np.float64]]:
+    stories = held_out_tokens()
+    return stories, log_probabilities(stories, None)
+
+
+@pytest.mark.parametrize(("quantization", "most", "other_best"), [("int8", 1.2e-4, 0.008), ("int4", 1.85e-3, 0.024)])
+def test_kl_divergence_from_float32(
+    reference: tuple[list[list[int]], NDArray[np.float64]], quantization: str, most: float, other_best: float
+) -> None:
+    """In nats per token; and the share of tokens whose likeliest successor is another one."""
+    stories, exact = reference
+    rounded = log_probabilities(stories, quantization)
+    divergence = float((np.exp(exact) * (exact - rounded)).sum(axis=-1).mean())
+    others = float((exact.argmax(axis=-1) != rounded.argmax(axis=-1)).mean())
+    assert 0 < divergence <= most, divergence
+    assert others <= other_best, others
