@@ -81,6 +81,10 @@ class LLM:
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
         None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as
         it is.
+    kv_cache_dtype
+        Dtype of keys and values: "float32", "bfloat16", "float16", or "auto": the `dtype` if one was named, else the
+        16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory, and less time for long
+        contexts. On a GPU it is always the dtype of the computation.
     enable_prefix_caching
         Keep the KV cache of prompts for later prompts that begin alike. Answers do not change.
     batch_invariant
@@ -129,6 +133,7 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         kv_cache: int | str | CacheConfig | None = None,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         batch_invariant: bool = True,
         num_threads: int | None = None,
@@ -164,6 +169,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache=kv_cache,
+            kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
             load_format=load_format,
             device=device,
@@ -196,7 +202,7 @@ class LLM:
             with Checkpoint(plan.path) as checkpoint:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._max_num_seqs, self._plan = max_num_seqs, plan
+        self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
@@ -531,7 +537,7 @@ class LLM:
         ----------
         cache_config
             None: later requests find no prefix of earlier ones, and running requests continue. Else a new size, as
-            `kv_cache` of `LLM`; `max_model_len` stays as it is.
+            `kv_cache` of `LLM`, or another dtype, that of a `CacheConfig`; `max_model_len` stays as it is.
 
         Raises
         ------
@@ -575,19 +581,18 @@ class LLM:
         return divide_memory(
             weight_bytes=self.memory.weight_bytes,
             workspace_bytes=self.memory.workspace_bytes,
-            kv_bytes_per_token=self.memory.kv_bytes_per_token,
+            cache=self._plan.cache,
             max_position_embeddings=longest,
             max_model_len=max_model_len,
             max_num_seqs=self._max_num_seqs,
             kv_cache=kv_cache,
+            kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
             free_bytes=free_bytes,
-            dtype=self.dtype,
-            num_sharing=self._plan.num_sharing,
         )
 
     def _allocate_cache(self, memory: MemoryPlan) -> None:
         try:
-            self._engine.reset_cache(memory.num_blocks, memory.block_size)
+            self._engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
         except DeviceError as error:
             raise CacheFullError(
                 f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,12 @@ def add_model_settings(
     group.add_argument(
         "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
     )
+    group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="of keys and values: float32, bfloat16, float16 or auto (default): the 16 bits of the checkpoint, if any",
+    )
     if context:
         group.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of prompt and output together")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default): cuda if usable")
@@ -77,6 +84,26 @@ def add_model_settings(
 def flag(name: str) -> str:
     """An option as it is written on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def as_options(message: str, args: argparse.Namespace) -> str:
+    """Write the settings that a message of the library names as options of the command, where they are such.
+
+    Settings are known by an underscore, by a "=" behind them, or by standing first: others may be plain words. What
+    follows ": " is a key of the file named before it, and stays.
+    """
+    names = sorted(vars(args).keys() - {"model", "prompt"}, key=len, reverse=True)
+    any_name, spelled = "|".join(names), "|".join(name for name in names if "_" in name)
+    setting = re.compile(
+        rf"(?<![\w./'-])(?<!: )(?:(?P<given>{any_name})=(?P<blank>(?=\s|$))?|(?P<spelled>{spelled})(?![\w.]))"
+        rf"|^(?P<first>{any_name})(?=: | must )"
+    )
+
+    def option(match: re.Match[str]) -> str:
+        name = flag(match["given"] or match["spelled"] or match["first"])
+        return f"{name}=" if match["given"] and match["blank"] is None else name
+
+    return setting.sub(option, message)
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, several: bool = False) -> None:
@@ -181,8 +208,8 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = ("device", "dtype", "kv_cache", "tensor_parallel_size", "device_ids", "max_model_len", "revision")
-    return {name: getattr(args, name) for name in names if name in args}
+    names = ("device", "dtype", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids", "max_model_len")
+    return {name: getattr(args, name) for name in (*names, "revision") if name in args}
 
 
 _SAMPLING = [

@@ -20,6 +20,7 @@ from infinilm.cli.arguments import (
     Parser,
     add_model_settings,
     add_sampling,
+    as_options,
     flag,
     integer_list,
     model_settings,
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InfinilmError, OSError, UnicodeError, MemoryError) as error:
         if args.debug:
             traceback.print_exc()
-        note(f"infinilm: error: {str(error) or type(error).__name__}")
+        note(f"infinilm: error: {as_options(str(error), args) or type(error).__name__}")
         return 2 if isinstance(error, _USER_ERRORS) else 1
 
 

@@ -8,6 +8,9 @@ While a step runs, this thread makes the next step and queues it. Then it takes 
 delivers them. So the engine does not wait for Python. A step that is made ahead assumes that every sequence continues.
 The scheduler knows when a sequence ends by length, but not when it ends at a stop token or a stop string. In that case
 the step computes one row for nothing.
+
+User code (logits processors, hooks, callbacks for news) runs in this thread. An exception in it, also `SystemExit`,
+belongs to its request and is raised where a caller waits for that request. Hence `except BaseException` below.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
+from infinilm.requests.counters import Counters
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
@@ -99,7 +103,7 @@ class EngineThread:
         self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
         self._works: set[Work] = set()  # not ended; also those that follow others
         self._sampler: HostSampler | None = None
-        self._counters = _Counters()
+        self._counters = Counters()
 
     # ---- for callers ----
 
@@ -242,7 +246,7 @@ class EngineThread:
 
     def metrics(self) -> EngineMetrics:
         """Counts and rates at this moment; never waits for a step."""
-        return self._counters.metrics(self.scheduler, self._num_open)
+        return self._counters.metrics(self.scheduler.stats, self._num_open)
 
     @property
     def _num_open(self) -> int:
@@ -574,40 +578,3 @@ class EngineThread:
 def _count(works: Iterable[Work]) -> int:
     """Number of works, including their followers."""
     return sum(1 + _count(work.followers) for work in works)
-
-
-class _Counters:
-    """Counts of steps and tokens, for `metrics`."""
-
-    def __init__(self) -> None:
-        self.num_finished = 0
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
-        self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
-
-    def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
-        """Count a step: tokens of prompts that were computed, tokens that were sampled."""
-        self._num_steps += 1
-        self._num_prompt_tokens += num_prompt
-        self._num_output_tokens += num_sampled
-        self._recent.append((num_prompt, num_sampled, seconds))
-
-    def metrics(self, scheduler: Scheduler, num_open: int) -> EngineMetrics:
-        recent = self._recent.copy()
-        seconds = sum(s for _, _, s in recent)
-        stats = scheduler.stats
-        return EngineMetrics(
-            num_running=stats.num_running,
-            num_waiting=max(num_open - stats.num_running, 0),
-            num_finished=self.num_finished,
-            num_steps=self._num_steps,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_output_tokens=self._num_output_tokens,
-            num_preemptions=stats.num_preemptions,
-            num_used_blocks=stats.num_used_blocks,
-            num_blocks=stats.num_blocks,
-            prefix_hit_rate=stats.prefix_hit_rate,
-            prompt_tps=sum(p for p, _, _ in recent) / seconds if seconds else None,
-            output_tps=sum(o for _, o, _ in recent) / seconds if seconds else None,
-        )

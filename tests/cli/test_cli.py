@@ -139,14 +139,14 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "message"),
     [
         (["generate", "x", "--model", "/no/such/folder"], 2, "/no/such/folder"),
-        (["generate", "x", "--model", "FOLDER", "--top-p", "1.5"], 2, "top_p"),
-        (["generate", "x", "--model", "FOLDER", "--temperature", "nan"], 2, "temperature"),
-        (["generate", "x", "--model", "FOLDER", "--max-tokens", "0"], 2, "max_tokens"),
-        (["generate", "x", "--model", "FOLDER", "--kv-cache", "lots"], 2, "kv_cache"),
-        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1", "--max-model-len", "64"], 2, "kv_cache"),
-        (["generate", "x", "--model", "FOLDER", "--dtype", "int3"], 2, "dtype"),
+        (["generate", "x", "--model", "FOLDER", "--top-p", "1.5"], 2, "--top-p"),
+        (["generate", "x", "--model", "FOLDER", "--temperature", "nan"], 2, "--temperature"),
+        (["generate", "x", "--model", "FOLDER", "--max-tokens", "0"], 2, "--max-tokens"),
+        (["generate", "x", "--model", "FOLDER", "--kv-cache", "lots"], 2, "--kv-cache"),
+        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1", "--max-model-len", "64"], 2, "--kv-cache"),
+        (["generate", "x", "--model", "FOLDER", "--dtype", "int3"], 2, "--dtype"),
         (["generate", "x", "--model", "FOLDER", "--device", "abacus"], 2, "device"),
-        (["generate", "x" * 500, "--model", "FOLDER"], 2, "max_model_len"),
+        (["generate", "x" * 500, "--model", "FOLDER"], 2, "--max-model-len"),
         (["generate", "x", "--num-threads", "0"], 2, "--num-threads"),
         (["generate", "x", "--num-threads", "two"], 2, "--num-threads"),
         (["generate", "x", "--temprature", "0"], 2, "did you mean --temperature?"),
@@ -156,12 +156,12 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--batch-sizes", "1,0"], 2, "--batch-sizes"),
         (["info", "--dtype", "float32"], 2, "--model"),
         (["info", "demo", "--revision", "v2"], 2, "revision"),
-        (["generate", "x", "--model", "FOLDER", "--tokenizer", "/no/such"], 2, "tokenizer"),
-        (["generate", "x", "--model", "FOLDER", "--generation-config", "/no/such"], 2, "generation_config"),
-        (["generate", "x", "--model", "FOLDER", "--n", "0"], 2, "n must be"),
-        (["generate", "x", "--model", "FOLDER", "--frequency-penalty", "9"], 2, "frequency_penalty"),
-        (["plan", "--model", "FOLDER", "--memory", "plenty"], 2, "memory"),
-        (["plan", "--model", "FOLDER", "--kv-cache", "8KiB", "--max-model-len", "128"], 2, "max_model_len"),
+        (["generate", "x", "--model", "FOLDER", "--tokenizer", "/no/such"], 2, "--tokenizer="),
+        (["generate", "x", "--model", "FOLDER", "--generation-config", "/no/such"], 2, "--generation-config="),
+        (["generate", "x", "--model", "FOLDER", "--n", "0"], 2, "--n must be"),
+        (["generate", "x", "--model", "FOLDER", "--frequency-penalty", "9"], 2, "--frequency-penalty"),
+        (["plan", "--model", "FOLDER", "--memory", "plenty"], 2, "--memory"),
+        (["plan", "--model", "FOLDER", "--kv-cache", "8KiB", "--max-model-len", "128"], 2, "--max-model-len"),
     ],
     ids=str,
 )
@@ -174,6 +174,16 @@ def test_errors(
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert captured.err.count("error: ") == 1
+
+
+def test_keys_of_a_file_are_not_written_as_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tiny.make_checkpoint(tmp_path)
+    (other / "generation_config.json").write_text('{"top_k": "x"}')
+    assert run("generate", "x", "--model", other) == 2
+    error = capsys.readouterr().err
+    assert "generation_config.json: top_k" in error
+    assert ": top_k must be an int" in error
+    assert "pass --generation-config='none'" in error
 
 
 def test_a_damaged_model_can_be_put_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -488,7 +498,7 @@ def test_bench_table(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_bench_needs_room_for_its_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--model", folder, "--kv-cache", "8KiB", *SMALL) == 2
-    assert "kv_cache" in capsys.readouterr().err
+    assert "--kv-cache" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tied", [False, True])
