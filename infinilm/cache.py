@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from infinilm.checks import DTYPES, as_integer, dtype_name
+from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.logs import logger
 
@@ -231,21 +231,20 @@ def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, devi
     ConfigError
         Another value, or one that the device has not.
     """
-    if requested not in (None, "auto"):
-        requested = dtype_name(requested)
-    if requested not in (None, "auto", *DTYPES):
+    wanted = "auto" if requested is None else dtype_name(requested)
+    if wanted not in ("auto", *DTYPES):
         raise ConfigError(
-            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {requested!r}"
-            + ("; a quantised KV cache is not available in this version" if "8" in str(requested) else "")
+            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(requested)}"
+            + ("; a quantised KV cache is not available in this version" if "8" in wanted else "")
         )
     if device.partition(":")[0] == "cuda":
-        if requested not in (None, "auto", computed):
+        if wanted not in ("auto", computed):
             raise ConfigError(
                 f"kv_cache_dtype: on a GPU the KV cache has the dtype that is computed in, {computed!r}, got "
-                f"{requested!r}; leave it out, or pass dtype={requested!r}"
+                f"{wanted!r}; leave it out, or pass dtype={wanted!r}"
             )
         return computed
-    return auto if requested in (None, "auto") else str(requested)
+    return auto if wanted == "auto" else wanted
 
 
 def _store_dtype(config: StaticKVCacheConfig | PagedKVCacheConfig) -> None:
@@ -255,7 +254,8 @@ def _store_dtype(config: StaticKVCacheConfig | PagedKVCacheConfig) -> None:
     dtype = dtype_name(config.dtype)
     if dtype not in DTYPES:
         raise ConfigError(
-            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, DTYPES))} or None, got {config.dtype!r}"
+            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, DTYPES))} or None, got "
+            f"{short_repr(config.dtype)}"
         )
     object.__setattr__(config, "dtype", dtype)
 

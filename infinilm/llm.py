@@ -35,8 +35,9 @@ from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list
-from infinilm.requests.request import LogitsWork, PromptLogprobs
+from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
+from infinilm.requests.reduce import reduce_prompts
+from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.chat_template import ChatTemplate
@@ -274,7 +275,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
@@ -311,7 +312,7 @@ class LLM:
     def chat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -350,7 +351,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -366,7 +367,7 @@ class LLM:
     async def achat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -382,7 +383,7 @@ class LLM:
     def astream_chat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -413,10 +414,7 @@ class LLM:
         )
 
     def stream(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
@@ -450,10 +448,7 @@ class LLM:
         return handle
 
     async def agenerate(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
         """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
         requests = self._requests.make(prompts, sampling_params, sampling)
@@ -462,13 +457,24 @@ class LLM:
         return [request.output() for request in requests]
 
     def astream(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
         return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
+
+    def asubmit(
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
+    ) -> streams.AsyncRequests:
+        """`submit` for asyncio, of one prompt or several: what servers need.
+
+        Returns
+        -------
+        AsyncRequests
+            ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and
+            ``async with`` cancels what is unfinished at its end.
+        """
+        requests = self._requests.make(prompts, sampling_params, sampling)
+        return streams.AsyncRequests(self, self._thread, requests)
 
     # ---- logits and log-probabilities ----
 
@@ -504,25 +510,38 @@ class LLM:
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
         self._requests.check_top("top", top)
-        listed = as_prompt_list(prompts)
-        texts: list[str | None] = []
-        scores: list[PromptLogprobs] = []
-        works: list[LogitsWork] = []
-        for i, prompt in enumerate(listed):
-            text, ids = self._requests.read(prompt, f"prompt {i}", room=0)
-            texts.append(text)
-            scores.append(PromptLogprobs(ids, top))
-            works.append(LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
-        streams.run_prompts(self._thread, works)
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top))
         return [
-            Score(
-                text,
-                work.sequence.prompt_token_ids.tolist(),
-                score.logprobs,
-                score.top_logprobs if top else None,
-            )
-            for text, work, score in zip(texts, works, scores, strict=True)
+            Score(text, ids.tolist(), score.logprobs, score.top_logprobs if top else None)
+            for text, ids, score in reduced
         ]
+
+    def embed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """Vectors of texts: the hidden states after the final norm, of each as one of length 1.
+
+        They do not depend on what else runs. How well they tell texts apart is up to the model: those made for
+        embeddings are trained for it.
+
+        Parameters
+        ----------
+        prompts
+            A text, a list of token ids, or a list of either.
+        pooling
+            "mean" of all tokens, or the "last" token, as the model was trained.
+
+        Returns
+        -------
+        float32 array, [num_prompts, hidden_size]
+
+        Raises
+        ------
+        RequestError
+            A prompt that can never be served, or another pooling. Nothing was run then.
+        """
+        if pooling not in ("mean", "last"):
+            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in reduced])
 
     # ---- state ----
 

@@ -64,6 +64,7 @@ class _InFlight:
     step: Step
     pending: _core.PendingStep
     submitted: float  # seconds, perf_counter
+    hidden: list[npt.NDArray[np.float32]]  # after the step: [num_rows, hidden_size], if it collects that
 
 
 class EngineThread:
@@ -351,7 +352,14 @@ class EngineThread:
             self.scheduler.reset_prefix_cache()
         try:
             if (step := self.scheduler.schedule(now)) is not None:
-                in_flight = _InFlight(step, self._engine.submit(step.batch), now)
+                hidden: list[npt.NDArray[np.float32]] = []
+                if step.collects_hidden:
+
+                    def look(name: str, rows: _core.Tensor, layer: int) -> None:
+                        hidden.append(np.array(rows.numpy(), np.float32))  # a copy: the next step writes there
+
+                    self._hooks.watch("final_norm", look)
+                in_flight = _InFlight(step, self._engine.submit(step.batch), now, hidden)
         finally:
             if in_flight is None:
                 self._hooks.take_back()
@@ -447,7 +455,7 @@ class EngineThread:
                     what = _core.sample_fault(int(ids[row]))
                     failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
         now = time.perf_counter()
-        sampled = self.scheduler.update(step, output, now, ids)
+        sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.heard]
         changed: list[Work] = []  # works that have ended, or that others wait for
         for sequence, row, token_id in sampled.taken:

@@ -274,7 +274,7 @@ class CacheSizing:
             As `resolve_cache_dtype`, or two different dtypes.
         """
         given = kv_cache.dtype if isinstance(kv_cache, CacheConfig) else None
-        if given is not None and requested not in (None, "auto", given):
+        if given is not None and requested is not None and dtype_name(requested) not in ("auto", given):
             raise ConfigError(
                 f"kv_cache_dtype is {requested!r}, but kv_cache is a {type(kv_cache).__name__} with dtype={given!r}; "
                 "pass one of them"

@@ -39,6 +39,7 @@ Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Sequence[Prompt]
 Conversations = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
+"""Of all prompts of a call, or one for each; None: the model's defaults."""
 
 
 class RequestMaker:

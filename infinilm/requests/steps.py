@@ -30,13 +30,14 @@ class Sequence:
     is_plain: bool = False  # the owner takes in only the token that ends the sequence
     is_watched: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
+    collect_hidden: bool = False  # with collect_logits: keep the output of the final norm instead of the logits
     # needs_logits: the owner changes or reads the logits of the next token. draws_on_host: the host draws that token,
     # so no step can be made ahead. Both may change from True to False between steps, never back.
     needs_logits: bool = False
     draws_on_host: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)  # when each of them came: seconds, perf_counter
-    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
+    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size or hidden_size] each
     slot: int = -1  # -1 while waiting and when done
     num_collected: int = 0  # tokens whose logits were collected; those of a preempted sequence are not collected twice
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
@@ -63,6 +64,11 @@ class Step:
     num_prompt_tokens: int
     draws_on_host: bool  # the host draws at least one of the tokens again
     num_left: int  # the scheduler's count of sequences that left their slots, when this was made
+
+    @property
+    def collects_hidden(self) -> bool:
+        """Whether the output of the final norm is wanted."""
+        return any(sequence.collect_hidden for sequence, _, _, _ in self.logits_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 // of the float32 FMA peak, which are measured between the rounds. Times are CPU time of the thread, which a busy
 // neighbour disturbs least; best of all rounds. In a checkout with an editable install:
 //
-//   g++ -std=c++20 -O2 -Isrc tests/bench/attention_bench.cpp build/cp311/libinfinilm_core.a -pthread -ldl -o
-//   attention_bench
+//   g++ -std=c++20 -O2 -Isrc tests/bench/attention_bench.cpp build/cp3*/libinfinilm_core.a build/cp3*/src/cpu/*.a
+//       -pthread -ldl -o attention_bench
 //   ./attention_bench [--isa name] [--element bf16|f16|f32] [--huge] [--case heads,kv_heads,head_dim,keys,queries]...
 //
 // Keys and values lie in blocks of 16 tokens in random order, in as many layers as no cache of the machine holds where

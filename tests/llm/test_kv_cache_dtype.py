@@ -119,10 +119,10 @@ def test_compare_knows_what_a_16_bit_cache_explains(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("int8", "quantised KV cache is not available"), ("fp8", "quantised"), ("half", "expected 'auto', 'float32'")],
+    [("int8", "quantised KV cache is not available"), ("fp8", "quantised"), ("int4", "expected 'auto', 'float32'")],
 )
 def test_other_dtypes_are_refused(folder: Path, value: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"kv_cache_dtype.*{message}|kv_cache_dtype.*got '{value}'.*{message}"):
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{message}"):
         LLM(folder, kv_cache_dtype=value)
     with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{value}"):
         plan_memory(folder, kv_cache_dtype=value)
