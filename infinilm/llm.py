@@ -1,8 +1,8 @@
-"""`LLM`: load a model, generate text. What most people use.
+"""`LLM`: load a model, generate text. The class that most programs use.
 
-One token's way: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
+The path of one token: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
 `_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_token` -> the caller's queue ->
-`Completion.event`. One thread drives the engine for everybody; whoever wants tokens waits for them.
+`CompletionReader.event`. One thread runs the engine for all requests; callers wait for tokens on queues of their own.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class LLM:
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
-        "float32", "bfloat16", "float16", or "auto": the checkpoint's; on a CPU without matrix tiles (AMX) bfloat16
-        weights are computed with in float32, which is exact and no slower there; on a GPU float32 weights become
-        bfloat16, since "float32" there is exact but slow.
+        "float32", "bfloat16", "float16", or "auto": the checkpoint's, with two exceptions. On a CPU without matrix
+        tiles (AMX), bfloat16 weights are multiplied in float32, which is exact and no slower there. On a GPU, float32
+        weights become bfloat16, because float32 is slow there.
     quantization
         On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
         for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
     tensor_parallel_size
-        Ranks among which the model is divided, each a thread of this process: on so many GPUs, or on parts of the CPU's
-        cores. It divides the number of attention heads. Answers are those of one rank within rounding.
+        Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
+        cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
     device_ids
         The GPUs, one per rank. Default: the first ones.
     max_model_len
@@ -80,15 +80,15 @@ class LLM:
     max_num_batched_tokens
         Tokens of one step; longer prompts are computed in chunks.
     kv_cache
-        Memory for the KV cache, on each GPU or of all CPU ranks together: bytes, "4GiB", "50%" of what is free, None
-        for half of what is free; or a `PagedKVCacheConfig` or `StaticKVCacheConfig`, taken as it is (static: one row
-        for each sequence).
+        Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
+        None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as
+        it is.
     kv_cache_dtype
-        What keys and values are kept in: "float32", "bfloat16", "float16", or "auto": the `dtype` if one was named,
-        else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory, and long contexts
-        less time. On a GPU it is always the dtype.
+        Dtype of keys and values: "float32", "bfloat16", "float16", or "auto": the `dtype` if one was named, else the
+        16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory, and less time for long
+        contexts. On a GPU it is always the dtype of the computation.
     enable_prefix_caching
-        Keep the cache of prompts for later ones that begin alike; answers do not change.
+        Keep the KV cache of prompts for later prompts that begin alike. Answers do not change.
     batch_invariant
         On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
@@ -104,11 +104,11 @@ class LLM:
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
-        Called inside every step, whose tokens may be those of several requests; more may be registered at any time, and
-        the prefix cache is emptied when they change. They are not called for tokens found in it. One that raises fails
-        the requests of the step.
+        Called inside every step, with the tokens of all requests in it. Hooks may be registered and removed at any
+        time, which empties the prefix cache. Tokens found in the prefix cache are not computed, so hooks do not see
+        them. A hook that raises fails the requests of the step.
     limits
-        Upper limits of what requests ask for: how many wait, `n`, log-probabilities, stop strings; see `RequestLimits`.
+        Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -207,14 +207,14 @@ class LLM:
         self._engine.finish_loading()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
-            # What the driver and NCCL take for themselves is known by now; the workspace is still to come.
+            # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
             self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
             self.max_model_len = self.memory.max_model_len
         self._allocate_cache(self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
         engine_hooks.use(hooks)
-        self._registry = hooks  # nobody else keeps it
+        self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
         self._scheduler_settings: dict[str, Any] = {
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -227,7 +227,7 @@ class LLM:
         )
         self.generation_config.warn()
         self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
-        # When this object goes, or the interpreter: a daemon thread that comes back from the core later aborts it.
+        # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
@@ -246,10 +246,11 @@ class LLM:
 
     @property
     def default_sampling_params(self) -> SamplingParams:
-        """What requests without `SamplingParams` of their own begin with; their keywords are changes to it.
+        """The defaults of requests that give no `SamplingParams`; keywords of a request change single fields.
 
-        Of generation_config.json, see `GenerationConfig`. A `SamplingParams` that a caller gives is taken whole: to
-        change one thing of the model's defaults in it, use ``dataclasses.replace(llm.default_sampling_params, n=2)``.
+        They come from generation_config.json, see `GenerationConfig`. A `SamplingParams` given by the caller is taken
+        whole. To change single fields of the model's defaults, use
+        ``dataclasses.replace(llm.default_sampling_params, n=2)``.
         """
         return self.generation_config.sampling_params
 
@@ -303,8 +304,8 @@ class LLM:
         RequestError
             A prompt that can never be served: empty, too long, or with ids out of range. Nothing was run then.
         Exception
-            What made a request fail, if no request of the call succeeded; else the outputs of those that failed have
-            the reason "error" and the exception.
+            What made the first request fail, if no request of the call succeeded. If some succeeded, the outputs of the
+            others have the finish reason "error" and their exception in `error`.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         streams.finish(self._thread, requests, use_tqdm=use_tqdm)
@@ -321,13 +322,13 @@ class LLM:
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several; the model's chat template makes prompts of them.
+        """Answer one conversation or several; the model's chat template turns each into a prompt.
 
         Parameters
         ----------
         messages
-            A list of ``{"role": ..., "content": ...}``, or a list of such lists; see `ChatTemplate.render`. The text
-            that the template makes of one is the `prompt` of its output.
+            A list of ``{"role": ..., "content": ...}``, or a list of such lists; see `ChatTemplate.render`. The
+            `prompt` of an output is the text that the template made.
         sampling_params, use_tqdm, **sampling
             As in `generate`.
         tools
@@ -419,16 +420,16 @@ class LLM:
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
-        Leaving the loop cancels what is unfinished. Bad requests raise here, before the first event. A request that
-        fails ends with an event of reason "error"; if none succeeded, the first exception is raised after the last
-        event.
+        Leaving the loop cancels unfinished requests. A bad request raises in this call, before the first event. A
+        request that fails ends with an event whose finish reason is "error". If no request succeeded, the first
+        exception is raised after the last event.
         """
         return streams.stream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def submit(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
     ) -> Request:
-        """Start a request and return at once. Text is tokenised before that, in the thread of the caller.
+        """Start a request and return without waiting for it. The caller's thread tokenises the text first.
 
         Returns
         -------
@@ -451,7 +452,7 @@ class LLM:
     async def agenerate(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
-        """`generate` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the requests."""
+        """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
         requests = self._requests.make(prompts, sampling_params, sampling)
         async for _ in streams.astream(self._thread, requests, ends_only=True):
             pass
@@ -480,7 +481,7 @@ class LLM:
     # ---- logits and log-probabilities ----
 
     def forward(self, input_ids: TokenIds) -> npt.NDArray[np.float32]:
-        """Logits of every position of one prompt, [num_tokens, vocab_size]; nothing is kept in the cache."""
+        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]."""
         ids = self._requests.check_ids(input_ids, "input_ids", room=0)
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
 
@@ -547,16 +548,16 @@ class LLM:
     # ---- state ----
 
     def metrics(self) -> EngineMetrics:
-        """What runs, what waits, and how fast; never waits for the engine."""
+        """Counts and rates of this moment; never waits for the engine."""
         return self._thread.metrics()
 
     def reset_cache(self, cache_config: int | str | CacheConfig | None = None) -> None:
-        """Forget the prompts that the cache holds, or make it larger or smaller.
+        """Empty the prefix cache, or change the size of the KV cache.
 
         Parameters
         ----------
         cache_config
-            None: requests from now on find no prefix of earlier ones; those that run go on. Else a new size, as
+            None: later requests find no prefix of earlier ones, and running requests continue. Else a new size, as
             `kv_cache` of `LLM`, or another dtype, that of a `CacheConfig`; `max_model_len` stays as it is.
 
         Raises
@@ -579,7 +580,10 @@ class LLM:
             self.memory = memory
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads; what still runs fails. Idempotent; not in a logits_processor."""
+        """Free the weights, the cache and the threads; running requests fail. Idempotent.
+
+        InfinilmError: in a hook or a logits_processor of this `LLM`.
+        """
         self._thread.close()
         self._finalizer.detach()
 

@@ -1,4 +1,4 @@
-"""The engine layer, for those who schedule themselves: `InferEngine`, what it takes, and hooks."""
+"""The engine layer, for programs that schedule by themselves: `InferEngine`, its inputs, and hooks."""
 
 from infinilm.engine.hooks import HookRegistry
 from infinilm.engine.infer_engine import InferEngine

@@ -1,8 +1,8 @@
-"""What goes into a step of the engine layer and what comes out: `Input` to the core's `Batch`, every field checked.
+"""Inputs and outputs of a step of the engine layer: checks every field of `Input` and makes the core's `Batch`.
 
-A static cache gets a batch `[batch, seq_len]`, row i of which is row i of the cache. A paged cache gets one row of
-tokens, the requests one after another, and block tables. Both become the same `_Requests`: token by token where it
-stands and where its keys and values go. Nothing here loops over tokens or requests.
+With a static cache, the input is `[batch, seq_len]`, and row i belongs to row i of the cache. With a paged cache, the
+input is one row of tokens, the requests one after another, and block tables. Both become `_Requests`, which has for
+each token its position and the slot of its keys and values. All of it is numpy, without loops over tokens or requests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Input:
     """One forward of `InferEngine`. Every field is optional, readable and writable; forward checks them.
 
     Arrays are anything with DLPack or the buffer protocol, or lists, of any integer dtype. A request is one sequence
-    and the tokens of it that are new: its prompt, a chunk of it, or one token while it decodes; one forward may mix
-    them.
+    and its new tokens: a prompt, a chunk of a prompt, or one token in decode. One forward may mix them.
 
     Parameters
     ----------
@@ -56,8 +55,8 @@ class Input:
     cache_lengths
         [num_requests]: tokens of each request that are in the cache already. Default: 0.
     input_lengths
-        [num_requests]: new tokens of each request, at least 1. Static cache: only the first so many of the row count.
-        Default: the whole row; with a paged cache, where neither these nor offsets are given, one request.
+        [num_requests]: new tokens of each request, at least 1. Static cache: how many tokens of the row count; default:
+        the whole row. Paged cache: needed for several requests unless `input_offsets` is given.
     input_offsets
         [num_requests] or [num_requests + 1]: where each request begins in the tokens, and the end.
     block_tables
@@ -66,8 +65,8 @@ class Input:
     slot_mapping
         [seq_len]: block * block_size + offset of each token. Paged cache only; follows from block_tables.
     temperature, top_k, top_p
-        A number, or one per request: 0 is greedy; the k likeliest (-1 or 0: all); the shortest prefix, by
-        probability, that reaches top_p.
+        A number each, or one per request. temperature 0 is greedy. top_k keeps the k most probable tokens (-1 or 0:
+        all). top_p keeps the most probable tokens that together reach this probability.
     random_val
         A number in [0, 1), or one per request: the uniform draw that picks the token.
 
@@ -115,7 +114,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a forward gives, in the order of the requests."""
+    """The result of a forward, in the order of the requests."""
 
     output_ids: _core.Tensor  # [num_requests] int32: a sampled token each
     logits: _core.Tensor | None = None  # [num_requests, vocab_size] float32 of each last token, when asked for
@@ -123,7 +122,7 @@ class Output:
 
 @dataclass(slots=True)
 class _Requests:
-    """The same for both kinds of cache."""
+    """The checked input in one form for both kinds of cache."""
 
     ids: Int64Array  # [num_tokens]
     positions: Int64Array  # [num_tokens]
@@ -147,7 +146,7 @@ def make_batch(
     vocab_size
         Ids are below it.
     sliding_window
-        Of the layer that looks back farthest; 0: all the way. Blocks that no layer looks at any more need not be valid.
+        The widest window of all layers; 0: some layer sees all keys. Blocks before the window need not be valid.
     return_logits
         Whether logits are wanted.
 
@@ -241,7 +240,7 @@ def _paged(fields: Input, ids: Int64Array, cache: CacheLayout, vocab_size: int, 
         room,
         f"block_tables has room for {room}: {tables.shape[1]} blocks of {cache.block_size}; widen it",
     )
-    # The blocks that are looked at: of all tokens, or of what the first new token sees through the window and on.
+    # The blocks that attention reads: all, or those from the window of the first new token on.
     first_key = np.maximum(cached + 1 - sliding_window, 0) if sliding_window else np.zeros_like(cached)
     column = np.arange(tables.shape[1])
     used = (column >= (first_key // cache.block_size)[:, None]) & (column * cache.block_size < context_lens[:, None])

@@ -1,8 +1,8 @@
 """Hooks: read or replace activations inside a forward pass.
 
-`SITES` is the one table of places and of the names each goes by; `HookRegistry` is what users fill, `ModelSites` says
-which sites a model has, and `HookDispatch` is the one callback the core gets, with the sites it is wanted at. An engine
-without hooks runs a forward pass that was compiled without them.
+`SITES` is the table of all sites and their names. Users fill a `HookRegistry`. `ModelSites` says which sites a model
+has. `HookDispatch` is the single callback that the core gets, with the sites at which to call it. An engine without
+hooks runs a forward pass that was compiled without them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class HookHandle:
         self.takes_rank = _takes_rank(callback)
 
     def remove(self) -> None:
-        """Take the hook out, from the next forward on; again: nothing happens."""
+        """Remove the hook, from the next forward on. Idempotent."""
         self._registry._remove(self)
 
     def __repr__(self) -> str:
@@ -130,13 +130,13 @@ class HookRegistry:
         callback
             ``callback(name, tensor, layer_idx)`` with the site's first name and -1 outside layers, called on the
             rank's thread; a parameter named `rank` gets the rank. The tensor is valid during the call only; it may be
-            written in place. What is returned, unless None, replaces it: anything with DLPack or the buffer protocol,
-            of its shape and a floating dtype. Hooks of one site run in the order they were registered, each on what
-            the last one left. An exception reaches the caller of forward; with several ranks it is the cause of the
-            EngineDeadError that ends the engine.
+            written in place. A return value other than None replaces it: anything with DLPack or the buffer protocol,
+            of the same shape, in float32, bfloat16 or float16. Hooks of one site run in the order they were registered,
+            each on what the previous one left. An exception reaches the caller of forward; with several ranks it is the
+            cause of the EngineDeadError that ends the engine.
         ranks
             Rank 0, or "all". q, k and v, their norms and RoPE, attention, gate, up and activation are each rank's own
-            heads or columns. All other values are the same on every rank, and after the hooks all ranks go on with
+            heads or columns. All other values are the same on every rank, and after the hooks all ranks continue with
             rank 0's. Hooks of different ranks may run at the same time.
 
         Raises
@@ -144,7 +144,8 @@ class HookRegistry:
         TypeError
             A pattern that is no text, or a callback that cannot be called.
         ConfigError
-            No site of any model fits the pattern, or none of an engine that uses the registry; or other ranks.
+            No site of any model fits the pattern, or none of an engine that uses the registry; or `ranks` is neither 0
+            nor "all".
         """
         if not isinstance(pattern, str):
             raise TypeError(f"pattern: expected the name of a site or a glob, got {pattern!r}")
@@ -161,7 +162,7 @@ class HookRegistry:
         return handle
 
     def clear(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         with self._lock:
             self._hooks = ()
 
@@ -185,7 +186,7 @@ class HookRegistry:
             self._models.pop(model, None)
 
     def _dispatch(self, model: ModelSites, threads: set[int]) -> HookDispatch | None:
-        """The callback for the core, if there are hooks; it is made anew when they have changed."""
+        """The callback for the core, or None without hooks; made again when the hooks have changed."""
         with self._lock:
             if not self._hooks:
                 return None
@@ -230,9 +231,9 @@ class HookDispatch:
     hooks
         In the order they were registered.
     model
-        Whose sites their patterns are resolved on.
+        The model whose sites the patterns are resolved on.
     threads
-        Threads that a callback runs on are in it while it runs.
+        Ids of the threads that are running a callback; written by this class.
     """
 
     def __init__(self, hooks: tuple[HookHandle, ...], model: ModelSites, threads: set[int]) -> None:
@@ -246,12 +247,12 @@ class HookDispatch:
 
     @property
     def names(self) -> list[str]:
-        """The sites it is wanted at, on rank 0."""
+        """The sites with hooks on rank 0."""
         return list(self._by_site)
 
     @property
     def names_of_all_ranks(self) -> list[str]:
-        """Those of them where it is wanted on every rank."""
+        """The sites with hooks on every rank."""
         return [name for name, hooks in self._by_site.items() if any(hook.ranks == "all" for hook in hooks)]
 
     def __call__(self, name: str, layer: int, tensor: _core.Tensor, rank: int = 0) -> _core.Tensor | None:
@@ -273,8 +274,8 @@ class HookDispatch:
 class EngineHooks:
     """The hooks of one engine: `give` them to the core before a forward, `take_back` after it.
 
-    Between forwards neither this nor the core refers to a callback, which may refer to the engine; whoever owns the
-    engine keeps the registry.
+    Callbacks may refer to the engine. To avoid a cycle of references, neither this object nor the core refers to a
+    callback between forwards. The owner of the engine keeps the registry alive.
     """
 
     def __init__(self, core: _core.InferEngine, sites: ModelSites) -> None:
@@ -293,11 +294,11 @@ class EngineHooks:
 
     @property
     def in_use(self) -> bool:
-        """Whether the core has hooks, or gets some with the next forward."""
+        """Whether the core has hooks now or will have them in the next forward."""
         return self._given or ((registry := self.registry) is not None and registry.has_hooks())
 
     def use(self, registry: HookRegistry | None) -> None:
-        """Use a registry from the next forward on, or none. ConfigError: a pattern fits no site; nothing changes."""
+        """Use a registry, or none, from the next forward on. ConfigError, without a change: a pattern fits no site."""
         if registry is not None and not isinstance(registry, HookRegistry):
             raise TypeError(f"hooks: expected a HookRegistry or None, got {type(registry).__name__}")
         if registry is not None:
@@ -308,7 +309,7 @@ class EngineHooks:
         self._registry = None if registry is None else weakref.ref(registry)
 
     def give(self) -> bool:
-        """Give the hooks there are to the core; returns whether they are others than the last time."""
+        """Give the present hooks to the core; returns whether they differ from those of the last forward."""
         registry = self.registry
         dispatch = None if registry is None else registry._dispatch(self._sites, self._threads)
         if dispatch is not None:
@@ -326,10 +327,10 @@ class EngineHooks:
         self._given = True
 
     def take_back(self) -> None:
-        """Have the core let go of them."""
+        """Have the core drop its hooks."""
         if self._given:
             self._given = False
-            with contextlib.suppress(EngineDeadError):  # then it has let go of them already
+            with contextlib.suppress(EngineDeadError):  # a dead engine has dropped them already
                 self._core.set_hooks(None, [])
 
     @property
@@ -338,7 +339,7 @@ class EngineHooks:
         return threading.get_ident() in self._threads
 
     def refuse_calls(self) -> None:
-        """InfinilmError in a hook: it runs on a rank's thread, and an engine that waits for itself waits for ever."""
+        """Raise InfinilmError in a hook: it runs on a rank's thread, so a call to the engine would never return."""
         if self.is_calling:
             raise InfinilmError("a hook cannot call the engine that is running it; do it after forward")
 

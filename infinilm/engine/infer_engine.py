@@ -1,8 +1,8 @@
-"""`InferEngine`: the engine layer, for those who schedule themselves.
+"""`InferEngine`: the engine layer, for programs that schedule by themselves.
 
-It loads weights, keeps the KV cache and runs one forward at a time; what is in a forward (`InferEngine.Input`) and
-which part of the cache belongs to whom is the caller's. `LLM` is made of the same core with a scheduler on top. One
-step's way: `forward` -> `batch.make_batch` -> `_core.InferEngine.forward`.
+It loads weights, keeps the KV cache and runs one forward at a time. The caller decides what is in a forward
+(`InferEngine.Input`) and which part of the cache belongs to which request. `LLM` puts a scheduler on top of the same
+core. The path of one step: `forward` -> `batch.make_batch` -> `_core.InferEngine.forward`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from infinilm.errors import (
 
 __all__ = ["InferEngine"]
 
-# Made or being made. Guarded by the lock, as is whether the program is at its end.
+# Engines that exist or are under construction. The lock guards this set and `_exiting`.
 _open_engines: weakref.WeakSet[InferEngine] = weakref.WeakSet()
 _open_lock = threading.Lock()
 _exiting = False
 
 
 def _start_over() -> None:
-    """In a forked child: nobody holds the lock, and the engines are those of the parent."""
+    """In a forked child: make a new lock, since the old one may be held, and forget the engines of the parent."""
     global _open_lock, _open_engines
     _open_lock = threading.Lock()
     _open_engines = weakref.WeakSet()
@@ -59,13 +59,13 @@ os.register_at_fork(after_in_child=_start_over)
 
 @atexit.register
 def _close_all() -> None:
-    """Close before the interpreter goes, so that no thread comes back from the core to one that is not there."""
+    """Close all engines before the interpreter ends, so that no thread returns from the core after that."""
     global _exiting
     with _open_lock:
         _exiting = True
         engines = list(_open_engines)
     for engine in engines:
-        with engine._lock:  # also of one that is being made, or could not be
+        with engine._lock:  # held while an engine is under construction
             if not engine._closed:
                 engine.close()
 
@@ -73,16 +73,16 @@ def _close_all() -> None:
 class InferEngine:
     """A model, its weights and its KV cache. A context manager; several threads may share it.
 
-    Weights are loaded by `load_weights`, or one by one; the first forward checks that all are there. An error leaves
-    the engine as it was: usable. With several ranks, one that fails while the others count on it ends the engine: this
-    call and all later ones raise `EngineDeadError` with that failure as `__cause__`; `close` is all that is left.
+    Weights are loaded by `load_weights`, or one by one. The first forward checks that all are loaded. After an error
+    the engine is usable as before. With several ranks, a rank that fails while the others wait for it ends the engine:
+    this call and all later ones raise `EngineDeadError` with that failure as `__cause__`, and only `close` works.
 
     Parameters
     ----------
     config
-        A `LlamaConfig` (copied), or the model whose config.json is read: a folder, "demo", or a hub id. What is
-        computed in is its `dtype`. Rotary frequencies that depend on the length are those of
-        `max_position_embeddings` tokens.
+        A `LlamaConfig` (copied), or the model whose config.json is read: a folder, "demo", or a hub id. Its `dtype` is
+        the dtype of the computation. RoPE frequencies that depend on the length are those of `max_position_embeddings`
+        tokens.
     distributed_config
         The devices of tensor parallelism, a rank on each; default: one. On CPUs `tp_size` ranks share the cores.
     device_type
@@ -165,12 +165,12 @@ class InferEngine:
 
     @property
     def dtype(self) -> str:
-        """What it computes in; K and V are kept in the dtype of the cache configuration, by default this one."""
+        """Dtype of the computation. The KV cache has the dtype of its configuration, by default this one."""
         return self.config.dtype
 
     @property
     def device(self) -> str:
-        """Where it runs: "cpu" or "cuda:<index>", of rank 0; `ranks` has all."""
+        """Device of rank 0, "cpu" or "cuda:<index>"; `ranks` has those of all ranks."""
         return self.ranks[0].device
 
     # ---- weights ----
@@ -180,7 +180,7 @@ class InferEngine:
         return dict(self._param_shapes)
 
     def load_param(self, name: str, tensor: Any, dtype: str | None = None) -> None:
-        """Take one parameter; it is copied, so that the caller's array is free when this returns.
+        """Load a copy of one parameter. The caller may change the array afterwards.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class InferEngine:
             self._load_param(name, tensor, dtype)
 
     def load_params(self, params: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
-        """Take parameters from pairs of name and tensor, or a mapping, as `load_param` does, up to the first error."""
+        """Load parameters from pairs of name and tensor, or a mapping, with `load_param`; stops at the first error."""
         with self._open():
             for pair in params.items() if isinstance(params, Mapping) else params:
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -235,14 +235,14 @@ class InferEngine:
     def state_dict(self, copy: bool = False) -> list[dict[str, _core.Tensor]]:
         """The parameters as they were loaded, one dict of names and tensors per rank: the part of each that it has.
 
-        A rank has the rows of its query and kv heads, of its columns of the MLP and of its part of the vocabulary, and
-        the matching columns of o_proj and down_proj, whose biases are rank 0's alone. Norms are whole on every rank.
+        A rank has the rows of its query and kv heads, of its MLP columns and of its part of the vocabulary, and the
+        matching columns of o_proj and down_proj. Only rank 0 has the biases of these two. Every rank has all norms.
 
         Parameters
         ----------
         copy
-            False: read-only tensors, which share memory where the engine still has that which they were loaded from,
-            such as a file; True: copies, which consumers of DLPack before 1.0 need.
+            False: read-only tensors, which share memory where what they were loaded from is still there, such as a
+            mapped file. True: copies, for libraries that do not support DLPack 1.0.
         """
         with self._open():
             ranks = self._core.state_dict()
@@ -335,7 +335,7 @@ class InferEngine:
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
         """Empty the cache, and change it if another configuration is given.
 
-        Memory is kept where the sizes stay the same. When there is no room for the new cache the old one stays.
+        If the sizes stay the same, the memory does, too. If the new cache does not fit, the old one stays.
 
         Parameters
         ----------
@@ -385,12 +385,12 @@ class InferEngine:
     # ---- life ----
 
     def close(self) -> None:
-        """Free the weights, the cache and the threads; what others still wait for is finished first. Idempotent.
+        """Free the weights, the cache and the threads, after calls of other threads are done. Idempotent.
 
-        In a process that was forked from the engine's there is nothing to finish; its memory goes with the process.
+        Does nothing in a forked child, where the engine's threads do not exist.
         """
         if self._process != os.getpid():
-            return  # the lock may be held by a thread that is not here
+            return  # the lock may be held by a thread of the parent
         self._hooks.refuse_calls()
         with self._lock:
             if not self._closed:

@@ -1,4 +1,4 @@
-"""Many requests at once: the engine thread, scheduler and cache blocks, what becomes of results, and what fits."""
+"""Many requests at once: the engine thread, scheduler and cache blocks, results, and the memory plan."""
 
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits

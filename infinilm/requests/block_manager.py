@@ -1,4 +1,4 @@
-"""Who holds which block of the paged KV cache, and which blocks hold a prefix that someone may ask for again.
+"""Blocks of the paged KV cache: which sequence holds which block, and the prefix cache.
 
 A block is `block_size` tokens of keys and values. A sequence in slot s owns the blocks `block_table[s, i]`, its tokens
 `[i * block_size, (i + 1) * block_size)`. Full blocks are shared: a block whose tokens, and all tokens before it, are
@@ -27,12 +27,12 @@ _ROOT = 0  # id of the empty prefix
 
 
 def common_window(sliding_windows: Sequence[int]) -> int:
-    """Keys that any layer sees, at most: the widest window; 0 when a layer sees all (window 0)."""
+    """The most keys that any layer sees: the widest window, or 0 if some layer sees all keys (window 0)."""
     return max(sliding_windows) if sliding_windows and all(sliding_windows) else 0
 
 
 class BlockManager:
-    """Blocks of the cache: free, used, or free but still holding a prefix.
+    """The blocks of the cache: free, used, or idle (unused, with a known prefix).
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class BlockManager:
     max_num_seqs, max_model_len : int
         Shape of the block table: slots, and tokens of a slot.
     enable_prefix_caching : bool
-        Remember full blocks after their sequence has gone, until the space is needed.
+        Keep full blocks after their sequence has ended, until the space is needed.
     sliding_window : int
-        Keys a token sees at most; blocks wholly behind it are given back. 0: all.
+        The most keys that a token sees; 0: all. Blocks that lie wholly before the window are freed.
 
     Attributes
     ----------
@@ -94,12 +94,12 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had now, those that hold an unused prefix included."""
+        """Blocks that can be taken now, including idle ones."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks that sequences hold; one that several share counts once."""
+        """Blocks that sequences hold; a shared block counts once."""
         return self.num_blocks - self.num_free
 
     @property
@@ -112,22 +112,22 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def least_blocks(self, num_tokens: int) -> int:
-        """Blocks without which a sequence of `num_tokens` tokens cannot be computed, however small its steps."""
+        """Blocks that a sequence of `num_tokens` tokens needs at the same time, even with the smallest steps."""
         blocks = self.blocks_for(num_tokens)
         return min(blocks, self.blocks_for(self.sliding_window - 1) + 1) if self.sliding_window else blocks
 
     def num_idle(self, blocks: Sequence[int]) -> int:
-        """How many of these known blocks nobody uses: taking them makes fewer free."""
+        """How many of these known blocks are idle: sharing them reduces the free blocks."""
         return sum(block in self._idle for block in blocks)
 
     def room(self, slot: int) -> int:
-        """Tokens the slot could hold in all if it took every free block; [slot] may be empty."""
+        """Tokens that the slot could hold if it took every free block; the slot may be empty."""
         return (int(self.lengths[slot]) + self.num_free) * self.block_size
 
     # ---- taking and giving back ----
 
     def grow(self, slot: int, num_tokens: int) -> None:
-        """Give the slot the blocks it lacks to hold `num_tokens` tokens; they must be free."""
+        """Give the slot enough blocks to hold `num_tokens` tokens; they must be free."""
         begin, end = int(self.lengths[slot]), self.blocks_for(num_tokens)
         if end > begin:
             self.block_table[slot, begin:end] = self._take(end - begin)
@@ -149,9 +149,9 @@ class BlockManager:
         self.lengths[slot] = self.num_remembered[slot] = len(blocks)
 
     def release_behind_window(self, slots: IndexArray, num_computed: Int32Array) -> None:
-        """Give back the blocks that no token from `num_computed` on sees; nothing without a window.
+        """Free the blocks that no token from `num_computed` on sees. Without a window there are none.
 
-        Blocks that are still to be remembered stay.
+        Blocks that are not remembered yet stay.
         """
         if not self.sliding_window:
             return
@@ -164,9 +164,9 @@ class BlockManager:
             self._first[slot] = end
 
     def free(self, slot: int, num_computed: int) -> None:
-        """Empty a slot, of whose tokens the first `num_computed` were computed; the full blocks of these stay known."""
+        """Empty a slot. The full blocks among its first `num_computed` tokens, which were computed, stay known."""
         self.forget_uncomputed(slot, num_computed)
-        # The end of a prefix is of less use than its beginning: it goes first, also when space is needed.
+        # The end of a prefix is less useful than its beginning, so it is first in the order of eviction.
         self._give_back(self.block_table[slot, self._first[slot] : self.lengths[slot]][::-1])
         self.lengths[slot] = self._first[slot] = self.num_remembered[slot] = 0
         self._chain_id[slot] = _ROOT
@@ -211,8 +211,8 @@ class BlockManager:
     def remember(self, slot: int, tokens: Int32Array, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` of the slot's `tokens` known.
 
-        They may be shared from now on, also within the step that computes them: a step writes all keys of a layer
-        before any are read. If the step does not take place, `forget_uncomputed` or `free` takes this back.
+        They may be shared from now on, also within the step that computes them, because a step writes all keys of a
+        layer before it reads any. If the step does not take place, `forget_uncomputed` or `free` takes this back.
         """
         if not self.enable_prefix_caching:
             return
@@ -236,7 +236,7 @@ class BlockManager:
         self.num_remembered[slots] += 1
 
     def _make_known(self, key: tuple[int, bytes], block: int) -> int:
-        """The id of the chain up to this block; where another one holds the same, one of them is enough."""
+        """The id of the chain up to this block; that of another block if it holds the same prefix already."""
         found = self._known.get(key)
         if found is not None:
             return found[1]
@@ -256,12 +256,12 @@ class BlockManager:
         for block in uncomputed:
             self._forget(block)
         self.num_remembered[slot] = begin
-        # The chain goes on from the block before. When the first of these blocks was a second copy, which id that was
-        # is not known any more: an id that nobody finds keeps the rest of the sequence to itself.
+        # The chain continues from the block before. If the first of these blocks was a second copy of a known one, the
+        # id of that block is lost. A new id then keeps the rest of the sequence from being shared.
         self._chain_id[slot] = first_key[0] if first_key else self._new_id()
 
     def reset_prefix_cache(self) -> None:
-        """Forget every prefix. Sequences keep their blocks; what they compute from here on is not found by others."""
+        """Forget every prefix. Running sequences keep their blocks, and their later blocks are not shared."""
         self._free.extend(reversed(self._idle))
         self._idle.clear()
         self._known.clear()

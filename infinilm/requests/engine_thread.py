@@ -1,15 +1,16 @@
-"""The thread that drives the engine: one step after another for every request of an `LLM`.
+"""The thread that runs the engine: one step after another for every request of an `LLM`.
 
-Callers put `Work` into an inbox and wait for events; nobody but this thread (or whoever has `exclusive`) touches the
-scheduler and the engine. With nothing to do it sleeps. It starts with the first work and knows nothing of the `LLM`,
-which may so be garbage collected; that, `close` and the end of the interpreter stop it.
+Callers put `Work` into an inbox and wait for news. Only this thread, or a caller inside `exclusive`, uses the scheduler
+and the engine. The thread starts with the first work and sleeps when there is none. It holds no reference to the `LLM`,
+so that the `LLM` can be garbage collected. That, `close` and the end of the interpreter stop the thread.
 
-While a step runs, this thread makes the next one and queues it behind, then takes in the results of the one before and
-tells them: the engine never waits for Python. A step that is made ahead supposes that every sequence goes on; the row
-of one that has ended meanwhile (at a stop token or string, not at its length, which is known) is computed for nothing.
+While a step runs, this thread makes the next step and queues it. Then it takes in the results of the running step and
+delivers them. So the engine does not wait for Python. A step that is made ahead assumes that every sequence continues.
+The scheduler knows when a sequence ends by length, but not when it ends at a stop token or a stop string. In that case
+the step computes one row for nothing.
 
-Code of users (processors, hooks, what takes news) runs here. Whatever it raises, `SystemExit` too, belongs to its
-request and is raised where that is waited for: hence `except BaseException`, again and again.
+User code (logits processors, hooks, callbacks for news) runs in this thread. An exception in it, also `SystemExit`,
+belongs to its request and is raised where a caller waits for that request. Hence `except BaseException` below.
 """
 
 from __future__ import annotations
@@ -45,15 +46,14 @@ Int32Array = npt.NDArray[np.int32]
 _BUSY = "the LLM is busy with other requests; do this while none runs"
 _CLOSED = "this LLM is closed; make a new one"
 
-# Making a step takes 0.05 to 0.15 ms. Where steps take longer than this, waiting for it costs less than 1%, and a step
-# made ahead for sequences that have all ended costs a whole step.
+# Longer steps are not made ahead. Making a step takes a small fraction of this time (docs/benchmarks.md, "Scheduler and
+# blocks"), so waiting for it costs little, while a step for sequences that have all ended would waste a whole step.
 _AHEAD_BELOW_SECONDS = 0.02
 
-# Works that are started between two steps. What thousands of callers ask for at once is begun in parts, so that those
-# which run do not stand still meanwhile.
+# Works that are started between two steps. Starting thousands at once would delay the running ones.
 _MAX_STARTS = 500
 
-# A step that takes longer is aborted when all who have a part in it are cancelled; asked so often.
+# How often a running step is checked for whether all its works are cancelled, so that it can be aborted.
 _LOOK_EVERY_SECONDS = 0.05
 
 
@@ -68,7 +68,7 @@ class _InFlight:
 
 
 class EngineThread:
-    """Steps the scheduler and the engine for everybody.
+    """Runs the scheduler and the engine for all requests of an `LLM`.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class EngineThread:
     scheduler : Scheduler
         May be replaced inside `exclusive`.
     hooks : EngineHooks
-        While there are any, no step is made ahead: they see no token that is not wanted.
+        While there are hooks, no step is made ahead, so that hooks see no token of a sequence that has ended.
     max_open : int
         Works that run or wait at the same time.
     """
@@ -109,14 +109,14 @@ class EngineThread:
     # ---- for callers ----
 
     def check_caller(self) -> None:
-        """Refuse to wait for the engine where that would be for ever.
+        """Raise an error where waiting for the engine would never end.
 
         Raises
         ------
         EngineDeadError
-            In a process that was forked from the engine's, where its threads do not exist.
+            In a forked child, where the engine's threads do not exist.
         InfinilmError
-            In a hook or a logits_processor of this engine, for which it waits itself.
+            In a hook or a logits_processor of this engine, because the engine waits for them.
         """
         if os.getpid() != self._process:
             raise EngineDeadError(
@@ -150,9 +150,9 @@ class EngineThread:
         EngineDeadError, InfinilmError
             As `check_open` does.
         QueueFullError
-            So many wait already.
+            The works would exceed `max_open`.
         DeviceError
-            The system gives no thread to run them.
+            The system cannot start a thread.
         """
         listed = list(works)
         with self._lock:
@@ -167,7 +167,7 @@ class EngineThread:
             self._inbox.put(listed)
 
     def _start_thread(self) -> None:
-        """Have the thread run, under the lock. Interrupted by an exception, such as Ctrl-C, it may be called again."""
+        """Start the thread if it is not running, under the lock. May be called again after a KeyboardInterrupt."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="infinilm-engine", daemon=True)
             try:
@@ -179,27 +179,27 @@ class EngineThread:
             self._thread = thread
 
     def cancel(self, works: Iterable[Work]) -> None:
-        """End works at the next step. Never waits: the garbage collector may call this in the middle of anything.
+        """End works at the next step. Takes no lock, because the garbage collector may call this inside any statement.
 
-        No notice is needed: while there is something to cancel, the thread is awake. Works may be among them that were
-        never queued, since `submit` refused them.
+        The thread needs no wake-up: while there is something to cancel, it is running steps. `works` may include works
+        that were never queued, because `submit` refused them.
         """
         if not self._closed and self._death is None:
             self._cancelled.extend(work for work in works if work.finish_reason is None)
 
     def close(self) -> None:
-        """Stop after the step that runs, fail what is unfinished, free the engine. Idempotent.
+        """Stop after the current step, fail unfinished works, free the engine. Idempotent; does nothing in a fork.
 
-        In a forked process there is nothing to stop. InfinilmError: in a hook or a logits_processor of this engine.
+        InfinilmError: in a hook or a logits_processor of this engine.
         """
         if os.getpid() == self._process:
             self.check_caller()
             self.finalize()
 
     def finalize(self) -> None:
-        """`close`, for the garbage collector and the end of the program, which may come in the middle of anything.
+        """`close` for the garbage collector and the exit of the program, which may run inside any statement.
 
-        On the engine's own threads it does not wait: the engine stops when these go on.
+        On the engine's own threads it does not wait. The engine then stops when these threads continue.
         """
         if os.getpid() != self._process:
             return
@@ -208,15 +208,15 @@ class EngineThread:
             self._inbox.put(None)
             thread = self._thread
         if thread is not None and (self._is_own_thread or self._hooks.is_calling):
-            atexit.register(thread.join)  # a thread that comes back from the core after the interpreter aborts it
-            return  # it frees the engine itself when it comes back to its loop
+            atexit.register(thread.join)  # a thread that returned from the core after the interpreter's end would abort
+            return  # the thread frees the engine itself when it returns to its loop
         if thread is not None:
             thread.join()
         self._engine.close()
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Callable[[Sequence], None]]:
-        """Have the engine alone; gives a function that runs the prompt of a sequence with `collect_logits`.
+        """Use the engine alone; yields a function that runs the prompt of a sequence with `collect_logits`.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class EngineThread:
                 self._deliver(self._take_cancelled(len(self._cancelled), keep_unknown=True))
             if self.scheduler.has_work:
                 raise InfinilmError(_BUSY)
-            if (last := self._in_flight) is not None:  # made ahead, for nobody
+            if (last := self._in_flight) is not None:  # made ahead for sequences that have ended
                 self._in_flight = None
                 try:
                     self._take_results(last, self._wait_for(last))
@@ -241,24 +241,24 @@ class EngineThread:
             yield self._run_alone
 
     def reset_prefix_cache(self) -> None:
-        """Have requests that come after this find nothing of those before; what runs goes on."""
+        """Empty the prefix cache for all later requests; running requests continue."""
         self.check_open()
         self._forgets_prefixes = True
 
     def metrics(self) -> EngineMetrics:
-        """The state at this moment; never waits for a step."""
+        """Counts and rates at this moment; never waits for a step."""
         return self._counters.metrics(self.scheduler.stats, self._num_open)
 
     @property
     def _num_open(self) -> int:
-        """Works that have not ended, also those that wait for others."""
+        """Number of works that have not ended, including those that wait for other works."""
         return len(self._works) + self._num_queued
 
     # ---- the thread ----
 
     def _run(self) -> None:
         with self._lock:
-            if self._thread is None:  # whoever started this thread was interrupted before it could note that
+            if self._thread is None:  # the caller that started this thread was interrupted before it stored it
                 self._thread = threading.current_thread()
             if self._thread is not threading.current_thread():
                 return
@@ -266,7 +266,7 @@ class EngineThread:
         try:
             while self._death is None and self._wait():
                 self._deliver(self._locked_step())
-        except BaseException as cause:  # a fault of this file: nobody may wait for ever
+        except BaseException as cause:  # a bug in this file: callers must not wait for ever
             logger.exception("the engine thread failed")
             self._death = cause
         if self._death is not None:
@@ -282,7 +282,7 @@ class EngineThread:
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
-        # `close` sets the flag before its notice, which may have been taken out among orders.
+        # `close` sets the flag before it puts None into the inbox, and that None may have been taken out already.
         if not (self._closed or self._taken or self._in_flight or self.scheduler.has_work):
             self._take(self._inbox.get())
         return not self._closed
@@ -292,7 +292,7 @@ class EngineThread:
             while True:
                 self._take(self._inbox.get_nowait())
         with self._lock:
-            if self._inbox.empty():  # right again, if a caller was interrupted while counting
+            if self._inbox.empty():  # corrects the count if a caller was interrupted while counting
                 self._num_queued = 0
 
     def _take(self, works: list[Work] | None) -> None:
@@ -312,13 +312,13 @@ class EngineThread:
             return self._step()
 
     def _step(self) -> list[News]:
-        """Have the engine run on; take in the step before. The scheduler is settled before anybody hears the news."""
+        """Submit the next step and take in the one before. The scheduler is up to date before news are delivered."""
         last = self._in_flight
         unwanted = last is not None and self._is_for_nobody(last)
-        # Who is in an aborted step leaves the scheduler after it is undone.
+        # The works of an aborted step leave the scheduler after the step is undone.
         news = [] if unwanted else self._take_orders()
         self._in_flight = None
-        failed: Step | None = None  # None: all works
+        failed: Step | None = None  # the step whose works fail with an error; None: all works
         try:
             if last is None or (self._runs_ahead(last.step) and not unwanted):
                 self._in_flight = self._submit()
@@ -348,7 +348,7 @@ class EngineThread:
         """Queue the next step, if there is one to be made now."""
         now = time.perf_counter()
         in_flight = None
-        if self._hooks.give():  # what was cached under other hooks is not what these would make of it
+        if self._hooks.give():  # keys and values that were computed under other hooks are not valid under these
             self.scheduler.reset_prefix_cache()
         try:
             if (step := self.scheduler.schedule(now)) is not None:
@@ -372,14 +372,14 @@ class EngineThread:
             self._hooks.take_back()
 
     def _watch(self, last: _InFlight) -> _core.StepOutput:
-        """Wait for a step, and abort it once it is for nobody."""
+        """Wait for a step, and abort it when all its works are cancelled."""
         while not last.pending.wait(_LOOK_EVERY_SECONDS):
             if self._is_for_nobody(last, *([self._in_flight] if self._in_flight else [])):
                 last.pending.abort()
         return self._wait_for(last)
 
     def _is_for_nobody(self, *steps: _InFlight) -> bool:
-        """Whether all who have a part in these steps are cancelled, and still in the scheduler."""
+        """Whether all works in these steps are cancelled, and still in the scheduler."""
         if not self._cancelled:
             return False
         cancelled = set(self._cancelled.copy())
@@ -387,7 +387,7 @@ class EngineThread:
         return all(owner in cancelled and owner in self._works and owner.finish_reason is None for owner in owners)
 
     def _undo(self, aborted: _InFlight) -> None:
-        """Take back an aborted step, and the one behind it, which is for the same sequences."""
+        """Take back an aborted step, and the step queued behind it, whose works are cancelled as well."""
         behind, self._in_flight = self._in_flight, None
         if behind is not None:
             behind.pending.abort()
@@ -396,7 +396,7 @@ class EngineThread:
         self.scheduler.undo(aborted.step)
 
     def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
-        """End works after a step that failed. The others are computed again: the cache may hold anything."""
+        """End works after a failed step. Other works are computed again, because the cache may hold anything."""
         if isinstance(error, EngineDeadError):
             self._death = error.__cause__ or error  # what happened to the first rank that failed
         if self._in_flight is not None:
@@ -408,11 +408,11 @@ class EngineThread:
         return [self._end(work, "error", own_copy(error)) for work in ended] + self._settle(ended)
 
     def _take_orders(self) -> list[News]:
-        """Do what callers asked for: cancel, and start."""
-        num_cancelled = len(self._cancelled)  # before the inbox is emptied: what is cancelled was put there before
+        """Do what callers asked for: cancel works, empty the prefix cache, start works."""
+        num_cancelled = len(self._cancelled)  # counted first: these works are in the inbox, or were taken from it
         self._drain_inbox()
         news = self._take_cancelled(num_cancelled)
-        if self._forgets_prefixes:  # looked at after the inbox: what was put there after the call is not started yet
+        if self._forgets_prefixes:  # after emptying the inbox: works put there after the call are not started yet
             self._forgets_prefixes = False
             self.scheduler.reset_prefix_cache()
         for _ in range(min(len(self._taken), _MAX_STARTS)):
@@ -422,9 +422,9 @@ class EngineThread:
         return news
 
     def _take_cancelled(self, count: int, keep_unknown: bool = False) -> list[News]:
-        """End the first so many of those that are cancelled.
+        """End the first `count` cancelled works.
 
-        `keep_unknown`: works that nobody knows may still be in the inbox; else they never were.
+        `keep_unknown`: keep those not taken from the inbox yet. Otherwise such works were never queued: drop them.
         """
         news: list[News] = []
         ended: list[Work] = []
@@ -457,7 +457,7 @@ class EngineThread:
         now = time.perf_counter()
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.heard]
-        changed: list[Work] = []  # have ended, or others wait for them
+        changed: list[Work] = []  # works that have ended, or that others wait for
         for sequence, row, token_id in sampled.taken:
             work: Completion = sequence.owner
             own = logits[row] if logits is not None and sequence.needs_logits else None
@@ -484,7 +484,7 @@ class EngineThread:
     def _draw(
         self, samples: list[Sequence], ids: Int32Array, logits: npt.NDArray[np.float32]
     ) -> tuple[Int32Array, dict[Work, BaseException]]:
-        """The ids, where logits are changed on the host drawn anew, -1 where that failed; what went wrong, by work."""
+        """Ids with those of rows that draw on the host drawn anew (-1 where that failed), and the failures by work."""
         failures: dict[Work, BaseException] = {}
         rows: list[int] = []
         changed: list[npt.NDArray[np.float32]] = []
@@ -515,29 +515,29 @@ class EngineThread:
         return ids, failures
 
     def _start(self, work: Work) -> list[News]:
-        """Give a work to the scheduler; the news is that it does not take it."""
+        """Give a work to the scheduler; returns the news of its end if the scheduler refuses it."""
         try:
             self.scheduler.add(work.sequence)
-        except Exception as error:  # such as: the cache is too small for it, ever
+        except Exception as error:  # such as CacheFullError: the whole cache is too small for it
             return [self._end(work, "error", error), *self._settle([work])]
         return []
 
     def _guarded(self, work: Work, take: Callable[..., News | None], *args: Any) -> News | None:
-        """Call a work; what it raises ends it alone."""
+        """Call a method of a work; an exception ends this work alone."""
         try:
             return take(*args)
         except BaseException as error:
             return self._end(work, "error", error)
 
     def _end(self, work: Work, reason: str, error: BaseException | None = None) -> News:
-        """End a work before time; `_settle` does the rest."""
+        """End a work early; `_settle` removes it from the scheduler."""
         try:
             return work.end(reason, error)
-        except BaseException as other:  # the tokenizer failed on the text held back
+        except BaseException as other:  # the tokenizer failed on the last text
             return work.end("error", other)
 
     def _settle(self, works: list[Work]) -> list[News]:
-        """Let go of what has ended and start what waited for it; returns the news of those that cannot start."""
+        """Remove works that have ended and start their followers; returns news of followers that cannot start."""
         for work in works:
             if work.finish_reason is not None and work in self._works:
                 self._works.discard(work)
@@ -558,7 +558,7 @@ class EngineThread:
         return news
 
     def _deliver(self, news: Iterable[News]) -> None:
-        """Tell the callers. Who cannot be told is cancelled, alone."""
+        """Deliver news to callers. A work whose news cannot be delivered is cancelled."""
         for item in news:
             try:
                 item.work.deliver(item)
@@ -584,5 +584,5 @@ class EngineThread:
 
 
 def _count(works: Iterable[Work]) -> int:
-    """Works, and those that follow them."""
+    """Number of works, including their followers."""
     return sum(1 + _count(work.followers) for work in works)

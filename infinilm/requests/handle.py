@@ -28,19 +28,19 @@ Readers = dict[Work, CompletionReader]
 class _NewsLog:
     """The news of a request, kept for any number of readers.
 
-    The engine thread takes no lock here, and no reader has a part in the state: whatever interrupts one of them, such
-    as an exception from a signal handler, harms nobody else.
+    There are no locks. The engine thread only appends, and every reader has its own position. So an exception that
+    interrupts one reader, such as KeyboardInterrupt, does not affect the others.
     """
 
     def __init__(self, num_completions: int, check_caller: Callable[[], object]) -> None:
         self._check_caller = check_caller
         self._news: list[News] = []
         self._num_open = num_completions
-        self._news_wakers: Wakers = []  # of those that wait now for any news
-        self._end_wakers: Wakers = []  # and of those that wait for the end
+        self._news_wakers: Wakers = []  # of readers that wait for any news
+        self._end_wakers: Wakers = []  # of readers that wait for the end
 
     def append(self, news: News) -> None:
-        """Add news; called by the engine thread, which has no time."""
+        """Add news; called by the engine thread, so it must be fast."""
         self._news.append(news)
         if news.finish_reason is not None:
             self._num_open -= 1
@@ -51,7 +51,7 @@ class _NewsLog:
 
     def _wake(self, wakers: Wakers) -> None:
         for wake in tuple(wakers):
-            with contextlib.suppress(RuntimeError):  # an event loop that is closed: nobody reads there any more
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its readers are gone
                 wake()
 
     @property
@@ -81,7 +81,7 @@ class _NewsLog:
             return len(self._news) > position or self.done
 
         while True:
-            is_last = self.done  # looked at before the news: nothing comes after it
+            is_last = self.done  # read before the news, so that no news is missed
             while position < len(self._news):
                 yield self._news[position]
                 position += 1
@@ -110,7 +110,7 @@ class _NewsLog:
         self._check_caller()
         deadline = None if timeout is None else time.monotonic() + timeout
         bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        with _added(wakers, lambda: bell.put(None)):  # before the look at the condition: nothing comes unnoticed
+        with _added(wakers, lambda: bell.put(None)):  # before the condition is checked, so that no change is missed
             while not condition():
                 rest = None if deadline is None else min(deadline - time.monotonic(), _LONGEST_WAIT)
                 if rest is not None and rest <= 0:
@@ -132,7 +132,7 @@ class _NewsLog:
 
 @contextlib.contextmanager
 def _added(wakers: Wakers, wake: Callable[[], object]) -> Iterator[None]:
-    """Among the wakers meanwhile."""
+    """Add a waker for the duration of the block."""
     try:
         wakers.append(wake)
         yield
@@ -142,13 +142,13 @@ def _added(wakers: Wakers, wake: Callable[[], object]) -> Iterator[None]:
 
 
 class Request:
-    """A request that runs: wait for its result, follow its events, or cancel it. Made by `LLM.submit`.
+    """A running request: wait for its result, follow its events, or cancel it. Made by `LLM.submit`.
 
-    In asyncio ``await request`` is its result, and ``async for event in request`` follows it; a task that is cancelled
-    while it waits leaves the request running, as a timeout does.
+    In asyncio, ``await request`` gives the result, and ``async for event in request`` follows the events. A task that
+    is cancelled while it waits leaves the request running, as a timeout does.
 
-    It may be used from several threads. Letting go of the last reference cancels it, since nobody could see its
-    result.
+    It may be used from several threads. When no reference to it is left, the request is cancelled, because nobody can
+    read its result.
     """
 
     def __init__(self, llm: object, thread: EngineThread, request: GenerationRequest) -> None:
@@ -156,17 +156,17 @@ class Request:
         self._thread = thread
         self._request = request
         self._log = _NewsLog(len(request.completions), thread.check_caller)
-        self._is_read = False  # somebody has read to the end, so that there is text for a result
+        self._is_read = False  # a reader has come to the end, so the completions have their whole text
         request.listen(self._log.append)
 
     @property
     def request_id(self) -> str:
-        """As in the events and the result."""
+        """The id of the request, as in its events and its result."""
         return self._request.request_id
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether the request has ended, for any reason."""
         return self._log.done
 
     def result(self, timeout: float | None = None) -> RequestOutput:
@@ -180,12 +180,13 @@ class Request:
         Raises
         ------
         TimeoutError
-            Not done by then; the request goes on.
+            The request is not done in time. It continues.
         InfinilmError
-            It is not done, and this is a hook or a logits_processor of its LLM, which waits for it; or this process was
-            forked from the one that runs it (EngineDeadError).
+            The request is not done, and this is a hook or a logits_processor of its LLM, which waits for them.
+        EngineDeadError
+            The request is not done, and this is a forked child of the process that runs it.
         Exception
-            Whatever made the request fail.
+            The exception that made the request fail.
         """
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0
@@ -196,7 +197,7 @@ class Request:
         return self._finished()
 
     def output(self) -> RequestOutput:
-        """Everything so far; never waits, and raises nothing that went wrong: that is in the completions."""
+        """The result so far. Never waits, and never raises a failure: see `CompletionOutput.error`."""
         if self._is_read:
             return self._request.output()
         readers = self._new_readers()
@@ -205,13 +206,13 @@ class Request:
         return self._request.output(readers)
 
     def cancel(self) -> None:
-        """End it as soon as the step that runs is done; what there is by then is the result, "abort" its reason."""
+        """End the request after the current step. Its result is what it has by then, with finish reason "abort"."""
         self._thread.cancel(self._request.all_works)
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        """Every event from the first to the last, waiting for those to come; each iteration begins anew.
+        """Every event from the first to the last, waiting for those to come. Each iteration starts at the first event.
 
-        Raises, after the last event, whatever made the request fail.
+        After the last event, raises the exception that made the request fail, if it failed.
         """
         readers = self._new_readers()
         for news in self._log.read():
@@ -235,7 +236,7 @@ class Request:
         return self._finished()
 
     def _finished(self) -> RequestOutput:
-        if not self._is_read:  # the text in one go, from the last news of each completion
+        if not self._is_read:  # make the whole text at once, from the last news of each completion
             readers = self._new_readers()
             for news in self._log.so_far:
                 if news.finish_reason is not None:
@@ -249,7 +250,7 @@ class Request:
         return {completion: CompletionReader(completion) for completion in self._request.completions}
 
     def _events(self, readers: Readers, news: News) -> Iterator[TokenEvent]:
-        """The event of news, if there is one; a completion whose text cannot be made is cancelled."""
+        """The event of news, if there is one. A completion whose text cannot be decoded is cancelled."""
         event = readers[news.work].event(news)
         if event is not None:
             if event.error is not None:
@@ -257,13 +258,13 @@ class Request:
             yield event
 
     def _end(self, readers: Readers) -> None:
-        """Those who have made all events; raises what made the request fail."""
+        """Keep the readers, which have seen all events; raise the exception that made the request fail."""
         self._keep(readers)
         if (error := failure_of(readers.values())) is not None:
             raise error
 
     def _keep(self, readers: Readers) -> None:
-        """Let the result have the text of readers who have come to the end."""
+        """Use these readers, which have come to the end, for the text of the result."""
         if not self._is_read:
             for completion in self._request.completions:
                 completion.reader = readers[completion]
@@ -273,6 +274,6 @@ class Request:
         return f"<Request {self.request_id}, {'done' if self.done else 'running'}>"
 
     def __del__(self) -> None:
-        # Never waits: the garbage collector may call this anywhere.
+        # Must not wait: the garbage collector may call this inside any statement.
         if "_log" in self.__dict__ and not self.done:
             self._thread.cancel(self._request.all_works)

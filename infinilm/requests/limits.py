@@ -1,4 +1,4 @@
-"""How much may be asked of one `LLM`: limits that keep a request from taking time and memory from all others."""
+"""`RequestLimits`: upper limits that keep one request from taking the time and memory of all others."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["RequestLimits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """Upper limits of what requests ask for, such as ``LLM(model, limits=RequestLimits(max_n=4))``.
+    """Upper limits for requests, such as ``LLM(model, limits=RequestLimits(max_n=4))``.
 
-    The defaults are beyond what people ask for, and keep an `LLM` responsive whatever is asked. A server that does not
-    know its clients sets them lower.
+    The defaults are generous, and low enough to keep an `LLM` responsive. A server with unknown clients should lower
+    them.
 
     Attributes
     ----------
     max_queued_seqs : int
-        Sequences that may wait, beyond the `max_num_seqs` that run; a request with n > 1 has several, and one with
-        `prompt_logprobs` one more. What comes then is refused with `QueueFullError`.
+        Sequences that may wait, beyond the `max_num_seqs` that run. A request with n > 1 counts as n, and one with
+        `prompt_logprobs` as one more. Further requests are refused with `QueueFullError`.
     max_n : int
         `SamplingParams.n`.
     max_logprobs : int
@@ -36,7 +36,7 @@ class RequestLimits:
     Raises
     ------
     ConfigError
-        One that is not an int >= 1 (0 for all but `max_n`).
+        A limit that is not an int >= 0 (>= 1 for `max_n`).
     """
 
     max_queued_seqs: int = 100_000
@@ -55,7 +55,7 @@ class RequestLimits:
 
     @staticmethod
     def of(limits: RequestLimits | None) -> RequestLimits:
-        """What a caller has given, or the defaults."""
+        """The limits that a caller gave, or the defaults."""
         if limits is None:
             return RequestLimits()
         if not isinstance(limits, RequestLimits):
@@ -63,7 +63,7 @@ class RequestLimits:
         return limits
 
     def check(self, params: SamplingParams) -> None:
-        """RequestError if the parameters ask for more; log-probabilities are for `check_top`."""
+        """RequestError if the parameters exceed a limit; `check_top` checks log-probabilities."""
         _check("n", params.n, "max_n", self.max_n)
         num_entries, lengths = len(params.logit_bias or ()), [len(text) for text in params.stop]
         _check("the number of entries of logit_bias", num_entries, "max_logit_bias", self.max_logit_bias)
@@ -71,7 +71,7 @@ class RequestLimits:
         _check("the length of a string in stop", max(lengths, default=0), "max_stop_len", self.max_stop_len)
 
     def check_top(self, name: str, count: int) -> None:
-        """RequestError if so many most probable tokens are too many."""
+        """RequestError if `count` exceeds `max_logprobs`."""
         _check(name, count, "max_logprobs", self.max_logprobs)
 
 

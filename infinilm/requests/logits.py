@@ -1,7 +1,7 @@
-"""What happens to logits on the host: penalties, masks and processors before a token is drawn, and log-probabilities.
+"""Logits on the host: penalties, masks and processors before a token is drawn, and log-probabilities.
 
-Only the rows of requests that ask for it come here; all others are sampled where the model runs. Both ways draw by the
-same procedure with the same random numbers, so a row that is changed by nothing gives the same token.
+Only rows of requests that need this come here. All others are sampled where the model runs. Both ways draw by the same
+procedure with the same random numbers, so a row that nothing changes gives the same token.
 
 The order is fixed: `allowed_token_ids`, `min_tokens`, `logit_bias`, `repetition_penalty`, `presence_penalty`,
 `frequency_penalty`, `logits_processor`; then, in the draw, `temperature`, `top_k`, `top_p`, `min_p`.
@@ -30,7 +30,7 @@ LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
 
 
 class LogitsPipeline:
-    """Everything of one sequence that changes its logits before the draw.
+    """Changes the logits of one sequence before the draw: penalties, masks and processor.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class LogitsPipeline:
             self._seen[prompt_token_ids] = True
 
     def is_needed(self, num_output_tokens: int) -> bool:
-        """Whether anything changes the logits of the token after so many generated ones."""
+        """Whether anything changes the logits of the next token, after `num_output_tokens` generated ones."""
         return (
             self._forbidden is not None
             or self._bias_ids.size > 0
@@ -86,14 +86,14 @@ class LogitsPipeline:
         Raises
         ------
         RequestError
-            No token can be drawn: all are forbidden, the parameters together leave the range of float32, or the
-            processor gave something else than logits.
+            No token can be drawn: all are forbidden, the parameters together exceed the range of float32, or the
+            processor returned something other than logits.
         InfinilmError
-            The model gave logits that no token can be drawn from.
+            The model's own logits cannot be sampled (NaN or infinity).
         """
         params = self._params
         out: Float32Array = logits.copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # seen below
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
             if self._forbidden is not None:
                 out[self._forbidden] = -np.inf
             if len(output_token_ids) < params.min_tokens:
@@ -116,7 +116,7 @@ class LogitsPipeline:
         return out
 
     def _refuse(self, logits: Float32Array, changed: Float32Array) -> NoReturn:
-        """Raise what is wrong with logits, [vocab_size]: as the model gave them, or as they are now."""
+        """Raise an error about the model's logits, or about the changed ones; both [vocab_size]."""
         if (fault := _fault(logits)) is not None:
             raise InfinilmError(f"the model gave logits that cannot be sampled: they {fault}")
         if np.isneginf(changed.max()):
@@ -167,7 +167,7 @@ class HostSampler:
         logits : float32 array, [num_rows, vocab_size]
         params, seeds : one per row
         positions : one per row
-            Tokens before the one to draw: the place of the draw in the random numbers of the seed.
+            Number of tokens before the one to draw; with the seed it determines the random number.
         """
         random_val = np.empty(len(params), np.float32)
         _core.fill_uniform(np.array(seeds, np.uint64), np.array(positions, np.uint64), random_val)

@@ -1,4 +1,4 @@
-"""From the engine thread to coroutines: an event loop is woken once for all that has come, not once per token."""
+"""`LoopMailbox`: carries news from the engine thread to coroutines and wakes each event loop once per step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["LoopMailbox", "current_mailbox", "wake_loops"]
 class LoopMailbox:
     """Calls functions in the thread of an event loop, in the order in which they were put.
 
-    To wake a loop takes a system call and a turn of the loop: too much for each token of many requests. So a loop is
-    woken by `wake_loops`, once for the news of a whole step.
+    Waking a loop takes a system call and an iteration of the loop, which is too slow to do for each token of many
+    requests. So `wake_loops` wakes a loop once for the news of a whole step.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -26,7 +26,7 @@ class LoopMailbox:
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
 
     def put(self, function: Callable[..., object], *args: Any) -> None:
-        """Have `function(*args)` called by the loop after `wake_loops`, which this thread calls when it has put all.
+        """Let the loop call `function(*args)`. The caller puts all its calls and then calls `wake_loops` once.
 
         RuntimeError: the loop is closed.
         """
@@ -42,15 +42,15 @@ class LoopMailbox:
             function(*args)
 
 
-_local = threading.local()  # of a thread that puts: the mailboxes touched; of one with a loop: its mailbox
+_local = threading.local()  # .touched: mailboxes that this thread has put into; .mailbox: that of this thread's loop
 
 
 def wake_loops() -> None:
-    """Wake every loop that this thread has put something for."""
+    """Wake every loop whose mailbox this thread has put calls into."""
     touched: set[LoopMailbox] = _local.__dict__.get("touched") or set()
     while touched:
         mailbox = touched.pop()
-        with contextlib.suppress(RuntimeError):  # closed just now: the next `put` says so
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the next `put` raises
             mailbox.loop.call_soon_threadsafe(mailbox.look)
 
 

@@ -1,9 +1,9 @@
-"""What fits: the memory of the machine, the budget of the KV cache, and the plan made before anything is loaded.
+"""The memory plan: the memory of the machine, the budget of the KV cache, and what fits, before anything is loaded.
 
-Three things take memory: the weights, the KV cache, and the workspace of a step. The plan has all three, and
-`tests/loader/test_memory.py` holds processes that load and run a model to it. On a CPU, weights that are used in place
-are pages of the checkpoint's files: a process that has read them counts them as resident (RssFile), but processes
-share them, and the system drops them where it needs the room.
+Three things take memory: the weights, the KV cache, and the workspace of a step. The plan has all three.
+`tests/loader/test_memory.py` compares it with the memory of processes that load and run a model. On a CPU, weights used
+in place are pages of the checkpoint's files. They count as resident (RssFile) in each process that has read them, but
+processes share them, and the system drops them when memory is short.
 """
 
 from __future__ import annotations
@@ -125,16 +125,16 @@ def format_bytes(count: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How the memory is used: weights, and a paged KV cache of `num_blocks` blocks of `block_size` tokens.
+    """How the memory is used: weights, workspace, and a KV cache of `num_blocks` blocks of `block_size` tokens.
 
-    With several ranks bytes are those of the GPU that has most to hold; on a CPU, whose memory they share, of all.
+    With several ranks, bytes are those of the GPU that holds most. On a CPU they are those of all ranks together.
 
     Attributes
     ----------
     weight_bytes : int
         Bytes of the weights. On a CPU those used in place are pages of the checkpoint's files, which processes share.
     workspace_bytes : int
-        What a step takes besides, at most: activations and scratch of `max_num_batched_tokens` tokens, and logits.
+        The most that a step needs: activations and scratch of `max_num_batched_tokens` tokens, and logits.
     kv_bytes_per_token, kv_budget_bytes : int
         Bytes of one token in the cache, all layers; and what the cache may take at most.
     max_model_len : int
@@ -288,7 +288,7 @@ class CacheSizing:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """All that is decided before a model is loaded."""
+    """The decisions made before a model is loaded."""
 
     path: Path  # the checkpoint folder
     config: LlamaConfig
@@ -399,7 +399,7 @@ def plan_model(
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
-    """Refuse, before anything is made for each rank, more ranks than heads."""
+    """Refuse more ranks than heads, before anything is made for each rank."""
     if as_integer("tensor_parallel_size", num_ranks) > config.num_attention_heads:
         raise ConfigError(
             f"tensor_parallel_size must divide the {config.num_attention_heads} attention heads of the model; got "
@@ -417,8 +417,8 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
-        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": what is free on each device (on a
-        CPU, for all ranks), instead of what is free here. The devices need not be here then.
+        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a
+        CPU, of all ranks together) to plan for. The devices need not be present then.
 
     Raises
     ------
@@ -435,11 +435,11 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
 
 
 def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
-    """What to compute in.
+    """The dtype of the computation.
 
-    On a CPU, bfloat16 means rounding the inputs of linears, which pays where matrix tiles multiply them (AMX: 14 times
-    the arithmetic of float32). Elsewhere float32, with the stored weights widened, is exact and no slower. On a GPU
-    the tensor cores take 16 bits: bfloat16, also for float32 checkpoints.
+    On a CPU, bfloat16 means rounding the inputs of linears, which is worth it only where matrix tiles (AMX) multiply
+    them (docs/benchmarks.md, "With AMX"). Elsewhere float32, with the stored weights widened, is exact and no slower.
+    On a GPU the tensor cores take 16 bits, so float32 checkpoints are computed in bfloat16.
     """
     wanted = dtype_name(dtype)
     if wanted == "auto":

@@ -1,4 +1,4 @@
-"""From what a caller gives (texts, token ids, sampling parameters) to checked requests."""
+"""Turns the caller's texts, token ids and sampling parameters into checked requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Conversations", "Prompt", "PromptDict", "Prompts", "RequestMaker"]
 
 
 class PromptDict(TypedDict, total=False):
-    """A prompt with its text, its token ids, or both: then the ids are what is run, and the text is their name."""
+    """A prompt as text, token ids, or both. With both, the ids are run, and the text appears in the result."""
 
     prompt: str
     prompt_token_ids: TokenIds
@@ -43,14 +43,14 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class RequestMaker:
-    """Checks everything about a request that can be known before it runs.
+    """Makes requests, and checks all that can be checked before they run.
 
     Parameters
     ----------
     config : LlamaConfig
     tokenizer : Tokenizer
     generation_config : GenerationConfig
-        Decides for requests that come without `SamplingParams`; their keywords count more.
+        Defaults of requests without `SamplingParams`; keywords of the request take precedence.
     max_model_len : int
         Tokens of a sequence, prompt and output together.
     seed : int or None
@@ -95,7 +95,7 @@ class RequestMaker:
             each = [make_sampling_params(p, overrides) for p in params]
         else:
             raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(params)}")
-        for one in {id(p): p for p in each}.values():  # mostly the same for all
+        for one in {id(p): p for p in each}.values():  # usually one object for all prompts
             self._check_params(one)
         self._check_number(sum(p.n + (p.prompt_logprobs is not None) for p in each))
         has_max_length = self._generation_config.max_length is not None
@@ -104,7 +104,7 @@ class RequestMaker:
         return [self._make_one(i, prompt, p, uses_max_length) for i, (prompt, p) in enumerate(pairs)]
 
     def read(self, prompt: Prompt, name: str, room: int) -> tuple[str | None, npt.NDArray[np.int32]]:
-        """Text, if there is one, and token ids of a prompt, [num_tokens]; `room` tokens must be left for the output.
+        """Text (or None) and token ids [num_tokens] of a prompt; `room` tokens must be left for the output.
 
         RequestError: see `check_ids`.
         """
@@ -172,7 +172,7 @@ class RequestMaker:
         return GenerationRequest(request_id, text, completions)
 
     def _check_params(self, params: SamplingParams) -> None:
-        """What `SamplingParams` cannot check itself: it needs the model, and the limits."""
+        """Check what `SamplingParams` cannot check without the model and the limits."""
         self._limits.check(params)
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
@@ -194,7 +194,7 @@ class RequestMaker:
         self._limits.check_top(name, count)
 
     def _check_number(self, num_sequences: int) -> None:
-        """Before they are made: that takes memory."""
+        """RequestError if a call asks for too many sequences; called before they are made, which takes memory."""
         if num_sequences > self._max_open:
             raise RequestError(
                 f"the call asks for {num_sequences} sequences at once, and {self._max_open} can run and wait: make "
@@ -209,7 +209,7 @@ class RequestMaker:
 
 
 def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | None]:
-    """What a prompt has of the two: at least one."""
+    """Text and token ids of a prompt; one of them may be None."""
     if isinstance(prompt, str):
         return prompt, None
     if not isinstance(prompt, Mapping):
@@ -225,7 +225,7 @@ def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | Non
 
 
 def _no_text() -> None:
-    """Of a model without a tokenizer."""
+    """Stands for `make_text` in a model without a tokenizer."""
 
 
 def as_prompt_list(prompts: Prompts) -> list[Prompt]:

@@ -1,10 +1,10 @@
-"""Requests: what becomes of the results of a sequence.
+"""Requests: they take in tokens and logits, check stop conditions, and make results.
 
-The engine thread (`engine_thread.py`) knows `Work`: a sequence in the scheduler and whoever takes its tokens or logits.
-`Completion` is text being generated, `LogitsWork` is a prompt whose logits are wanted. `GenerationRequest` is a prompt
-with its `n` completions. Their state is changed by the engine thread, which tells callers in `News`. Callers make text
-and events of it in their own threads, with a `CompletionReader`, unless stop strings need the text at once: a step of
-256 sequences has no time for it.
+The engine thread (`engine_thread.py`) handles `Work`, which is a sequence in the scheduler with its owner. It has two
+kinds: a `Completion` generates text, and a `LogitsWork` computes the logits of a prompt. A `GenerationRequest` is a
+prompt with its `n` completions. Only the engine thread changes their state. It sends `News` to callers, who make text
+and events from it in their own threads, with a `CompletionReader`, so that decoding text does not delay the engine.
+Requests with stop strings are the exception: the engine thread makes their text, because it must search it.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class News:
-    """What the engine thread tells of a work: a new token, the end, or both. Whoever listens makes an event of it."""
+    """A message of the engine thread about a work: a new token, the end, or both. The reader makes an event from it."""
 
     work: Work
     token_id: int | None = None  # None: an end without a token, or `is_next`
-    is_next: bool = False  # a token after the one of the news before, and nothing else; see `Completion.next_token`
+    is_next: bool = False  # one more token and nothing else; see `Completion.next_token`
     num_tokens: int = 0  # generated so far, unless `is_next`
     finish_reason: str | None = None
-    text: str | None = None  # None: to be made by the listener, outside the engine thread
+    text: str | None = None  # None: the reader makes the text, outside the engine thread
     logprob: float | None = None
     top_logprobs: Mapping[int, float] | None = None
     error: BaseException | None = None
 
 
 class Work:
-    """One sequence in the scheduler, and what becomes of its results.
+    """One sequence in the scheduler, and the owner of its results.
 
     Attributes
     ----------
     deliver : callable
-        Called by the engine thread with the news; must not take long.
+        Called by the engine thread with news; must be fast.
     followers : list of Work
-        Wait until this one has a token or has ended: what it computed helps them.
+        Works that start when this one has a token or has ended, because they find its blocks in the prefix cache.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -75,13 +75,13 @@ class Work:
         self.error: BaseException | None = None
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
-        """End before time, with "abort" or "error"; returns the last news."""
+        """End the work early, with "abort" or "error"; returns its last news."""
         self.finish_reason, self.error = reason, error
         return News(self, num_tokens=len(self.sequence.output_token_ids), finish_reason=reason, error=error)
 
 
 class LogitsWork(Work):
-    """A prompt whose logits are wanted, not its continuation.
+    """A prompt whose logits are computed, without any output tokens.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class LogitsWork(Work):
         self._num_reduced = 0
 
     def take_logits(self) -> News | None:
-        """Reduce what the scheduler collected; returns the last news once the prompt is done."""
+        """Pass the collected logits to `reduce`; returns the last news when the prompt is done."""
         sequence = self.sequence
         for chunk in sequence.logits:
             self._reduce(self._num_reduced, chunk)
@@ -154,7 +154,7 @@ class PromptLogprobs:
         self.top_logprobs: list[dict[int, float] | None] = [None]
 
     def take(self, first: int, logits: Float32Array) -> None:
-        """Read the logits of positions `first`..., [num_rows, vocab_size]: those of the token after each."""
+        """Take in logits [num_rows, vocab_size] of the positions from `first` on; each row predicts the next token."""
         ids = self._token_ids[first + 1 : first + 1 + len(logits)]
         logits = logits[: len(ids)]  # nothing follows the last token
         chosen, log_sums = lg.logprobs_of(logits, ids)
@@ -165,11 +165,11 @@ class PromptLogprobs:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every token of the prompt has its log-probability; not if it failed or was cancelled on the way."""
+        """Whether every token has its log-probability. False if the work failed or was cancelled."""
         return len(self.logprobs) == len(self._token_ids)
 
     def merged(self) -> list[Mapping[int, float] | None]:
-        """Per token: the most probable ones and the one that is there; None for the first."""
+        """Per token, log-probabilities of the most probable tokens and of the token itself; None for the first."""
         return [
             None if logprob is None or top is None else top | {int(token_id): logprob}
             for token_id, logprob, top in zip(self._token_ids, self.logprobs, self.top_logprobs, strict=True)
@@ -192,7 +192,7 @@ class Completion(Work):
     pipeline : LogitsPipeline
     eos_token_ids : frozenset of int
     max_new_tokens : int
-        Including the room in the context.
+        The limit that follows from max_tokens and from the room in the context.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Completion(Work):
         self.stop_reason: int | str | None = None
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
-        self.next_token = News(self, is_next=True)  # of every plain token that does not end it
+        self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
         sequence.is_plain = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
         self.make_text = make_text
@@ -227,15 +227,15 @@ class Completion(Work):
     # ---- in the engine thread ----
 
     def _note_needs(self) -> None:
-        """Tell the scheduler whether the next token's logits must come to the host, and whether it is drawn there."""
+        """Note on the sequence whether the host needs the next token's logits, and whether it draws the token."""
         sequence = self.sequence
         sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
         sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None
 
     def take_token(self, token_id: int, logits: Float32Array | None) -> News | None:
-        """Take in a new token: stop conditions, log-probabilities; returns the news, if anybody wants to hear it.
+        """Take in a new token: check stop conditions, add log-probabilities; returns the news, or None if not watched.
 
-        `logits`: of the model, [vocab_size], where `needs_logits` asked for them.
+        `logits`: those of the model, [vocab_size], if the sequence `needs_logits`.
         """
         self.pipeline.accept(token_id)
         self._add_logprob(token_id, logits)
@@ -249,7 +249,7 @@ class Completion(Work):
             if self.finish_reason is None:
                 delta = text.push(token_id, search=num_tokens > params.min_tokens)
             if text.stopped_by is None and (self.finish_reason or num_tokens >= self.max_new_tokens):
-                delta += text.finish()  # a stop string may be found in the text held back
+                delta += text.finish()  # may find a stop string in text that was not certain yet
             if text.stopped_by is not None and self.finish_reason is None:
                 self.finish_reason, self.stop_reason = "stop", text.stopped_by
         if self.finish_reason is None and num_tokens >= self.max_new_tokens:
@@ -269,7 +269,7 @@ class Completion(Work):
         )
 
     def end(self, reason: str, error: BaseException | None = None) -> News:
-        """End before time; the text held back comes with the news of an abort."""
+        """End early. The news of an abort has the text that was not certain yet."""
         news = super().end(reason, error)
         if self.searched_text is not None:
             news.text = self.searched_text.finish() if error is None else ""
@@ -295,7 +295,7 @@ class Completion(Work):
 
     @property
     def reader(self) -> CompletionReader:
-        """Whose text is that of the output. A request with several readers takes that of one who has read all news."""
+        """The reader whose text is in the output: one that has read all news, if there is one."""
         if self._reader is None:
             self._reader = CompletionReader(self)
         return self._reader
@@ -306,9 +306,9 @@ class Completion(Work):
 
 
 class CompletionReader:
-    """Makes events and text of the news of a completion, for one reader and in its thread.
+    """Makes events and text from the news of a completion, for one caller and in its thread.
 
-    It may be left in the middle of anything, as an exception from a signal handler does: another one begins anew.
+    An exception such as KeyboardInterrupt may interrupt it anywhere. Another reader then starts at the first news.
     """
 
     def __init__(self, completion: Completion) -> None:
@@ -320,11 +320,11 @@ class CompletionReader:
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong, in the engine thread or while the text was made."""
+        """The exception that ended the completion, in the engine thread or while decoding its text; or None."""
         return self._error or self._completion.error
 
     def event(self, news: News) -> TokenEvent | None:
-        """What a caller sees of the next news; None: nothing, as the text has failed before."""
+        """The event of the next news; None after decoding the text has failed."""
         if self._error is not None:
             return None
         completion, sequence = self._completion, self._completion.sequence
@@ -333,7 +333,7 @@ class CompletionReader:
             token_id, num_tokens = sequence.output_token_ids[self._num_heard], self._num_heard + 1
         text, reason, error = news.text, news.finish_reason, news.error
         if text is None:
-            is_stop_token = reason == "stop" and token_id in sequence.stop_token_ids  # which has no text
+            is_stop_token = reason == "stop" and token_id in sequence.stop_token_ids  # a stop token has no text
             try:
                 text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None and error is None)
             except Exception as failure:  # of the tokenizer
@@ -352,7 +352,7 @@ class CompletionReader:
         )
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:
-        """The text that becomes certain with the tokens up to this number."""
+        """The text that becomes certain with the first `num_tokens` tokens."""
         text = self._text
         if text is None:
             return ""
@@ -365,7 +365,7 @@ class CompletionReader:
         return "".join(deltas)
 
     def output(self) -> CompletionOutput:
-        """Everything up to the last event, as the caller gets it."""
+        """The completion so far, with the text up to the last event."""
         completion = self._completion
         sequence = completion.sequence
         wanted = sequence.params.logprobs is not None
@@ -383,7 +383,7 @@ class CompletionReader:
 
 
 def failure_of(readers: Iterable[CompletionReader]) -> BaseException | None:
-    """What went wrong with the completions of a request, if none succeeded: an exception to raise."""
+    """A copy of the first completion's exception if no completion succeeded, to be raised; else None."""
     failures = [reader.failure for reader in readers]
     if failures[0] is None or any(failure is None for failure in failures):
         return None
@@ -391,16 +391,16 @@ def failure_of(readers: Iterable[CompletionReader]) -> BaseException | None:
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """A copy of an exception, with its traceback and cause, for one who raises or keeps it.
+    """A copy of an exception, with its traceback and cause, for each request that raises or keeps it.
 
-    What is raised grows its traceback and so keeps the frames, with all they hold, of whoever it goes through; and one
-    object for several requests would mix theirs. An exception that cannot be copied is returned as it is.
+    Raising an exception extends its traceback, which keeps the frames of all callers alive. One object for several
+    requests would mix their tracebacks. An exception that cannot be copied is returned as it is.
     """
     copied = error
     for make in (copy.copy, _copy_without_init):
         try:
             made = make(error)
-        except Exception:  # its class is made in another way
+        except Exception:  # the class needs other arguments
             continue
         if type(made) is type(error):
             copied = made
@@ -411,14 +411,14 @@ def own_copy(error: BaseException) -> BaseException:
 
 
 def _copy_without_init(error: BaseException) -> BaseException:
-    """Of a class whose `__init__` takes something else than the args it passes on."""
+    """Copy an exception whose `__init__` takes other arguments than its `args`."""
     copied = type(error).__new__(type(error), *error.args)
     vars(copied).update(vars(error))
     return copied
 
 
 class GenerationRequest:
-    """A prompt with its completions, and its log-probabilities where they are wanted.
+    """A prompt with its completions, and the log-probabilities of the prompt if they were asked for.
 
     Parameters
     ----------
@@ -433,10 +433,10 @@ class GenerationRequest:
         self.prompt = prompt
         self.completions = completions
         self.arrival = time.perf_counter()
-        self.works: list[Work] = []  # what the scheduler gets, in order
+        self.works: list[Work] = []  # submitted to the scheduler, in this order; followers come later
         first = completions[0]
         first.followers = list(completions[1:])
-        first.sequence.is_plain &= not first.followers  # its first token is waited for
+        first.sequence.is_plain &= not first.followers  # followers wait for its first token
         self.works.append(first)
         sequence = first.sequence
         self._params: SamplingParams = sequence.params
@@ -451,7 +451,7 @@ class GenerationRequest:
 
     @property
     def all_works(self) -> list[Work]:
-        """Also those that wait for others."""
+        """All works, including followers."""
         return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
 
     @property
@@ -461,19 +461,19 @@ class GenerationRequest:
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong, if no completion succeeded."""
+        """The exception to raise if no completion succeeded; else None."""
         return failure_of(c.reader for c in self.completions)
 
     def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
-        """Give the news of the completions, or only the last of each, to `deliver`, which the engine thread calls."""
+        """Let the engine thread call `deliver` with the news of the completions, or only with the last of each."""
         for completion in self.completions:
             completion.deliver = deliver
             completion.sequence.is_watched = not ends_only
 
     def output(self, readers: Mapping[Work, CompletionReader] | None = None) -> RequestOutput:
-        """Everything so far, as the caller gets it; timings are those of the first completion.
+        """The result so far, with the timings of the first completion.
 
-        `readers`: whose text it has; None: those of the completions.
+        `readers`: readers that have the text, by completion; None: those of the completions themselves.
         """
         first = self.completions[0]
         leader = self.works[0].sequence

@@ -1,14 +1,14 @@
-"""Which tokens run in the next step: continuous batching over the blocks of a paged KV cache.
+"""The scheduler chooses the tokens of the next step: continuous batching over the blocks of a paged KV cache.
 
-State is a structure of arrays indexed by slot (one per running sequence), updated in place, so that building a step for
-many sequences is a handful of numpy operations. A sequence needs `num_tokens - num_computed` tokens computed: one
-while it decodes, many while its prompt is prefilled, in chunks of at most `max_num_batched_tokens`.
+Its state is a structure of arrays indexed by slot (one per running sequence) and updated in place, so that a few numpy
+operations build a step for many sequences. `num_tokens - num_computed` tokens of a sequence are still to be computed:
+one in decode, many in prefill, in chunks of at most `max_num_batched_tokens`.
 
-The engine thread calls `schedule`, runs the batch on the engine, and hands the sampled ids to `update`. It may schedule
-one step ahead: then the newest token of a sequence is not known here yet, and the batch says which row of the step
-before it comes from. State moves on in `schedule`; `update` fills in the tokens. When blocks run out, and nothing is on
-its way that may free some, the youngest sequence is preempted: it gives its blocks back, waits at the front of the
-queue, and is computed again later, mostly from the prefix cache. What a sequence's tokens are depends on none of this.
+The engine thread calls `schedule`, runs the batch on the engine, and passes the sampled ids to `update`. It may
+schedule one step ahead. The newest token of a sequence is not known then, and the batch names the row of the step
+before that samples it. `schedule` advances the state, and `update` fills in the tokens. When blocks run out, and no
+step is in flight that may free some, the youngest sequence is preempted: it frees its blocks, waits at the front of the
+queue, and is computed again later, mostly from the prefix cache. None of this changes the tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NO_LIMIT = np.iinfo(np.int32).max
 
 @dataclass(slots=True)
 class _Chunks:
-    """What a step will compute: one token of each decode, then chunks of prompts."""
+    """The contents of a step: one token of each sequence in decode, then chunks of prompts."""
 
     sequences: list[Sequence]
-    decode_slots: IndexArray  # of the first of them
-    prefill_counts: list[int]  # tokens of each of the others
+    decode_slots: IndexArray  # slots of the sequences in decode, which come first
+    prefill_counts: list[int]  # tokens of each of the other sequences
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Where the scheduler stands; counts since it was made.
+    """State of the scheduler, and counts since it was made.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Scheduler:
     max_num_seqs
         Sequences that run at the same time.
     max_model_len
-        Tokens of a sequence, prompt and output together; its owner removes it when it has that many.
+        Tokens of a sequence, prompt and output together; the owner removes a sequence of this length.
     max_num_batched_tokens
         Tokens a step computes at most; at least `max_num_seqs`, so that every decode fits.
     enable_prefix_caching
@@ -96,7 +96,7 @@ class Scheduler:
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
-        # The keys: in order of arrival, all younger than those that run. Any of them may be cancelled.
+        # Ordered set, in order of arrival; all are younger than the running ones. Any may be removed.
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.running: list[Sequence] = []  # in order of arrival
         self.num_preemptions = 0
@@ -108,12 +108,11 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
         )
-        # Blocks left free when a sequence is admitted beside others, so that these can go on for a while; none where
-        # blocks cannot run out.
+        # Blocks that admission leaves free, so that running sequences can grow for a while. 0 if blocks cannot run out.
         ample = num_blocks >= max_num_seqs * self.blocks.blocks_for(max_model_len)
         self._watermark = 0 if ample else num_blocks // 100
         self._free_slots = list(range(max_num_seqs))[::-1]
-        # Kept from step to step while the same sequences run. None: to be made anew.
+        # Kept from step to step while the same sequences run. None: must be made again.
         self._slots_of_running: IndexArray | None = None
         self._stop_token_ids: frozenset[int] | None = None
         self._params_of_running: dict[str, npt.NDArray[Any]] | None = None
@@ -121,10 +120,10 @@ class Scheduler:
         self._collected_rows = 0  # of the step that is being made
         self._num_left = 0  # times a sequence left its slot
         # Structure of arrays, [max_num_seqs, ...].
-        # One token more than a sequence can have, for who is not removed at its end.
+        # One token more than a sequence can have, for sequences that are not removed at their end.
         self._tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self._num_tokens = np.zeros(max_num_seqs, np.int32)  # also the one that the step in flight samples
-        self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # its end: the last token is never computed
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)  # includes the token that the step in flight samples
+        self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # final length; the last token is never computed
         # Tokens whose keys and values are in the cache, when the step in flight is done.
         self._num_computed = np.zeros(max_num_seqs, np.int32)
         self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
@@ -132,7 +131,7 @@ class Scheduler:
         self._collects = np.zeros(max_num_seqs, np.bool_)
         self._is_plain = np.zeros(max_num_seqs, np.bool_)
         self._is_watched = np.zeros(max_num_seqs, np.bool_)
-        self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when it came
+        self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when the sequence got its slot
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -183,7 +182,7 @@ class Scheduler:
         self.waiting[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that finished or was cancelled; its slot and blocks are free at once."""
+        """Remove a sequence that has finished or was cancelled; its slot and blocks are free at once."""
         if sequence.slot >= 0:
             self._leave_slot(sequence)
             self.running.remove(sequence)
@@ -195,7 +194,7 @@ class Scheduler:
         self.blocks.reset_prefix_cache()
 
     def schedule(self, now: float) -> Step | None:
-        """Choose the next step; None when there is nothing to do, or not before the step in flight is done.
+        """Choose the next step; None if there is nothing to do, or nothing before the step in flight is done.
 
         At most one step may be in flight: its results go to `update` before `schedule` is called again.
 
@@ -215,7 +214,7 @@ class Scheduler:
             if all_served and not preempted:
                 self._admit(chunks, admitted, budget, now)
             return self._build(chunks) if chunks.sequences else None
-        except BaseException:  # what is not computed after all must not be found by others
+        except BaseException:  # tokens that will not be computed must not stay in the prefix cache
             for sequence in reversed(admitted):
                 self._preempt(sequence)
             for sequence in self.running:
@@ -232,8 +231,8 @@ class Scheduler:
     ) -> Sampled:
         """Take in the result of a step, which came at `now` (seconds, perf_counter).
 
-        `ids`: instead of those in `output`, [num_rows]; who has a negative one got none, and is to be removed.
-        `hidden`: what the final norm gave, [num_rows, hidden_size], if the step collects it.
+        `ids`: [num_rows], used instead of those in `output`. Negative: no token; the owner removes this sequence.
+        `hidden`: [num_rows, hidden_size], the output of the final norm, if the step collects it.
         """
         if self._in_flight is step:
             self._in_flight = None
@@ -253,7 +252,7 @@ class Scheduler:
         samples, slots, positions = step.samples, step.slots, step.positions
         new_ids = ids[: len(slots)]  # those only collected come last
         rows: SequenceOf[int] = range(len(slots))
-        # Some may have been cancelled while the step ran, or cannot go on.
+        # Leave out sequences that were cancelled while the step ran, or that got no token.
         if step.num_left != self._num_left or new_ids.min() < 0:
             rows = [row for row in rows if samples[row].slot >= 0 and new_ids[row] >= 0]
             samples = [samples[row] for row in rows]
@@ -263,7 +262,7 @@ class Scheduler:
         for sequence, token_id in zip(samples, token_ids, strict=True):
             sequence.output_token_ids.append(token_id)
             sequence.token_times.append(now)
-        # A token that ends its sequence is for the owner.
+        # The owner takes in a token that ends its sequence.
         goes_on = self._is_plain[slots] & (positions + 1 < self._max_num_tokens[slots])
         if not self._running_stop_token_ids().isdisjoint(token_ids):
             for i, (sequence, token_id) in enumerate(zip(samples, token_ids, strict=True)):
@@ -274,9 +273,9 @@ class Scheduler:
         return Sampled(len(samples), taken, samples if everybody else [samples[i] for i in heard.tolist()])
 
     def undo(self, step: Step) -> None:
-        """Take back a step that was aborted, the newest one first; its sequences are to be removed next.
+        """Take back an aborted step. Its sequences are to be removed next. Of several steps, undo the newest first.
 
-        What the cache holds of its tokens is not found by others.
+        The prefix cache does not offer the tokens of the step to other sequences.
         """
         for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
             self._num_computed[sequence.slot] = start
@@ -285,7 +284,7 @@ class Scheduler:
         self._previous_row.fill(-1)
 
     def recompute_all(self) -> None:
-        """After a step that failed, once none is in flight: what the cache holds is not trusted any more."""
+        """Preempt all sequences and empty the prefix cache, after a failed step; no step may be in flight."""
         while self.running:
             self._preempt(self.running[-1])
         self.blocks.reset_prefix_cache()
@@ -301,7 +300,7 @@ class Scheduler:
         return self._slots_of_running
 
     def _running_stop_token_ids(self) -> frozenset[int]:
-        """Of any of them."""
+        """Stop token ids of all running sequences."""
         self._running_slots()
         if self._stop_token_ids is None:
             self._stop_token_ids = frozenset().union(*{s.stop_token_ids for s in self.running})
@@ -313,9 +312,10 @@ class Scheduler:
         return self.max_model_len if new is None else min(len(sequence.prompt_token_ids) + new, self.max_model_len)
 
     def _choose_decodes(self, chunks: _Chunks) -> bool | None:
-        """Every decode gets its token and, when its last block is full, another; returns whether one was preempted.
+        """Add one token of every sequence in decode, with a new block where the last is full.
 
-        None: that would be needed, but sequences may end with the step in flight: better wait for it.
+        Returns whether a sequence was preempted. None: a preemption is needed, but the step in flight may end sequences
+        and so free blocks, so wait for it.
         """
         blocks, preempted = self.blocks, False
         slots = self._running_slots()
@@ -344,9 +344,9 @@ class Scheduler:
         return preempted
 
     def _remember_decoded(self, slots: IndexArray) -> None:
-        """Let others find the blocks that decodes have filled, or will have with this step.
+        """Add the blocks that decodes have filled, or fill in this step, to the prefix cache.
 
-        Not in every step, but before somebody looks, and when a sequence leaves.
+        This is done before a lookup and when a sequence leaves, not in every step.
         """
         blocks = self.blocks
         if blocks.enable_prefix_caching:
@@ -357,7 +357,7 @@ class Scheduler:
                 blocks.remember_next(slots, self._tokens)
 
     def _choose_prefills(self, chunks: _Chunks, budget: int) -> tuple[int, bool]:
-        """Chunks of prompts that are being computed; returns the budget left and whether each got all it could."""
+        """Add chunks of running prompts; returns the budget left, and whether each prompt got all it asked for."""
         if len(chunks.sequences) == len(self.running):
             return budget, True
         slots = self._running_slots()
@@ -368,11 +368,11 @@ class Scheduler:
             num_computed = int(self._num_computed[sequence.slot])
             wanted = sequence.num_tokens - num_computed
             room = self.blocks.room(sequence.slot) - num_computed
-            # Somebody must get on.
+            # At least one sequence must make progress.
             while room <= 0 and not chunks.sequences and not self._in_flight and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - num_computed
-            most = min(wanted, self._rows_left(sequence))  # who may not collect more does not hold up others
+            most = min(wanted, self._rows_left(sequence))  # a full collection of logits does not hold up others
             count = min(most, budget, room)
             if count > 0:
                 self._take_chunk(chunks, sequence, count)
@@ -382,7 +382,7 @@ class Scheduler:
         return budget, True
 
     def _rows_left(self, sequence: Sequence) -> int:
-        """Tokens of this sequence that may still go into the step, as far as collected logits are concerned."""
+        """Tokens of this sequence that the step has room for, given the limit of collected logits."""
         return MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
 
     def _take_chunk(self, chunks: _Chunks, sequence: Sequence, count: int) -> None:
@@ -394,7 +394,7 @@ class Scheduler:
         chunks.prefill_counts.append(count)
 
     def _admit(self, chunks: _Chunks, admitted: list[Sequence], budget: int, now: float) -> None:
-        """Let sequences in while there are slots, tokens in the budget, and blocks for a first chunk and some more."""
+        """Admit waiting sequences while there are slots, budget, and blocks for a first chunk above the watermark."""
         blocks = self.blocks
         if self.waiting and self._free_slots and budget > 0:
             self._remember_decoded(chunks.decode_slots)
@@ -407,7 +407,7 @@ class Scheduler:
             tokens = self._tokens[self._free_slots[-1], :num_tokens]  # of the slot it will have
             tokens[: len(sequence.prompt_token_ids)] = sequence.prompt_token_ids
             tokens[len(sequence.prompt_token_ids) :] = sequence.output_token_ids
-            # Who collects logits must compute every token.
+            # A sequence that collects logits must compute every token.
             shared = [] if sequence.collect_logits else blocks.find_prefix(tokens)
             cached = len(shared) * blocks.block_size
             count = min(num_tokens - cached, budget, rows)
@@ -418,7 +418,7 @@ class Scheduler:
             self._enter_slot(sequence, shared, now)
             admitted.append(sequence)
             count = min(count, blocks.room(sequence.slot) - cached)
-            if count <= 0:  # only while others hold blocks in which nothing is left to compute
+            if count <= 0:  # only while other sequences hold all blocks
                 self._preempt(sequence)
                 admitted.pop()
                 return
@@ -468,7 +468,7 @@ class Scheduler:
         self._slots_of_running = None
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send the youngest sequence back to wait, before all others: its blocks are needed."""
+        """Free the blocks of the youngest running sequence and move it to the front of the waiting queue."""
         self._leave_slot(sequence)
         self.running.pop()
         self.waiting[sequence] = None
@@ -479,7 +479,7 @@ class Scheduler:
     # ---- the batch ----
 
     def _build(self, chunks: _Chunks) -> Step:
-        """Make the step; the state moves on to what it will be afterwards."""
+        """Make the step, and advance the state to what it will be after the step."""
         sequences, num_decodes = chunks.sequences, len(chunks.decode_slots)
         num_seqs, block_size = len(sequences), self.blocks.block_size
         if num_seqs == num_decodes:
@@ -552,9 +552,9 @@ class Scheduler:
         return step
 
     def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
-        """Sampling parameters, one entry per row; rows that are only collected are sampled greedily and dropped.
+        """Sampling parameters, one entry per row. Rows that are only collected are sampled greedily and dropped.
 
-        `positions`: those of the tokens to be sampled, which with the seed make the random draw.
+        `positions`: positions of the tokens to be sampled. Position and seed determine the random draw.
         """
         random_val = np.zeros(num_rows, np.float32)
         _core.fill_uniform(self._seed[slots], positions.astype(np.uint64), random_val[: len(slots)])
@@ -566,7 +566,7 @@ class Scheduler:
         return {"random_val": random_val, **self._params_of_running}
 
     def _sampling_params(self, slots: IndexArray, rest: int) -> dict[str, npt.NDArray[Any]]:
-        """Those of slots, and of `rest` rows after them."""
+        """Sampling parameters of `slots`, followed by `rest` greedy rows."""
 
         def entries(per_slot: npt.NDArray[Any], greedy: int) -> npt.NDArray[Any]:
             return np.concatenate((per_slot[slots], np.full(rest, greedy, per_slot.dtype)))

@@ -1,4 +1,4 @@
-"""What the scheduler and the engine thread hand each other: sequences, steps, and what these bring."""
+"""What the scheduler and the engine thread exchange: sequences, steps, and the results of steps."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
-# Of slots: numpy takes entries by the index type of the machine several times as fast as by any other.
+# For slots: numpy gathers fastest with the machine's own index type (docs/benchmarks.md, "Scheduler and blocks").
 IndexArray = npt.NDArray[np.intp]
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt on its way through the engine; `owner` is whoever wants its tokens."""
+    """One prompt and its output in the engine; `owner` is the `Work` that takes its tokens."""
 
     prompt_token_ids: Int32Array  # [num_prompt_tokens]
     params: SamplingParams
     seed: int
     owner: Any = None
-    stop_token_ids: frozenset[int] = frozenset()  # each ends it
-    is_plain: bool = False  # its owner has nothing to do with a token, unless that ends it
-    is_watched: bool = True  # somebody wants to hear of every token
+    stop_token_ids: frozenset[int] = frozenset()  # each of them ends the sequence
+    is_plain: bool = False  # the owner takes in only the token that ends the sequence
+    is_watched: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
-    collect_hidden: bool = False  # with collect_logits: in their place, what the final norm makes of every prompt token
-    # Of its next token: the owner changes or wants to see the logits; it draws the token, and no step can be ahead of
-    # that. Who does not need them when it comes never will; else this may change between steps.
+    collect_hidden: bool = False  # with collect_logits: keep the output of the final norm instead of the logits
+    # needs_logits: the owner changes or reads the logits of the next token. draws_on_host: the host draws that token,
+    # so no step can be made ahead. Both may change from True to False between steps, never back.
     needs_logits: bool = False
     draws_on_host: bool = False
     output_token_ids: list[int] = field(default_factory=list)
@@ -60,9 +60,9 @@ class Step:
     samples: list[Sequence]  # those that get a token: row i of the output belongs to samples[i]
     slots: IndexArray  # [len(samples)]
     positions: Int32Array  # [len(samples)]: where in the sequence that token goes
-    logits_rows: list[tuple[Sequence, int, int, int]]  # (who collects logits, position of its first row, rows [a, b))
+    logits_rows: list[tuple[Sequence, int, int, int]]  # (collecting sequence, position of its first row, rows [a, b))
     num_prompt_tokens: int
-    draws_on_host: bool  # for any sample the engine's id is not the last word
+    draws_on_host: bool  # the host draws at least one of the tokens again
     num_left: int  # the scheduler's count of sequences that left their slots, when this was made
 
     @property
@@ -73,8 +73,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step has brought."""
+    """The new tokens of a step."""
 
     num_tokens: int
-    taken: list[tuple[Sequence, int, int]]  # for owners to take in: (sequence, its row, new token id)
-    heard: list[Sequence]  # plain ones that go on, and somebody wants to hear of it
+    taken: list[tuple[Sequence, int, int]]  # tokens that owners must take in: (sequence, its row, new token id)
+    heard: list[Sequence]  # plain sequences that continue and are watched

@@ -1,4 +1,4 @@
-"""Requests that run while their caller waits: events as they come, for threads and for asyncio, and prompts alone."""
+"""Calls that wait for their requests: streams of events, for threads and for asyncio, and prompts without output."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["AsyncRequests", "astream", "finish", "run_prompts", "stream"]
 
 
 def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
-    """Run requests; gives their events, or only the last one of each sequence. Leaving the loop cancels them.
+    """Run requests and yield their events, or only the last event of each sequence. Leaving the loop cancels them.
 
-    Raises, after the last event, what went wrong, if no request succeeded.
+    If no request succeeded, raises the first exception after the last event.
     """
     inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
     num_open = _listen(requests, inbox.put, ends_only)
@@ -36,9 +36,9 @@ def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only
 
 
 def finish(thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm: bool) -> None:
-    """Run requests to their ends, with a progress bar where it is wanted and somebody would see it."""
+    """Run requests to their ends, with a progress bar if `use_tqdm` is true and there is a terminal or notebook."""
     completions = [completion for request in requests for completion in request.completions]
-    # One sequence: its tokens, as soon as it takes a while; several: those that are done.
+    # The bar counts the tokens of a single sequence, after a delay, or the finished ones of several sequences.
     is_alone = len(completions) == 1 and use_tqdm and can_show()
     total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
     wanted = use_tqdm and bool(completions)
@@ -119,7 +119,7 @@ async def astream(
 
 
 def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
-    """Run prompts to their ends; raises what makes one of them fail."""
+    """Run prompts to their ends; raises the first failure."""
     ends: queue.SimpleQueue[News] = queue.SimpleQueue()
     for work in works:
         work.deliver = ends.put
@@ -137,14 +137,14 @@ def _all_works(requests: list[GenerationRequest]) -> list[Work]:
 
 
 def _listen(requests: list[GenerationRequest], deliver: Callable[[News], object], ends_only: bool) -> int:
-    """Have the news of requests delivered; returns the number of their sequences."""
+    """Deliver the news of requests to `deliver`; returns the number of sequences."""
     for request in requests:
         request.listen(deliver, ends_only=ends_only)
     return sum(len(request.completions) for request in requests)
 
 
 def _event(thread: EngineThread, news: News) -> TokenEvent | None:
-    """The event of news of a completion; one whose text cannot be made is cancelled."""
+    """The event of a completion's news. A completion whose text cannot be decoded is cancelled."""
     event = cast(Completion, news.work).reader.event(news)
     if event is not None and event.error is not None:
         thread.cancel([news.work])
@@ -152,7 +152,7 @@ def _event(thread: EngineThread, news: News) -> TokenEvent | None:
 
 
 def _raise_failure(requests: list[GenerationRequest]) -> None:
-    """Raise what went wrong, if no request succeeded: nothing is lost by it then."""
+    """Raise the first failure if no request succeeded. Otherwise the results of the others would be lost."""
     failures = [request.failure for request in requests]
     if failures and failures[0] is not None and all(failure is not None for failure in failures):
         raise failures[0]
