@@ -271,9 +271,8 @@ class ModelSpec:
     @rope.setter
     def rope(self, arg: RopeSpec, /) -> None: ...
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """All layers, keys and values."""
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Of a KV cache in this dtype: all layers, keys and values."""
 
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
@@ -384,8 +383,10 @@ class InferEngine:
         Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
-    def reset_cache(self, num_blocks: int, block_size: int) -> None:
-        """Allocates the KV cache anew, empty."""
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '') -> None:
+        """
+        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.
+        """
 
     def forward(self, batch: Batch) -> StepOutput:
         """Runs one step."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from infinilm.checks import DTYPES, as_integer, dtype_name
+from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.errors import CacheFullError, ConfigError
 from infinilm.logs import logger
 
-__all__ = ["CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"]
+__all__ = [
+    "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig", "resolve_cache_dtype"
+]  # fmt: skip
 
 UNLIMITED = 2**64 - 1
 """`max_cache_len` that means: as many tokens as the model has positions."""
@@ -29,6 +31,7 @@ class CacheLayout:
     kind: Literal["static", "paged"]
     num_blocks: int  # static: rows of the batch
     block_size: int  # tokens; static: those of one row
+    dtype: str  # of K and V
 
     @property
     def num_slots(self) -> int:
@@ -47,6 +50,9 @@ class CacheConfig:
 
     __slots__ = ()
 
+    dtype: str | None
+    """Of K and V; None: the engine chooses."""
+
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError(
             "CacheConfig is abstract; construct a StaticKVCacheConfig or a PagedKVCacheConfig instead"
@@ -63,16 +69,14 @@ class CacheConfig:
         max_position_embeddings
             Positions of the model.
         kv_bytes_per_token
-            Of one rank: all layers, K and V.
+            Of one rank in `dtype`: all layers, K and V.
         dtype
-            What the engine computes in, and keeps K and V in.
+            Of K and V, as `resolve_cache_dtype` gives it.
 
         Raises
         ------
         CacheFullError
             The bytes are too few for one block, or more than any machine has.
-        ConfigError
-            A dtype of the cache that is not the engine's.
         """
         raise NotImplementedError
 
@@ -94,17 +98,23 @@ class StaticKVCacheConfig(CacheConfig):
         Rows, at least 1. A batch may be smaller: its row i is the cache's row i.
     max_cache_len
         Tokens of a row, at least 1. The default means max_position_embeddings of the model.
+    dtype
+        Of K and V: "float32", "bfloat16" or "float16"; None: as the engine computes, or as `LLM` resolves
+        `kv_cache_dtype`. On a GPU it is the engine's.
 
     Raises
     ------
     ConfigError
-        A value that is no integer in its range.
+        A value that is no integer in its range, or an unknown dtype.
     """
 
     max_batch_size: int = 1
     max_cache_len: int = UNLIMITED
+    _: KW_ONLY
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
+        _store_dtype(self)
         _store_integer(self, "max_batch_size", self.max_batch_size)
         _store_integer(self, "max_cache_len", self.max_cache_len)
 
@@ -122,11 +132,11 @@ class StaticKVCacheConfig(CacheConfig):
             self.max_batch_size * length * kv_bytes_per_token,
             f"max_batch_size={self.max_batch_size} and max_cache_len={length}",
         )
-        return CacheLayout("static", self.max_batch_size, length)
+        return CacheLayout("static", self.max_batch_size, length, dtype)
 
     def default(self, max_position_embeddings: int) -> CacheConfig:
-        """``StaticKVCacheConfig()``."""
-        return StaticKVCacheConfig()
+        """``StaticKVCacheConfig()``, with the same dtype."""
+        return StaticKVCacheConfig(dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -145,7 +155,8 @@ class PagedKVCacheConfig(CacheConfig):
     num_blocks
         Blocks, instead of bytes: exactly one of the two is given.
     dtype
-        Of K and V. None, or the name of the engine's dtype: a cache in another one is not available in this version.
+        Of K and V: "float32", "bfloat16" or "float16"; None: as the engine computes, or as `LLM` resolves
+        `kv_cache_dtype`. On a GPU it is the engine's.
 
     Raises
     ------
@@ -168,22 +179,13 @@ class PagedKVCacheConfig(CacheConfig):
         for name in ("max_kv_memory_bytes", "block_size", "num_blocks"):
             if getattr(self, name) is not None:
                 _store_integer(self, name, getattr(self, name))
-        if self.dtype is not None:
-            dtype = dtype_name(self.dtype)
-            if dtype not in DTYPES:
-                raise ConfigError(f"dtype: expected {', '.join(map(repr, DTYPES))} or None, got {self.dtype!r}")
-            object.__setattr__(self, "dtype", dtype)
+        _store_dtype(self)
 
     def __repr__(self) -> str:
         return "<PagedKVCacheConfig>"
 
     def layout(self, *, max_position_embeddings: int, kv_bytes_per_token: int, dtype: str) -> CacheLayout:
         """Blocks and their size in an engine; see `CacheConfig.layout`."""
-        if self.dtype not in (None, dtype):
-            raise ConfigError(
-                f"PagedKVCacheConfig: dtype is {self.dtype!r}, but the engine computes in {dtype!r}; a cache in "
-                "another dtype is not available in this version, leave it out"
-            )
         block_bytes = self.block_size * kv_bytes_per_token
         if self.max_kv_memory_bytes is None:
             assert self.num_blocks is not None  # __post_init__
@@ -198,15 +200,64 @@ class PagedKVCacheConfig(CacheConfig):
                 "block_size"
             )
         _check_bytes(num_blocks * block_bytes, f"{setting} and block_size={self.block_size}")
-        return CacheLayout("paged", num_blocks, self.block_size)
+        return CacheLayout("paged", num_blocks, self.block_size, dtype)
 
     def default(self, max_position_embeddings: int) -> CacheConfig:
-        """The same block size, and as many blocks as a sequence of `max_position_embeddings` tokens takes."""
-        return PagedKVCacheConfig(block_size=self.block_size, num_blocks=-(-max_position_embeddings // self.block_size))
+        """The same block size and dtype, and as many blocks as a sequence of `max_position_embeddings` tokens takes."""
+        num_blocks = -(-max_position_embeddings // self.block_size)
+        return PagedKVCacheConfig(block_size=self.block_size, num_blocks=num_blocks, dtype=self.dtype)
 
 
 PagedCacheConfig = PagedKVCacheConfig
 """Another name of `PagedKVCacheConfig`."""
+
+
+def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, device: str) -> str:
+    """Return the dtype of K and V.
+
+    Parameters
+    ----------
+    requested
+        One of `DTYPES`, or "auto" or None for the default.
+    auto
+        The default, on a CPU.
+    computed
+        What the engine computes in: on a GPU the cache has no other.
+    device
+        "cpu", "cuda" or "cuda:<index>".
+
+    Raises
+    ------
+    ConfigError
+        Another value, or one that the device has not.
+    """
+    wanted = "auto" if requested is None else dtype_name(requested)
+    if wanted not in ("auto", *DTYPES):
+        raise ConfigError(
+            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(requested)}"
+            + ("; a quantised KV cache is not available in this version" if "8" in wanted else "")
+        )
+    if device.partition(":")[0] == "cuda":
+        if wanted not in ("auto", computed):
+            raise ConfigError(
+                f"kv_cache_dtype: on a GPU the KV cache has the dtype that is computed in, {computed!r}, got "
+                f"{wanted!r}; leave it out, or pass dtype={wanted!r}"
+            )
+        return computed
+    return auto if wanted == "auto" else wanted
+
+
+def _store_dtype(config: StaticKVCacheConfig | PagedKVCacheConfig) -> None:
+    """Keep `dtype` as one of `DTYPES` or None, or refuse it."""
+    if config.dtype is None:
+        return
+    dtype = dtype_name(config.dtype)
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, DTYPES))} or None, got "
+            f"{short_repr(config.dtype)}"
+        )
+    object.__setattr__(config, "dtype", dtype)
 
 
 def _store_integer(config: CacheConfig, name: str, value: object) -> None:

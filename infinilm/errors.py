@@ -38,7 +38,7 @@ class QueueFullError(RequestError):
 
 
 class EngineDeadError(InfinilmError):
-    """The engine was closed or a rank failed; `__cause__` is the first failing rank's exception."""
+    """The engine was closed, a rank failed (`__cause__` says how), or this process was forked from the engine's."""
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:

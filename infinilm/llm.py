@@ -35,8 +35,9 @@ from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Conversations, Prompt, Prompts, RequestMaker, as_prompt_list
-from infinilm.requests.request import LogitsWork, PromptLogprobs
+from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
+from infinilm.requests.reduce import reduce_prompts
+from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.chat_template import ChatTemplate
@@ -81,6 +82,10 @@ class LLM(OfThisProcess):
         Memory for the KV cache, on each GPU or of all CPU ranks together: bytes, "4GiB", "50%" of what is free, None
         for half of what is free; or a `PagedKVCacheConfig` or `StaticKVCacheConfig`, taken as it is (static: one row
         for each sequence).
+    kv_cache_dtype
+        What keys and values are kept in: "float32", "bfloat16", "float16", or "auto": the `dtype` if one was named,
+        else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory, and long contexts
+        less time. On a GPU it is always the dtype.
     enable_prefix_caching
         Keep the cache of prompts for later ones that begin alike; answers do not change.
     batch_invariant
@@ -129,6 +134,7 @@ class LLM(OfThisProcess):
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         kv_cache: int | str | CacheConfig | None = None,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         batch_invariant: bool = True,
         num_threads: int | None = None,
@@ -164,6 +170,7 @@ class LLM(OfThisProcess):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache=kv_cache,
+            kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
             load_format=load_format,
             device=device,
@@ -196,7 +203,7 @@ class LLM(OfThisProcess):
             with Checkpoint(plan.path) as checkpoint:
                 load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
         self._engine.finish_loading()
-        self._max_num_seqs, self._plan = max_num_seqs, plan
+        self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # What the driver and NCCL take for themselves is known by now; the workspace is still to come.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
@@ -267,7 +274,7 @@ class LLM(OfThisProcess):
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
@@ -304,7 +311,7 @@ class LLM(OfThisProcess):
     def chat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -343,7 +350,7 @@ class LLM(OfThisProcess):
     def stream_chat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -359,7 +366,7 @@ class LLM(OfThisProcess):
     async def achat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -375,7 +382,7 @@ class LLM(OfThisProcess):
     def astream_chat(
         self,
         messages: Conversations,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -406,10 +413,7 @@ class LLM(OfThisProcess):
         )
 
     def stream(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
@@ -443,10 +447,7 @@ class LLM(OfThisProcess):
         return handle
 
     async def agenerate(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
         """`generate` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the requests."""
         requests = self._requests.make(prompts, sampling_params, sampling)
@@ -455,13 +456,24 @@ class LLM(OfThisProcess):
         return [request.output() for request in requests]
 
     def astream(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
         return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
+
+    def asubmit(
+        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
+    ) -> streams.AsyncRequests:
+        """`submit` for asyncio, of one prompt or several: what servers need.
+
+        Returns
+        -------
+        AsyncRequests
+            ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and
+            ``async with`` cancels what is unfinished at its end.
+        """
+        requests = self._requests.make(prompts, sampling_params, sampling)
+        return streams.AsyncRequests(self, self._thread, requests)
 
     # ---- logits and log-probabilities ----
 
@@ -497,25 +509,38 @@ class LLM(OfThisProcess):
             A prompt that can never be served, or `top` out of range. Nothing was run then.
         """
         self._requests.check_top("top", top)
-        listed = as_prompt_list(prompts)
-        texts: list[str | None] = []
-        scores: list[PromptLogprobs] = []
-        works: list[LogitsWork] = []
-        for i, prompt in enumerate(listed):
-            text, ids = self._requests.read(prompt, f"prompt {i}", room=0)
-            texts.append(text)
-            scores.append(PromptLogprobs(ids, top))
-            works.append(LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), scores[-1].take))
-        streams.run_prompts(self._thread, works)
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top))
         return [
-            Score(
-                text,
-                work.sequence.prompt_token_ids.tolist(),
-                score.logprobs,
-                score.top_logprobs if top else None,
-            )
-            for text, work, score in zip(texts, works, scores, strict=True)
+            Score(text, ids.tolist(), score.logprobs, score.top_logprobs if top else None)
+            for text, ids, score in reduced
         ]
+
+    def embed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """Vectors of texts: the hidden states after the final norm, of each as one of length 1.
+
+        They do not depend on what else runs. How well they tell texts apart is up to the model: those made for
+        embeddings are trained for it.
+
+        Parameters
+        ----------
+        prompts
+            A text, a list of token ids, or a list of either.
+        pooling
+            "mean" of all tokens, or the "last" token, as the model was trained.
+
+        Returns
+        -------
+        float32 array, [num_prompts, hidden_size]
+
+        Raises
+        ------
+        RequestError
+            A prompt that can never be served, or another pooling. Nothing was run then.
+        """
+        if pooling not in ("mean", "last"):
+            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in reduced])
 
     # ---- state ----
 
@@ -530,7 +555,7 @@ class LLM(OfThisProcess):
         ----------
         cache_config
             None: requests from now on find no prefix of earlier ones; those that run go on. Else a new size, as
-            `kv_cache` of `LLM`; `max_model_len` stays as it is.
+            `kv_cache` of `LLM`, or another dtype, that of a `CacheConfig`; `max_model_len` stays as it is.
 
         Raises
         ------
@@ -571,19 +596,18 @@ class LLM(OfThisProcess):
         return divide_memory(
             weight_bytes=self.memory.weight_bytes,
             workspace_bytes=self.memory.workspace_bytes,
-            kv_bytes_per_token=self.memory.kv_bytes_per_token,
+            cache=self._plan.cache,
             max_position_embeddings=longest,
             max_model_len=max_model_len,
             max_num_seqs=self._max_num_seqs,
             kv_cache=kv_cache,
+            kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
             free_bytes=free_bytes,
-            dtype=self.dtype,
-            num_sharing=self._plan.num_sharing,
         )
 
     def _allocate_cache(self, memory: MemoryPlan) -> None:
         try:
-            self._engine.reset_cache(memory.num_blocks, memory.block_size)
+            self._engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
         except DeviceError as error:
             raise CacheFullError(
                 f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"

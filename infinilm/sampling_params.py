@@ -207,8 +207,8 @@ class SamplingParams:
     logits_processor : callable, optional
         Called as `logits_processor(token_ids, logits)` before each token is drawn, with the prompt and output so far
         (int32 array) and the logits (float32 array, [vocab_size]); returns the logits to draw from, -inf for tokens
-        that must not come. It runs on the engine's thread, so a slow one slows all requests; what it raises ends its
-        request alone.
+        that must not come. It runs on the engine's thread, so a slow one slows all requests, and it cannot call the
+        `LLM` that runs it. What it raises, even SystemExit, ends its request alone, and comes out of `result`.
     skip_special_tokens : bool
         Leave special tokens out of the text.
 

@@ -61,6 +61,12 @@ def add_model_settings(
     group.add_argument(
         "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
     )
+    group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="of keys and values: float32, bfloat16, float16 or auto (default): the 16 bits of the checkpoint, if any",
+    )
     if context:
         group.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of prompt and output together")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default): cuda if usable")
@@ -202,8 +208,8 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = ("device", "dtype", "kv_cache", "tensor_parallel_size", "device_ids", "max_model_len", "revision")
-    return {name: getattr(args, name) for name in names if name in args}
+    names = ("device", "dtype", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids", "max_model_len")
+    return {name: getattr(args, name) for name in (*names, "revision") if name in args}
 
 
 _SAMPLING = [

@@ -201,6 +201,7 @@ def _about(args: argparse.Namespace, llm: LLM, num_threads: int) -> dict[str, An
         "devices": list(llm.devices),
         "tensor_parallel_size": len(llm.devices),
         "dtype": llm.dtype,
+        "kv_cache_dtype": llm.memory.kv_cache_dtype,
         "isa": _core.selected_cpu_isa(),
         "num_threads": num_threads,
         "weight_bytes": llm.memory.weight_bytes,

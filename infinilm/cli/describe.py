@@ -86,8 +86,8 @@ def describe_plan(plan: ModelPlan) -> dict[str, Any]:
     }
 
 
-def describe_memory(plan: ModelPlan) -> dict[str, int]:
-    """The memory plan as plain numbers."""
+def describe_memory(plan: ModelPlan) -> dict[str, Any]:
+    """The memory plan as plain values."""
     memory = plan.memory
     derived = ("kv_bytes", "total_bytes", "num_tokens", "num_full_seqs")
     return {**asdict(memory), **{name: getattr(memory, name) for name in derived}}
@@ -143,8 +143,8 @@ def memory_lines(memory: Mapping[str, Any]) -> list[str]:
         f"weights {format_bytes(memory['weight_bytes'])}, "
         f"workspace of a step {format_bytes(memory['workspace_bytes'])}",
         f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
-        f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token "
-        f"(budget {format_bytes(memory['kv_budget_bytes'])})",
+        f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token in "
+        f"{memory['kv_cache_dtype']} (budget {format_bytes(memory['kv_budget_bytes'])})",
         f"together {format_bytes(memory['total_bytes'])}",
         f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",

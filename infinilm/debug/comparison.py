@@ -192,7 +192,7 @@ def compare(
             raise InfinilmError(
                 f"{name}: hooks saw {len(found['embedding'])} tokens, expected {len(ids)}; compare it while it is idle"
             )
-    dtype = max((side.dtype for side in sides), key=lambda name: _UNIT_ROUNDOFF[name])
+    dtype = max((dtype for side in sides for dtype in side.dtypes), key=lambda name: _UNIT_ROUNDOFF[name])
     allowed = _rounding(dtype, sides[0].config, len(ids)) if tolerance is None else tolerance
     differences = (_difference(name, layers[name], got[name], want[name], allowed) for name in want if name in got)
     return Comparison(tuple(differences), tuple(ids), tuple(sorted(got.keys() ^ want.keys())))

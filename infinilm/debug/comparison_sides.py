@@ -35,7 +35,7 @@ class Side:
     """One of the two models that are compared."""
 
     config: LlamaConfig
-    dtype: str
+    dtypes: tuple[str, ...]  # computed in, and of keys and values
     max_model_len: int
     gives_every_position: bool  # logits of all tokens, not of the last alone
     tokenize: Callable[[str], list[int]] | None = None
@@ -76,7 +76,7 @@ class _ReferenceSide(Side):
 
     def __init__(self, model: ReferenceModel) -> None:
         self._model = model
-        self.config, self.dtype, self.max_model_len = model.config, model.dtype, model.max_model_len
+        self.config, self.dtypes, self.max_model_len = model.config, (model.dtype,), model.max_model_len
 
     def run(self, ids: Sequence[int], tap: Tap, last_only: bool) -> None:
         self._model.forward(ids, last_only=last_only, tap=tap)
@@ -88,7 +88,7 @@ class _EngineSide(Side):
     def __init__(self, engine: InferEngine) -> None:
         _require_one_rank(len(engine.ranks))
         self._engine = engine
-        self.config, self.dtype = engine.config, engine.dtype
+        self.config, self.dtypes = engine.config, (engine.dtype, engine._cache.dtype)
         self.max_model_len = EngineModel(engine).max_model_len
 
     def run(self, ids: Sequence[int], tap: Tap, last_only: bool) -> None:
@@ -112,7 +112,8 @@ class _LLMSide(Side):
     def __init__(self, llm: LLM) -> None:
         _require_one_rank(llm._engine.num_ranks)
         self._llm = llm
-        self.config, self.dtype, self.max_model_len = llm.config, llm.dtype, llm.max_model_len
+        self.config, self.max_model_len = llm.config, llm.max_model_len
+        self.dtypes = (llm.dtype, llm.memory.kv_cache_dtype)
         self._sites = ModelSites(llm.config.num_hidden_layers, llm._engine.spec.attention.qk_norm)
         self.tokenize = llm.tokenizer.encode if llm.tokenizer.available else None
 

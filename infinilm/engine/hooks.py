@@ -284,6 +284,7 @@ class EngineHooks:
         self._threads: set[int] = set()  # those that run a callback
         self._given = False
         self._last = 0  # serial number of what was given last; 0: no hooks
+        self._current: tuple[HookHandle, ...] = ()  # what was given last
 
     @property
     def registry(self) -> HookRegistry | None:
@@ -313,8 +314,16 @@ class EngineHooks:
         if dispatch is not None:
             self._core.set_hooks(dispatch, dispatch.names, dispatch.names_of_all_ranks)
             self._given = True
+        self._current = () if dispatch is None else dispatch.hooks
         before, self._last = self._last, 0 if dispatch is None else dispatch.serial
         return before != self._last
+
+    def watch(self, site: str, look: HookCallback) -> None:
+        """After `give`: show `look` a site in the next forward, as the hooks leave it, until `take_back`."""
+        watcher = HookHandle(HookRegistry(), site, look, 0)
+        dispatch = HookDispatch((*self._current, watcher), self._sites, self._threads)
+        self._core.set_hooks(dispatch, dispatch.names, dispatch.names_of_all_ranks)
+        self._given = True
 
     def take_back(self) -> None:
         """Have the core let go of them."""

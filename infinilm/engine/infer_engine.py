@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from infinilm import _core
-from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig
+from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
 from infinilm.checks import OfThisProcess
@@ -128,8 +128,7 @@ class InferEngine(OfThisProcess):
         self._dist_config = copying.deepcopy(dist_config)
         cache_config = StaticKVCacheConfig() if cache_config is None else cache_config
         spec = build_spec(self.config, dtype=self.dtype, max_model_len=self.config.max_position_embeddings)
-        # Of one rank: all have equally many kv heads.
-        self._kv_bytes_per_token = _core.local_spec(spec, 0, group.tp_size).kv_bytes_per_token
+        self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
         windows = spec.attention.sliding_window
         self._sliding_window = 0 if 0 in windows else max(windows)
         self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
@@ -157,7 +156,7 @@ class InferEngine(OfThisProcess):
 
     @property
     def dtype(self) -> str:
-        """What it computes in, and keeps K and V in."""
+        """What it computes in; K and V are kept in the dtype of the cache configuration, by default this one."""
         return self.config.dtype
 
     @property
@@ -356,23 +355,22 @@ class InferEngine(OfThisProcess):
                 "cache_config: expected a StaticKVCacheConfig or a PagedKVCacheConfig, got "
                 f"{type(cache_config).__name__}"
             )
+        dtype = resolve_cache_dtype(cache_config.dtype, self.dtype, computed=self.dtype, device=self.device)
         return cache_config.layout(
             max_position_embeddings=self.config.max_position_embeddings,
-            kv_bytes_per_token=self._kv_bytes_per_token,
-            dtype=self.dtype,
+            kv_bytes_per_token=self._rank_spec.kv_bytes_per_token(dtype),
+            dtype=dtype,
         )
 
     def _allocate(self, layout: CacheLayout) -> None:
         try:
-            self._core.reset_cache(layout.num_blocks, layout.block_size)
+            self._core.reset_cache(layout.num_blocks, layout.block_size, layout.dtype)
         except DeviceError as error:
             settings = (
                 "max_batch_size or max_cache_len" if layout.kind == "static" else "max_kv_memory_bytes or num_blocks"
             )
-            raise CacheFullError(
-                f"no room for a KV cache of {layout.num_slots * self._kv_bytes_per_token} bytes: {error}; lower "
-                f"{settings}"
-            ) from error
+            num_bytes = layout.num_slots * self._rank_spec.kv_bytes_per_token(layout.dtype)
+            raise CacheFullError(f"no room for a KV cache of {num_bytes} bytes: {error}; lower {settings}") from error
         self._cache = layout
 
     # ---- life ----

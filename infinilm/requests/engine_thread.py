@@ -7,6 +7,9 @@ which may so be garbage collected; that, `close` and the end of the interpreter 
 While a step runs, this thread makes the next one and queues it behind, then takes in the results of the one before and
 tells them: the engine never waits for Python. A step that is made ahead supposes that every sequence goes on; the row
 of one that has ended meanwhile (at a stop token or string, not at its length, which is known) is computed for nothing.
+
+Code of users (processors, hooks, what takes news) runs here. Whatever it raises, `SystemExit` too, belongs to its
+request and is raised where that is waited for: hence `except BaseException`, again and again.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
+from infinilm.requests.counters import Counters
 from infinilm.requests.logits import HostSampler
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
@@ -60,6 +64,7 @@ class _InFlight:
     step: Step
     pending: _core.PendingStep
     submitted: float  # seconds, perf_counter
+    hidden: list[npt.NDArray[np.float32]]  # after the step: [num_rows, hidden_size], if it collects that
 
 
 class EngineThread:
@@ -99,7 +104,7 @@ class EngineThread:
         self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
         self._works: set[Work] = set()  # not ended; also those that follow others
         self._sampler: HostSampler | None = None
-        self._counters = _Counters()
+        self._counters = Counters()
 
     # ---- for callers ----
 
@@ -242,7 +247,7 @@ class EngineThread:
 
     def metrics(self) -> EngineMetrics:
         """The state at this moment; never waits for a step."""
-        return self._counters.metrics(self.scheduler, self._num_open)
+        return self._counters.metrics(self.scheduler.stats, self._num_open)
 
     @property
     def _num_open(self) -> int:
@@ -347,7 +352,14 @@ class EngineThread:
             self.scheduler.reset_prefix_cache()
         try:
             if (step := self.scheduler.schedule(now)) is not None:
-                in_flight = _InFlight(step, self._engine.submit(step.batch), now)
+                hidden: list[npt.NDArray[np.float32]] = []
+                if step.collects_hidden:
+
+                    def look(name: str, rows: _core.Tensor, layer: int) -> None:
+                        hidden.append(np.array(rows.numpy(), np.float32))  # a copy: the next step writes there
+
+                    self._hooks.watch("final_norm", look)
+                in_flight = _InFlight(step, self._engine.submit(step.batch), now, hidden)
         finally:
             if in_flight is None:
                 self._hooks.take_back()
@@ -443,7 +455,7 @@ class EngineThread:
                     what = _core.sample_fault(int(ids[row]))
                     failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
         now = time.perf_counter()
-        sampled = self.scheduler.update(step, output, now, ids)
+        sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.heard]
         changed: list[Work] = []  # have ended, or others wait for them
         for sequence, row, token_id in sampled.taken:
@@ -574,40 +586,3 @@ class EngineThread:
 def _count(works: Iterable[Work]) -> int:
     """Works, and those that follow them."""
     return sum(1 + _count(work.followers) for work in works)
-
-
-class _Counters:
-    """What the engine has done, for `metrics`."""
-
-    def __init__(self) -> None:
-        self.num_finished = 0
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
-        self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
-
-    def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
-        """Count a step: tokens of prompts that were computed, tokens that were sampled."""
-        self._num_steps += 1
-        self._num_prompt_tokens += num_prompt
-        self._num_output_tokens += num_sampled
-        self._recent.append((num_prompt, num_sampled, seconds))
-
-    def metrics(self, scheduler: Scheduler, num_open: int) -> EngineMetrics:
-        recent = self._recent.copy()
-        seconds = sum(s for _, _, s in recent)
-        stats = scheduler.stats
-        return EngineMetrics(
-            num_running=stats.num_running,
-            num_waiting=max(num_open - stats.num_running, 0),
-            num_finished=self.num_finished,
-            num_steps=self._num_steps,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_output_tokens=self._num_output_tokens,
-            num_preemptions=stats.num_preemptions,
-            num_used_blocks=stats.num_used_blocks,
-            num_blocks=stats.num_blocks,
-            prefix_hit_rate=stats.prefix_hit_rate,
-            prompt_tps=sum(p for p, _, _ in recent) / seconds if seconds else None,
-            output_tps=sum(o for _, o, _ in recent) / seconds if seconds else None,
-        )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
-from infinilm.cache import CacheConfig, StaticKVCacheConfig
+from infinilm.cache import CacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.config.families import build_spec
 from infinilm.devices.system import device_free_memory
@@ -143,6 +143,8 @@ class MemoryPlan:
         Sequences that run at the same time; they share the blocks.
     num_blocks, block_size : int
         Blocks of the cache, and the tokens each holds.
+    kv_cache_dtype : str
+        What keys and values are kept in.
     """
 
     weight_bytes: int
@@ -153,6 +155,7 @@ class MemoryPlan:
     max_num_seqs: int
     num_blocks: int
     block_size: int
+    kv_cache_dtype: str
 
     @property
     def kv_bytes(self) -> int:
@@ -177,7 +180,7 @@ class MemoryPlan:
     def __str__(self) -> str:
         return (
             f"weights {format_bytes(self.weight_bytes)}; workspace {format_bytes(self.workspace_bytes)}; "
-            f"KV cache {format_bytes(self.kv_bytes_per_token)} per token, "
+            f"KV cache in {self.kv_cache_dtype}, {format_bytes(self.kv_bytes_per_token)} per token, "
             f"{self.num_blocks} blocks of {self.block_size} tokens = {format_bytes(self.kv_bytes)} "
             f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "
             f"sequences at the full {self.max_model_len} tokens"
@@ -188,21 +191,19 @@ def divide_memory(
     *,
     weight_bytes: int,
     workspace_bytes: int,
-    kv_bytes_per_token: int,
+    cache: CacheSizing,
     max_position_embeddings: int,
     max_model_len: int | None,
     max_num_seqs: int,
     kv_cache: int | str | CacheConfig | None,
+    kv_cache_dtype: str | None,
     free_bytes: int,
-    dtype: str,
-    num_sharing: int = 1,
 ) -> MemoryPlan:
     """Divide `free_bytes`, what is free once the weights and the workspace are in memory.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
     it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a
-    `CacheConfig` says how large it is, whose bytes are those of one rank. `dtype`: what the engine computes in.
-    `num_sharing`: ranks that have this memory together.
+    `CacheConfig` says how large it is, whose bytes are those of one rank.
 
     Raises
     ------
@@ -211,10 +212,12 @@ def divide_memory(
     ConfigError
         If `kv_cache` is not what it may be.
     """
+    dtype = cache.dtype(kv_cache_dtype, kv_cache)
+    kv_bytes_per_token = cache.bytes_per_token(dtype)
     if isinstance(kv_cache, CacheConfig):
         layout = kv_cache.layout(
             max_position_embeddings=max_position_embeddings,
-            kv_bytes_per_token=kv_bytes_per_token // num_sharing,
+            kv_bytes_per_token=kv_bytes_per_token // cache.num_sharing,
             dtype=dtype,
         )
         budget, most_blocks, block_size = layout.num_slots * kv_bytes_per_token, layout.num_blocks, layout.block_size
@@ -248,7 +251,39 @@ def divide_memory(
         max_num_seqs=min(max_num_seqs, most_blocks) if is_static else max_num_seqs,
         num_blocks=num_blocks,
         block_size=block_size,
+        kv_cache_dtype=dtype,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizing:
+    """What decides the dtype of a model's KV cache, and with it the bytes of a token."""
+
+    device: str  # of the ranks
+    computed: str  # the dtype that the engine computes in
+    auto_dtype: str  # of keys and values where none is asked for
+    spec: _core.ModelSpec  # of the largest rank
+    num_sharing: int  # ranks whose memory is the same: on a CPU all
+
+    def dtype(self, requested: str | None, kv_cache: object = None) -> str:
+        """What keys and values are kept in: `requested`, or the dtype of a `CacheConfig`, which must agree.
+
+        Raises
+        ------
+        ConfigError
+            As `resolve_cache_dtype`, or two different dtypes.
+        """
+        given = kv_cache.dtype if isinstance(kv_cache, CacheConfig) else None
+        if given is not None and requested is not None and dtype_name(requested) not in ("auto", given):
+            raise ConfigError(
+                f"kv_cache_dtype is {requested!r}, but kv_cache is a {type(kv_cache).__name__} with dtype={given!r}; "
+                "pass one of them"
+            )
+        return resolve_cache_dtype(given or requested, self.auto_dtype, computed=self.computed, device=self.device)
+
+    def bytes_per_token(self, dtype: str) -> int:
+        """Bytes of a token, all layers, K and V, of the ranks that share a memory."""
+        return self.num_sharing * self.spec.kv_bytes_per_token(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,17 +295,13 @@ class ModelPlan:
     devices: tuple[str, ...]  # of each rank: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # of the checkpoint's weights
     dtype: str  # what the engine computes in
+    cache: CacheSizing
     memory: MemoryPlan
 
     @property
     def device(self) -> str:
         """Of the first rank."""
         return self.devices[0]
-
-    @property
-    def num_sharing(self) -> int:
-        """Ranks whose memory is the same: on a CPU all."""
-        return len(self.devices) if self.device == "cpu" else 1
 
 
 def plan_model(
@@ -281,6 +312,7 @@ def plan_model(
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
     kv_cache: int | str | CacheConfig | None = None,
+    kv_cache_dtype: str = "auto",
     num_threads: int | None = None,
     load_format: str = "auto",
     device: str = "auto",
@@ -325,7 +357,6 @@ def plan_model(
     spec = build_spec(config, dtype=computed, max_model_len=max_model_len or config.max_position_embeddings)
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
-    num_sharing = num_ranks if on_cpu else 1
     # On a CPU the ranks have parts of the same pages, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
@@ -341,19 +372,21 @@ def plan_model(
     )
     if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
         workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
+    cache = CacheSizing(
+        devices[0], computed, _auto_cache_dtype(dtype, stored, computed, on_cpu), local, num_ranks if on_cpu else 1
+    )
     plan = divide_memory(
         weight_bytes=weight_bytes,
         workspace_bytes=workspace,
-        kv_bytes_per_token=num_sharing * local.kv_bytes_per_token,
+        cache=cache,
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
+        kv_cache_dtype=kv_cache_dtype,
         free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
-        dtype=computed,
-        num_sharing=num_sharing,
     )
-    return ModelPlan(path, config, devices, stored, computed, plan)
+    return ModelPlan(path, config, devices, stored, computed, cache, plan)
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
@@ -374,9 +407,9 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         As for `LLM`.
     settings
         ``device``, ``dtype``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``, ``kv_cache``,
-        ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, ``revision``, as for `LLM`; and
-        ``memory``, bytes or a size such as "80GiB": what is free on each device (on a CPU, for all ranks), instead of
-        what is free here. The devices need not be here then.
+        ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``, ``revision``, as
+        for `LLM`; and ``memory``, bytes or a size such as "80GiB": what is free on each device (on a CPU, for all
+        ranks), instead of what is free here. The devices need not be here then.
 
     Raises
     ------
@@ -409,3 +442,12 @@ def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
     if wanted not in DTYPES:
         raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
     return wanted
+
+
+def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> str:
+    """What K and V are kept in unless asked: the checkpoint's 16 bits, or the dtype that was asked for.
+
+    Attention reads every key and value for every token, so that 16 bits halve its memory and its time, whatever is
+    multiplied.
+    """
+    return stored if dtype == "auto" and on_cpu and stored in ("bfloat16", "float16") else computed

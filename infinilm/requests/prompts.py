@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -40,6 +39,7 @@ Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Sequence[Prompt]
 Conversations = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
+"""Of all prompts of a call, or one for each; None: the model's defaults."""
 
 
 class RequestMaker:
@@ -76,8 +76,8 @@ class RequestMaker:
         self._max_model_len = max_model_len
         self._limits = limits
         self._max_open = max_open
-        self._seeds = np.random.default_rng(seed) if seed is not None else None
-        self._lock = threading.Lock()  # numpy's generators are not made for several threads
+        self._seed = seed
+        self._num_seeds = itertools.count()  # no lock: a child forked while it is held would wait for ever
         self._request_ids = itertools.count()
 
     def make(self, prompts: Prompts, params: Params, overrides: Mapping[str, Any]) -> list[GenerationRequest]:
@@ -202,10 +202,10 @@ class RequestMaker:
             )
 
     def _new_seed(self) -> int:
-        if self._seeds is None:
+        if self._seed is None:
             return secrets.randbits(64)
-        with self._lock:
-            return int(self._seeds.integers(2**63))
+        sequence = np.random.SeedSequence((self._seed, next(self._num_seeds)))
+        return int(sequence.generate_state(1, np.uint64)[0])
 
 
 def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | None]:

@@ -28,6 +28,7 @@ __all__ = [
     "Completion",
     "CompletionReader",
     "GenerationRequest",
+    "HiddenPool",
     "LogitsWork",
     "News",
     "PromptLogprobs",
@@ -107,6 +108,33 @@ class LogitsWork(Work):
             return None
         self.finish_reason = "stop"
         return News(self, finish_reason="stop")
+
+
+class HiddenPool:
+    """One vector of the hidden states of a prompt, which come in chunks; it does not depend on where these end.
+
+    Parameters
+    ----------
+    pooling : str
+        "mean" of all tokens, or "last" token.
+    """
+
+    def __init__(self, pooling: str) -> None:
+        self._takes_mean = pooling == "mean"
+        self._sum: npt.NDArray[np.float64] | None = None
+
+    def take(self, first: int, rows: Float32Array) -> None:
+        """Read the states of positions `first`..., [num_rows, hidden_size]."""
+        if not self._takes_mean:
+            self._sum = rows[-1].astype(np.float64)
+            return
+        for row in rows:  # one after another: the order of the sum is that of the tokens
+            self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
+
+    def vector(self) -> Float32Array:
+        """Of length 1, [hidden_size]."""
+        assert self._sum is not None
+        return (self._sum / max(float(np.linalg.norm(self._sum)), 1e-300)).astype(np.float32)
 
 
 class PromptLogprobs:

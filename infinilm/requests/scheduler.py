@@ -222,18 +222,28 @@ class Scheduler:
                 self.blocks.forget_uncomputed(sequence.slot, int(self._num_computed[sequence.slot]))
             raise
 
-    def update(self, step: Step, output: _core.StepOutput, now: float, ids: Int32Array | None = None) -> Sampled:
+    def update(
+        self,
+        step: Step,
+        output: _core.StepOutput,
+        now: float,
+        ids: Int32Array | None = None,
+        hidden: npt.NDArray[np.float32] | None = None,
+    ) -> Sampled:
         """Take in the result of a step, which came at `now` (seconds, perf_counter).
 
         `ids`: instead of those in `output`, [num_rows]; who has a negative one got none, and is to be removed.
+        `hidden`: what the final norm gave, [num_rows, hidden_size], if the step collects it.
         """
         if self._in_flight is step:
             self._in_flight = None
             self._previous_row.fill(-1)
         for sequence, position, begin, end in step.logits_rows:
             begin += sequence.num_collected - position  # a preempted sequence has some already
-            if sequence.slot >= 0 and output.logits is not None and begin < end:
-                sequence.logits.append(output.logits.numpy()[begin:end])
+            logits = None if output.logits is None else output.logits.numpy()
+            collected = hidden if sequence.collect_hidden else logits
+            if sequence.slot >= 0 and collected is not None and begin < end:
+                sequence.logits.append(collected[begin:end])
                 sequence.num_collected += end - begin
         if not step.samples:
             return Sampled(0, [], [])
@@ -517,7 +527,8 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
-            return_logits=bool(logits_rows) or (needs_logits and any(s.needs_logits for s in samples)),
+            return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
+            or (needs_logits and any(s.needs_logits for s in samples)),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
         )
         num_prompt = np.maximum(np.minimum(ends, self._prompt_lens[slots]) - starts, 0)

@@ -30,13 +30,14 @@ class Sequence:
     is_plain: bool = False  # its owner has nothing to do with a token, unless that ends it
     is_watched: bool = True  # somebody wants to hear of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
+    collect_hidden: bool = False  # with collect_logits: in their place, what the final norm makes of every prompt token
     # Of its next token: the owner changes or wants to see the logits; it draws the token, and no step can be ahead of
     # that. Who does not need them when it comes never will; else this may change between steps.
     needs_logits: bool = False
     draws_on_host: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)  # when each of them came: seconds, perf_counter
-    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size] each
+    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [chunk, vocab_size or hidden_size] each
     slot: int = -1  # -1 while waiting and when done
     num_collected: int = 0  # tokens whose logits were collected; those of a preempted sequence are not collected twice
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
@@ -63,6 +64,11 @@ class Step:
     num_prompt_tokens: int
     draws_on_host: bool  # for any sample the engine's id is not the last word
     num_left: int  # the scheduler's count of sequences that left their slots, when this was made
+
+    @property
+    def collects_hidden(self) -> bool:
+        """Whether the output of the final norm is wanted."""
+        return any(sequence.collect_hidden for sequence, _, _, _ in self.logits_rows)
 
 
 @dataclass(frozen=True, slots=True)

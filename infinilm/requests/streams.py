@@ -6,13 +6,13 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import cast
 
-from infinilm.outputs import TokenEvent
+from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.progress import can_show, progress_bar
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
 from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
 
-__all__ = ["astream", "finish", "run_prompts", "stream"]
+__all__ = ["AsyncRequests", "astream", "finish", "run_prompts", "stream"]
 
 
 def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
@@ -47,26 +47,75 @@ def finish(thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm:
             advance()
 
 
+class AsyncRequests:
+    """Requests that run, followed from asyncio. Made by `LLM.asubmit`, in the thread of the event loop.
+
+    Leaving it as an async context manager cancels what is unfinished.
+    """
+
+    def __init__(
+        self, llm: object, thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
+    ) -> None:
+        import asyncio  # it takes a while, and most programs do without
+
+        self._llm = llm  # kept alive: an LLM that nobody holds closes its thread
+        self._thread = thread
+        self._requests = requests
+        self._news: list[News] = []
+        self._changed = asyncio.Event()
+        mailbox = current_mailbox()
+        self._num_open = _listen(requests, lambda news: mailbox.put(self._take, news), ends_only)
+        thread.submit([work for request in requests for work in request.works])
+
+    def _take(self, news: News) -> None:
+        self._news.append(news)
+        self._changed.set()
+
+    async def steps(self) -> AsyncIterator[list[TokenEvent]]:
+        """The events, those that came at the same time together.
+
+        Raises, after the last, what made the requests fail, if none of them succeeded.
+        """
+        while self._num_open:
+            self._thread.check_caller()
+            await self._changed.wait()
+            self._changed.clear()
+            news, self._news = self._news, []
+            events = [event for event in (_event(self._thread, item) for item in news) if event is not None]
+            self._num_open -= sum(event.finish_reason is not None for event in events)
+            if events:
+                yield events
+        _raise_failure(self._requests)
+
+    async def wait(self) -> list[RequestOutput]:
+        """Wait for the ends; returns what `outputs` does. Raises what made the requests fail, if all of them did."""
+        async for _ in self.steps():
+            pass
+        return self.outputs()
+
+    def outputs(self) -> list[RequestOutput]:
+        """Everything so far, one for each prompt."""
+        return [request.output() for request in self._requests]
+
+    def cancel(self) -> None:
+        """End what is unfinished as soon as the step that runs is done."""
+        self._thread.cancel(_all_works(self._requests))
+
+    async def __aenter__(self) -> AsyncRequests:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+
 async def astream(
     thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
 ) -> AsyncIterator[TokenEvent]:
     """`stream` for asyncio."""
-    import asyncio  # it takes a while, and most programs do without
-
-    mailbox = current_mailbox()
-    inbox: asyncio.Queue[News] = asyncio.Queue()
-    num_open = _listen(requests, lambda news: mailbox.put(inbox.put_nowait, news), ends_only)
-    try:
-        thread.submit([work for request in requests for work in request.works])
-        while num_open:
-            thread.check_caller()
-            event = _event(thread, await inbox.get())
-            if event is not None:
-                num_open -= event.finish_reason is not None
+    async with AsyncRequests(None, thread, requests, ends_only=ends_only) as running:
+        async for events in running.steps():
+            for event in events:
                 yield event
-    finally:
-        thread.cancel(_all_works(requests))
-    _raise_failure(requests)
 
 
 def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:

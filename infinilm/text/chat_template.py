@@ -199,8 +199,15 @@ class ChatTemplate:
         """Whether there is a template."""
         return bool(self.templates)
 
+    def source_text(self, with_tools: bool) -> str:
+        """The Jinja text that renders a conversation with or without tools; "" where there is none."""
+        return self.templates.get(self._name(with_tools), "")
+
+    def _name(self, with_tools: bool) -> str:
+        return "tool_use" if with_tools and "tool_use" in self.templates else "default"
+
     def _select(self, with_tools: bool) -> _Compiled:
-        name = "tool_use" if with_tools and "tool_use" in self.templates else "default"
+        name = self._name(with_tools)
         if not self.templates:
             raise ConfigError(
                 f"{self._source} has no chat template (a base model?); pass chat_template= with Jinja text "

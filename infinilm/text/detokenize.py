@@ -13,7 +13,7 @@ from infinilm.errors import RequestError
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.tokenizer import Tokenizer
 
-__all__ = ["IncrementalDetokenizer", "OutputText", "StopStrings"]
+__all__ = ["IncrementalDetokenizer", "OutputText", "StopStrings", "overlap"]
 
 _MAX_STEPS_BACK = 4  # deltas that the window of a stream may grow back by at once
 
@@ -140,7 +140,7 @@ class StopStrings:
             end, begin, self.stopped_by = min(found)
             self._held = ""
             return text[: end if self._include else begin]
-        keep = max((_overlap(text, s) for s in self._stop), default=0)
+        keep = max((overlap(text, s) for s in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -150,8 +150,8 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`, which is not empty."""
     begin = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while begin >= 0:
         if stop.startswith(text[begin:]):

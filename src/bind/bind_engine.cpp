@@ -77,9 +77,12 @@ void bind_spec(nb::module_& m) {
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
         .def_rw("rope", &ModelSpec::rope)
-        .def_prop_ro(
-            "kv_bytes_per_token", [](const ModelSpec& s) { return KvCache::bytes_per_token(s); },
-            "All layers, keys and values.");
+        .def(
+            "kv_bytes_per_token",
+            [](const ModelSpec& s, const std::string& dtype) {
+                return KvCache::bytes_per_token(s, dtype_from_string(dtype));
+            },
+            nb::arg("dtype"), "Of a KV cache in this dtype: all layers, keys and values.");
     m.def(
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
@@ -364,10 +367,13 @@ void bind_engine(nb::module_& m) {
             "returned tensor replaces it.")
         .def(
             "reset_cache",
-            [](Engine& engine, int64_t num_blocks, int64_t block_size) {
-                engine.reset_cache({.num_blocks = num_blocks, .block_size = block_size});
+            [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype) {
+                engine.reset_cache({.num_blocks = num_blocks,
+                                    .block_size = block_size,
+                                    .dtype = dtype.empty() ? engine.spec().dtype : dtype_from_string(dtype)});
             },
-            "num_blocks"_a, "block_size"_a, Release(), "Allocates the KV cache anew, empty.")
+            "num_blocks"_a, "block_size"_a, "dtype"_a = "", Release(),
+            "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",

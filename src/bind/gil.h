@@ -5,13 +5,20 @@
 
 #include <Python.h>
 #include <cxxabi.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
 namespace infinilm {
 
 // From here on what Python owns is left to the end of the process: there is nobody to give it back to.
 inline bool is_finalizing() noexcept {
-#if PY_VERSION_HEX >= 0x030d0000
+#if defined(Py_LIMITED_API)  // that of 3.12 lacks it; the name without the underscore has been there since 3.13
+    static const auto ask = [] {
+        void* const found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+        return reinterpret_cast<int (*)()>(found ? found : dlsym(RTLD_DEFAULT, "_Py_IsFinalizing"));
+    }();
+    return ask && ask();
+#elif PY_VERSION_HEX >= 0x030d0000
     return Py_IsFinalizing();
 #else
     return _Py_IsFinalizing();

@@ -1,6 +1,7 @@
 #include "core/tensor.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <limits>
@@ -97,12 +98,18 @@ TensorView TensorView::reshape(std::initializer_list<int64_t> shape) const {
 Tensor allocate_host(DType dtype, std::span<const int64_t> shape) {
     TensorView view(nullptr, dtype, shape);
     const size_t bytes = static_cast<size_t>(std::max<int64_t>(view.bytes(), 1));
-    // mmap rather than malloc: zeroed lazily and given back whole. No huge pages: a static KV cache is touched
-    // sparsely.
+    // mmap rather than malloc: zeroed lazily and given back whole.
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED)
         throw DeviceError(concat("out of host memory: ", bytes, " bytes for a tensor of shape ", shape_string(shape)));
     return {TensorView(data, dtype, shape), std::shared_ptr<void>(data, [bytes](void* p) { munmap(p, bytes); })};
+}
+
+void prefer_huge_pages(const TensorView& host) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = (reinterpret_cast<uintptr_t>(host.data()) + page - 1) / page * page;
+    const auto end = reinterpret_cast<uintptr_t>(host.data()) + static_cast<uintptr_t>(host.bytes());
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // no matter if it is refused
 }
 
 }  // namespace infinilm

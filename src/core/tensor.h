@@ -77,6 +77,8 @@ struct Tensor : TensorView {
 
 // Zeroed, 64-byte aligned host memory. Pages come from the system untouched, so what is never used costs nothing.
 Tensor allocate_host(DType dtype, std::span<const int64_t> shape);
+// Asks the system for pages of 2 MiB where memory of the host is touched from now on.
+void prefer_huge_pages(const TensorView& host);
 inline Tensor allocate_host(DType dtype, std::initializer_list<int64_t> shape) {
     return allocate_host(dtype, std::span(shape.begin(), shape.size()));
 }

@@ -2,18 +2,36 @@
 
 namespace infinilm {
 
+namespace {
+constexpr int64_t large_layer = 16 << 20;  // bytes
+constexpr int64_t small_block = 256;       // tokens
+}  // namespace
+
 KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec) : spec_(spec) {
     if (spec.num_blocks < 1 || spec.block_size < 1)
         throw ConfigError(concat("a KV cache needs at least one block of one token, got ", spec.num_blocks,
                                  " blocks of ", spec.block_size));
+    if (!is_floating(spec.dtype))
+        throw ConfigError(
+            concat("the KV cache can be float32, bfloat16 or float16 in this version, got ", name(spec.dtype)));
+    if (backend.device().kind == DeviceKind::cuda && spec.dtype != model.dtype)
+        throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
+                                 "; got ", name(spec.dtype)));
     const int64_t shape[] = {model.num_layers, spec.num_blocks, model.attention.num_kv_heads, spec.block_size,
                              model.attention.head_dim};
-    k_ = backend.allocate(model.dtype, shape);
-    v_ = backend.allocate(model.dtype, shape);
+    k_ = backend.allocate(spec.dtype, shape);
+    v_ = backend.allocate(spec.dtype, shape);
+    // Attention jumps from block to block, and small pages make each jump a walk of page tables. Where a layer is small
+    // or rows are long, whole large pages would be taken for a few tokens.
+    const bool dense = k_.bytes() / model.num_layers >= large_layer && spec.block_size <= small_block;
+    if (dense && k_.device().kind == DeviceKind::cpu) {
+        prefer_huge_pages(k_);
+        prefer_huge_pages(v_);
+    }
 }
 
-int64_t KvCache::bytes_per_token(const ModelSpec& model) {
-    return int64_t{2} * model.num_layers * model.kv_dim() * size_bytes(model.dtype);
+int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
+    return int64_t{2} * model.num_layers * model.kv_dim() * size_bytes(dtype);
 }
 
 }  // namespace infinilm

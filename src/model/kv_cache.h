@@ -10,6 +10,7 @@ namespace infinilm {
 struct KvCacheSpec {
     int64_t num_blocks = 0;  // static: max_batch_size
     int64_t block_size = 0;  // tokens; static: max_cache_len
+    DType dtype = DType::float32;
     bool operator==(const KvCacheSpec&) const = default;
 };
 
@@ -21,7 +22,7 @@ public:
     const KvCacheSpec& spec() const { return spec_; }
     TensorView k(int layer) const { return k_.select(0, layer); }  // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v(int layer) const { return v_.select(0, layer); }
-    static int64_t bytes_per_token(const ModelSpec& model);  // all layers, K and V
+    static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V
 
 private:
     KvCacheSpec spec_;

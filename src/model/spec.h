@@ -38,7 +38,7 @@ struct RopeSpec {
 };
 
 struct ModelSpec {
-    DType dtype = DType::float32;  // what the engine computes in; also the dtype of the KV cache
+    DType dtype = DType::float32;  // what the engine computes in
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
     bool tie_word_embeddings = false;

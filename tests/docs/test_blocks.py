@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -33,11 +35,45 @@ def test_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         exec(code, namespace)
 
 
-@pytest.mark.parametrize("name", ["LLM"])
+def api() -> str:
+    return (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", infinilm.__all__)
+def test_public_names(name: str) -> None:
+    """api.md names every public name, and every field of those that are dataclasses."""
+    prose = re.sub(r"^```.*?^```$", "", api(), flags=re.MULTILINE | re.DOTALL)
+    code = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
+    value = getattr(infinilm, name)
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) and name != "LlamaConfig" else ()
+    assert {name, *(field.name for field in fields)} <= code
+
+
+@pytest.mark.parametrize("name", ["SamplingParams", "RequestLimits"])
+def test_field_tables(name: str) -> None:
+    """The table of a class in api.md has a row for every field, with its default."""
+    (section,) = re.findall(rf"^### {name}\n(.*?)^#", api(), re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE)
+    written = {field: ast.literal_eval(default) for field, default in rows}
+    assert written == {field.name: field.default for field in dataclasses.fields(getattr(infinilm, name))}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LLM",
+        "InferEngine",
+        "StaticKVCacheConfig",
+        "PagedKVCacheConfig",
+        "DistConfig",
+        "CommunicationGroup",
+        "ReferenceModel",
+        "compare",
+    ],
+)
 def test_signatures(name: str) -> None:
     """A signature in api.md, such as `infinilm.LLM(model, *, ...)`, names every parameter and its default."""
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    (written,) = re.findall(rf"^infinilm\.{name}\((.*?)\)\n```$", text, re.MULTILINE | re.DOTALL)
+    (written,) = re.findall(rf"^infinilm\.{name}\((.*?)\)\n```$", api(), re.MULTILINE | re.DOTALL)
     signature = inspect.signature(getattr(infinilm, name))
     visible = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     scope: dict[str, object] = {}

@@ -124,3 +124,30 @@ def test_errors(llm: LLM) -> None:
         assert [o.outputs[0].finish_reason for o in outputs] == ["length", "error"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_streams", [1, 24])
+def test_a_step_wakes_the_loop_once(folder: Path, num_streams: int) -> None:
+    """However many streams hear of it."""
+    num_tokens = 10
+    with LLM(folder) as model:
+
+        async def main() -> int:
+            loop = asyncio.get_running_loop()
+            wake, num_woken = loop.call_soon_threadsafe, 0
+
+            def counting(*args: Any, **kwargs: Any) -> asyncio.Handle:
+                nonlocal num_woken
+                num_woken += 1
+                return wake(*args, **kwargs)
+
+            loop.call_soon_threadsafe = counting  # type: ignore[method-assign]
+            settings = SETTINGS | {"max_tokens": num_tokens}
+            streams = [model.asubmit("the", **settings) for _ in range(num_streams)]
+            await asyncio.gather(*(stream.wait() for stream in streams))
+            return num_woken
+
+        num_steps_before = model.metrics().num_steps
+        num_woken = asyncio.run(main())
+        num_steps = model.metrics().num_steps - num_steps_before
+        assert num_tokens <= num_woken <= num_steps < 2 * num_tokens + num_streams

@@ -63,8 +63,6 @@ def test_what_does_not_fit(folder: Path) -> None:
         LLM(folder, kv_cache=PagedKVCacheConfig(1))
     with pytest.raises(infinilm.CacheFullError, match=r"no room for a KV cache of \d+ bytes: .*; lower kv_cache"):
         LLM(folder, kv_cache=PagedKVCacheConfig(num_blocks=2**40))
-    with pytest.raises(infinilm.ConfigError, match="dtype is 'float16'"):
-        LLM(folder, kv_cache=PagedKVCacheConfig(num_blocks=9, dtype="float16"), dtype="float32")
 
 
 def test_reset_forgets_prefixes(folder: Path) -> None:

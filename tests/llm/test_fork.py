@@ -21,6 +21,7 @@ settings = dict(temperature=0, max_tokens=30, ignore_eos=True)
 expected = llm.generate("the", use_tqdm=False, **settings)[0].outputs
 stream = llm.stream("the", **settings)
 next(stream)
+unused = infinilm.LLM({folder!r})
 done = llm.submit("the", **settings)
 done.result(30)
 running = llm.submit("the", logits_processor=lambda ids, logits: time.sleep(0.05) or logits, **settings)
@@ -82,6 +83,7 @@ def test_calls_in_a_forked_process(folder: Path, call: str) -> None:
         "llm.__exit__()",
         "running.cancel(); del running; gc.collect()",
         "del llm, stream, done, running; gc.collect()",
+        "del unused; gc.collect()",
         "assert done.result().outputs == list(expected) and len(list(done)) == 30",
         "with infinilm.LLM({folder!r}) as new: assert new.generate('the', **settings)[0].outputs == expected",
     ],

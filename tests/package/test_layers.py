@@ -20,6 +20,7 @@ FLOORS = (
     ("models", "requests"),
     ("llm",),
     ("bench", "debug"),
+    ("server",),
     ("cli",),
     ("__main__",),
 )

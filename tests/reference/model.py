@@ -36,6 +36,11 @@ class ReferenceModel:
 
     def forward(self, input_ids: NDArray[Any], positions: NDArray[Any] | None = None) -> F64:
         """Logits [n, vocab_size] of one sequence of tokens [n]; positions [n] are 0 .. n-1 unless given."""
+        head = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
+        return self.hidden(input_ids, positions) @ self._weight(head).T
+
+    def hidden(self, input_ids: NDArray[Any], positions: NDArray[Any] | None = None) -> F64:
+        """What the final norm makes of each token, [n, hidden_size]."""
         config, facts = self.config, self.facts
         ids = np.asarray(input_ids)
         positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
@@ -49,9 +54,7 @@ class ReferenceModel:
             gate = self._linear(h, f"{at}.mlp.gate_proj", facts.mlp_bias)
             up = self._linear(h, f"{at}.mlp.up_proj", facts.mlp_bias)
             x = x + self._linear(gate * _sigmoid(gate) * up, f"{at}.mlp.down_proj", facts.mlp_bias)
-        x = self._norm(x, "model.norm")
-        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        return x @ self._weight(head).T
+        return self._norm(x, "model.norm")
 
     def greedy(self, input_ids: NDArray[Any], num_tokens: int) -> list[int]:
         """The `num_tokens` most likely tokens that follow, each by a full forward pass."""

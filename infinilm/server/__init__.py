@@ -1,0 +1,1 @@
+"""`infinilm serve`: the API of OpenAI over HTTP, and a page to talk to the model."""

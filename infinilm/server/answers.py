@@ -1,0 +1,205 @@
+"""What a model gave, in the words of OpenAI's chat and text completions: whole, and in pieces of a stream."""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infinilm.outputs import RequestOutput
+from infinilm.text.reasoning import ReasoningSplitter
+from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
+
+__all__ = [
+    "Choice",
+    "ChoiceMaker",
+    "CompletionLogprobs",
+    "TokenLogprob",
+    "chat_logprobs",
+    "finish_reason",
+    "joined_calls",
+    "new_id",
+    "usage",
+]
+
+TokenBytes = Callable[[int], bytes]
+TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
+"""A token id, its log-probability, and those of the most probable tokens."""
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other answer has."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Tokens of prompts and answers, and how many of the prompts were found in the cache."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    cached = sum(output.metrics.cached_tokens for output in outputs if output.metrics is not None)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+@dataclass(slots=True)
+class Choice:
+    """A piece of one choice of a chat, or all of it."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # as in a stream's delta, with "index"
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+class ChoiceMaker:
+    """Text of one choice in, in pieces; content, reasoning and tool calls out.
+
+    Parameters
+    ----------
+    prompt : str
+        As rendered: it may end inside the reasoning.
+    has_reasoning : bool
+        The model's template marks its reasoning.
+    form : ToolCallFormat or None
+        How calls are written; None: there are no tools, and what looks like a call is content.
+    names : sequence of str
+        Of the tools.
+    max_calls : int or None
+        Calls behind these are dropped: with parallel calls switched off.
+    """
+
+    def __init__(
+        self,
+        prompt: str,
+        *,
+        has_reasoning: bool,
+        form: ToolCallFormat | None = None,
+        names: Sequence[str] = (),
+        max_calls: int | None = None,
+    ) -> None:
+        self._splitter = ReasoningSplitter.after(prompt) if has_reasoning else None
+        self._parser = ToolCallParser(form, names) if form is not None else None
+        self._max_calls = max_calls
+        self.num_calls = 0
+
+    def push(self, text: str, *, final: bool = False) -> Choice:
+        """Take more text; return what is certain now. `final`: no more comes."""
+        piece = Choice()
+        if self._splitter is not None:
+            parts = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
+            piece.reasoning, text = "".join(r for r, _ in parts), "".join(a for _, a in parts)
+        if self._parser is None:
+            piece.content = text
+            return piece
+        for delta in self._parser.push(text) + (self._parser.finish() if final else []):
+            if delta.index is None:
+                piece.content += delta.content
+            elif self._max_calls is None or delta.index < self._max_calls:
+                piece.tool_calls.append(self._call(delta.index, delta.name, delta.arguments))
+                self.num_calls = delta.index + 1
+        return piece
+
+    @staticmethod
+    def _call(index: int, name: str | None, arguments: str) -> dict[str, Any]:
+        if name is None:
+            return {"index": index, "function": {"arguments": arguments}}
+        return {
+            "index": index,
+            "id": new_id("call"),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
+
+def joined_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Whole calls from the pieces of a stream."""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if "id" in delta:
+            calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
+def chat_logprobs(
+    events: Sequence[tuple[int, float, Mapping[int, float]]], top: int, token_bytes: TokenBytes
+) -> dict[str, Any]:
+    """`logprobs` of a chat choice: of (token id, its log-probability, those of the most probable tokens)."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        data = token_bytes(token_id)
+        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+    return {
+        "content": [
+            {
+                **entry(token_id, logprob),
+                "top_logprobs": [entry(other, value) for other, value in list(tops.items())[:top]],
+            }
+            for token_id, logprob, tops in events
+        ],
+        "refusal": None,
+    }
+
+
+class CompletionLogprobs:
+    """Makes `logprobs` of one choice of a text completion, in pieces or at once.
+
+    Parameters
+    ----------
+    top : int
+        How many of the most probable tokens are told.
+    tokenizer : Tokenizer
+    skips_special : bool
+        Special tokens are not in the text.
+    """
+
+    def __init__(self, top: int, tokenizer: Tokenizer, skips_special: bool) -> None:
+        self._top, self._tokenizer, self._skips_special = top, tokenizer, skips_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0  # characters of the text so far
+
+    def add(self, tokens: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+        """Of the tokens that follow."""
+        result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token_id, logprob, tops in tokens:
+            data = self._tokenizer.token_bytes(token_id)
+            best = None if tops is None else dict(list(tops.items())[: self._top])
+            result["tokens"].append(_token_name(data))
+            result["token_logprobs"].append(None if logprob is None else _finite(logprob))
+            result["top_logprobs"].append(
+                None
+                if best is None
+                else {_token_name(self._tokenizer.token_bytes(other)): _finite(value) for other, value in best.items()}
+            )
+            result["text_offset"].append(self._offset)
+            if not (self._skips_special and self._tokenizer.is_special(token_id)):
+                self._offset += len(self._decoder.decode(data))
+        return result
+
+
+def _token_name(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:  # a part of a character: as OpenAI shows it
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; the number is OpenAI's for what cannot be."""
+    return max(logprob, -9999.0)
+
+
+def finish_reason(reason: str | None, num_calls: int) -> str | None:
+    """By OpenAI's names."""
+    return "tool_calls" if reason == "stop" and num_calls else reason

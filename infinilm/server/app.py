@@ -1,0 +1,368 @@
+"""The routes of the server, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from infinilm.requests.streams import AsyncRequests
+from infinilm.server.blocks import BlockBuilder
+from infinilm.server.bodies import ApiError, Body, anything, boolean, text
+from infinilm.server.chat import ChatCall, chat_chunks, read_chat, whole_chat
+from infinilm.server.completions import completion_chunks, read_completion, whole_completion
+from infinilm.server.embeddings import embed
+from infinilm.server.guard import App, Guard, error_body
+from infinilm.server.messages import read_message
+from infinilm.server.responses import read_response
+from infinilm.server.service import Service, bad_request
+
+__all__ = ["make_app"]
+
+logger = logging.getLogger("infinilm.server")
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
+
+T = TypeVar("T")
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+def make_app(service: Service) -> App:
+    """The application that serves `service`."""
+
+    def route(path: str, method: str, handler: Handler) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await handler(service, request)
+
+        return Route(path, endpoint, methods=[method])
+
+    routes = [
+        route("/v1/chat/completions", "POST", _chat),
+        route("/v1/completions", "POST", _completion),
+        route("/v1/responses", "POST", _response),
+        route("/v1/messages", "POST", _message),
+        route("/v1/messages/count_tokens", "POST", _count_tokens),
+        route("/v1/embeddings", "POST", _embeddings),
+        route("/v1/models", "GET", _models),
+        route("/v1/models/{name:path}", "GET", _model),
+        route("/tokenize", "POST", _tokenize),
+        route("/detokenize", "POST", _detokenize),
+        route("/health", "GET", _health),
+        route("/ping", "GET", _health),
+        route("/version", "GET", _version),
+        route("/metrics", "GET", _metrics),
+    ]
+    if service.settings.page:
+        routes.append(route("/", "GET", _page))
+    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    return Guard(app, service.settings)
+
+
+# ---- errors ----
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error_body(error, request.url.path), error.status, headers=error.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
+    found = ApiError(what.get(error.status_code, str(error.detail)), error.status_code)
+    return JSONResponse(error_body(found, request.url.path), found.status, headers=error.headers)
+
+
+async def _failure(request: Request, _: Exception) -> Response:
+    """What was not foreseen; the guard logs it."""
+    return await _api_error(request, ApiError("the server failed; its log says why", 500))
+
+
+_HANDLERS: Mapping[Any, Any] = {ApiError: _api_error, HTTPException: _http_error, Exception: _failure}
+
+
+# ---- generation ----
+
+
+async def _chat(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    call = await asyncio.to_thread(read_chat, service, values)
+    prompts = [call.prompt_token_ids]
+    if call.is_stream:
+        return await _stream(service, prompts, call.params, lambda running: chat_chunks(service, call, running))
+    return await _whole(service, request, prompts, call.params, lambda running: whole_chat(service, call, running))
+
+
+async def _completion(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    call = await asyncio.to_thread(read_completion, service, values)
+    if call.is_stream:
+        return await _stream(
+            service, call.prompts, call.params, lambda running: completion_chunks(service, call, running)
+        )
+    return await _whole(
+        service, request, call.prompts, call.params, lambda running: whole_completion(service, call, running)
+    )
+
+
+async def _response(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    return await _blocks(service, request, *await asyncio.to_thread(read_response, service, values))
+
+
+async def _message(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    return await _blocks(service, request, *await asyncio.to_thread(read_message, service, values))
+
+
+async def _count_tokens(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    call, _ = await asyncio.to_thread(read_message, service, values, counts_only=True)
+    return JSONResponse({"input_tokens": len(call.prompt_token_ids)})
+
+
+async def _embeddings(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+    with service.admitted(0):
+        loop = asyncio.get_running_loop()
+        return JSONResponse(await loop.run_in_executor(service.embedders, embed, service, values))
+
+
+async def _blocks(service: Service, request: Request, call: ChatCall, builder: BlockBuilder) -> Response:
+    prompts = [call.prompt_token_ids]
+    if call.is_stream:
+        return await _stream(
+            service, prompts, call.params, lambda running: builder.events(call, running), path=request.url.path
+        )
+    return await _whole(
+        service, request, prompts, call.params, lambda running: builder.whole(call, running.outputs()[0])
+    )
+
+
+async def _whole(
+    service: Service,
+    request: Request,
+    prompts: list[list[int]],
+    params: Any,
+    answer: Callable[[AsyncRequests], dict[str, Any]],
+) -> Response:
+    """Run to the end, unless the client leaves or the time is over."""
+    async with service.running(prompts, params) as running:
+        outputs = asyncio.ensure_future(running.wait())
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({outputs, gone}, timeout=service.time_limit, return_when=asyncio.FIRST_COMPLETED)
+            if not outputs.done():
+                if gone.done():
+                    return Response(status_code=499)  # nobody reads it
+                raise service.timed_out()
+            for choice in (choice for output in outputs.result() for choice in output.outputs):
+                if choice.error is not None:
+                    raise choice.error
+            return JSONResponse(answer(running))
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # of this request alone
+            logger.warning("a request failed: %s", error)
+            raise service.failed(error) from error
+        finally:
+            for task in (outputs, gone):
+                task.cancel()
+            await asyncio.gather(outputs, gone, return_exceptions=True)
+
+
+async def _stream(
+    service: Service,
+    prompts: list[list[int]],
+    params: Any,
+    chunks: Callable[[AsyncRequests], AsyncIterator[dict[str, Any]]],
+    path: str = "",
+) -> Response:
+    """Server-sent events. What is wrong with the request is said before the stream begins.
+
+    Events that have a type carry it as their name too, and the last of them ends the stream; otherwise `[DONE]` does.
+    """
+    entered = contextlib.AsyncExitStack()
+    running = await entered.enter_async_context(service.running(prompts, params))
+
+    async def lines() -> AsyncIterator[bytes]:
+        async with entered:
+            try:
+                async for chunk in service.in_time(chunks(running)):
+                    yield _event(chunk)
+                if not path:
+                    yield b"data: [DONE]\n\n"
+            except ApiError as error:
+                yield _event(error_body(error, path))
+            except Exception as error:  # of this request alone
+                logger.warning("a request failed: %s", error)
+                yield _event(error_body(service.failed(error), path))
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return _ClosingStream(lines(), media_type="text/event-stream", headers=headers, on_end=entered.aclose)
+
+
+class _ClosingStream(StreamingResponse):
+    """A stream whose request ends with it, also where it never began."""
+
+    def __init__(self, lines: AsyncIterator[bytes], *, on_end: Callable[[], Awaitable[None]], **options: Any) -> None:
+        super().__init__(lines, **options)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One response, by the rules of ASGI."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._on_end()
+
+
+def _event(values: Mapping[str, Any]) -> bytes:
+    name = f"event: {values['type']}\n".encode() if "type" in values else b""
+    return name + b"data: " + json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _disconnected(request: Request) -> None:
+    """Wait until the client has left; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _json(service: Service, request: Request) -> dict[str, Any]:
+    """The JSON object that a request carries."""
+    _ = service.llm  # an error, if nothing can be served
+    data = await request.body()
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON: {error}") from error
+    if _SURROGATE.search(data):  # may be one half of a pair, which is no text
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(f"the body holds a lone surrogate, which is no valid Unicode: {error.reason}") from error
+    if not isinstance(values, dict):
+        raise ApiError(f"the body must be a JSON object, got {type(values).__name__}")
+    return values
+
+
+# ---- the rest ----
+
+
+def _model_entry(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "infinilm",
+        "root": service.settings.model_names[0],
+        "max_model_len": service.llm.max_model_len,
+    }
+
+
+async def _models(service: Service, _: Request) -> Response:
+    names = service.settings.model_names
+    return JSONResponse({"object": "list", "data": [_model_entry(service, name) for name in names]})
+
+
+async def _model(service: Service, request: Request) -> Response:
+    return JSONResponse(_model_entry(service, service.check_model(request.path_params["name"])))
+
+
+async def _tokenize(service: Service, request: Request) -> Response:
+    """As vLLM's: a prompt, or messages, to token ids."""
+    values = await _json(service, request)
+
+    def work() -> dict[str, Any]:
+        body, llm = Body(values), service.llm
+        name = body.take("model", text)
+        if name is not None:
+            service.check_model(name)
+        if "messages" in values:
+            kwargs = body.take("chat_template_kwargs", anything)
+            generate = body.take("add_generation_prompt", boolean)
+            tools = body.take("tools", anything)
+            body.skip("add_special_tokens", "continue_final_message")
+            messages: Any = body.need("messages", anything)
+            extra: Any = kwargs or {}
+            chosen: Any = tools or None
+            _, ids = service.render(messages, chosen, generate is not False, extra)
+        else:
+            special = body.take("add_special_tokens", boolean)
+            with bad_request("prompt"):
+                ids = llm.tokenize(body.need("prompt", text), add_special_tokens=special is not False)
+        wants_texts = body.take("return_token_strs", boolean)
+        body.finish()
+        texts = [llm.tokenizer.id_to_token(i) for i in ids] if wants_texts else None
+        return {"count": len(ids), "max_model_len": llm.max_model_len, "tokens": ids, "token_strs": texts}
+
+    return JSONResponse(await asyncio.to_thread(work))
+
+
+async def _detokenize(service: Service, request: Request) -> Response:
+    values = await _json(service, request)
+
+    def work() -> dict[str, Any]:
+        body = Body(values)
+        name = body.take("model", text)
+        if name is not None:
+            service.check_model(name)
+        tokens: Any = body.need("tokens", anything)
+        body.finish()
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise ApiError("tokens: expected a list of token ids", param="tokens")
+        with bad_request("tokens"):
+            return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
+
+    return JSONResponse(await asyncio.to_thread(work))
+
+
+async def _health(service: Service, _: Request) -> Response:
+    state = service.state()
+    return JSONResponse({"status": state}, 200 if state == "ok" else 503)
+
+
+async def _version(service: Service, _: Request) -> Response:
+    return JSONResponse({"version": service.version})
+
+
+async def _metrics(service: Service, _: Request) -> Response:
+    engine = service.llm.metrics() if service.state() in ("ok",) else None
+    return Response(service.metrics.render(engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+_PAGE = (Path(__file__).parent / "page.html").read_bytes()
+
+
+def _digest(tag: str) -> str:
+    """The hash by which a browser knows the page's own script or style, and runs no other."""
+    found = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), _PAGE, re.DOTALL)
+    assert found is not None
+    return "'sha256-" + base64.b64encode(hashlib.sha256(found[1]).digest()).decode() + "'"
+
+
+_PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; script-src {_digest('script')}; style-src {_digest('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+async def _page(_: Service, __: Request) -> Response:
+    return Response(_PAGE, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)

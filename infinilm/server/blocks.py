@@ -1,0 +1,94 @@
+"""An answer as a row of blocks - reasoning, text, calls of tools -, as the newer APIs have it.
+
+A `BlockBuilder` is fed with pieces of one choice and gives the events of a stream; what it holds at the end is the
+whole answer. So what is streamed and what is not are one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from infinilm.outputs import RequestOutput
+from infinilm.requests.streams import AsyncRequests
+from infinilm.server.answers import Choice
+from infinilm.server.chat import ChatCall, chat_pieces
+
+__all__ = ["BlockBuilder", "Event"]
+
+Event = dict[str, Any]
+
+
+class BlockBuilder(ABC):
+    """Makes blocks of pieces; a subclass says in which words."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._kind: str | None = None  # of the block that is open
+
+    def push(self, piece: Choice) -> Iterator[Event]:
+        """Take a piece; gives its events."""
+        for kind, text, call in _parts(piece):
+            if kind != self._kind or (call is not None and "id" in call):
+                yield from self._end_block()
+                self._kind = kind
+                yield from self._open(kind, call or {})
+            if text:
+                yield from self._add(kind, text)
+
+    def _end_block(self) -> Iterator[Event]:
+        if self._kind is not None:
+            yield from self._close(self._kind)
+            self._kind = None
+
+    def whole(self, call: ChatCall, output: RequestOutput) -> dict[str, Any]:
+        """The answer of a request that has ended."""
+        for _ in self.push(call.makers()[0].push(output.outputs[0].text, final=True)):
+            pass
+        for _ in self._end_block():
+            pass
+        return self.answer(output)
+
+    async def events(self, call: ChatCall, running: AsyncRequests) -> AsyncIterator[Event]:
+        """The events of a stream."""
+        for event in self.begin(running.outputs()[0]):
+            yield event
+        async for _, piece, _ in chat_pieces(call, running):
+            for event in self.push(piece):
+                yield event
+        for event in self._end_block():
+            yield event
+        for event in self.end(running.outputs()[0]):
+            yield event
+
+    @abstractmethod
+    def answer(self, output: RequestOutput) -> dict[str, Any]:
+        """The answer so far."""
+
+    @abstractmethod
+    def begin(self, output: RequestOutput) -> Iterator[Event]:
+        """Events before the first block."""
+
+    @abstractmethod
+    def end(self, output: RequestOutput) -> Iterator[Event]:
+        """Events behind the last block."""
+
+    @abstractmethod
+    def _open(self, kind: str, call: Mapping[str, Any]) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _add(self, kind: str, text: str) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _close(self, kind: str) -> Iterator[Event]: ...
+
+
+def _parts(piece: Choice) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
+    """Kind, text (of a call: its arguments), and the call's delta."""
+    if piece.reasoning:
+        yield "reasoning", piece.reasoning, None
+    if piece.content:
+        yield "text", piece.content, None
+    for call in piece.tool_calls:
+        yield "call", call["function"]["arguments"], call

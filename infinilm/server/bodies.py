@@ -1,0 +1,193 @@
+"""Bodies of requests, read field by field: each is honoured or refused by name, and none is ignored silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from infinilm.errors import did_you_mean
+
+__all__ = ["ApiError", "Body", "boolean", "integer", "list_of", "number", "one_of", "some_text", "text"]
+
+T = TypeVar("T")
+Kind = Callable[[str, object], T]
+"""Checks a value; called with the name of the field and the value, raises ApiError."""
+
+
+class ApiError(Exception):
+    """What a client gets instead of an answer.
+
+    Parameters
+    ----------
+    message : str
+    status : int
+        Of HTTP.
+    param : str, optional
+        The field of the body that is at fault.
+    code : str, optional
+        For programs, such as "model_not_found".
+    headers : mapping of str to str
+        To send with it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """The kind of error, by OpenAI's names."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        return kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+
+class Body:
+    """A JSON object whose fields are taken one by one; `finish` refuses what nobody took.
+
+    Parameters
+    ----------
+    values : mapping
+    where : str
+        Before the names of fields in messages, such as "messages[0].".
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self._left = {key: value for key, value in values.items() if value is not None}  # null is not said
+        self._where = where
+        self._known: list[str] = []
+
+    def take(self, name: str, kind: Kind[T]) -> T | None:
+        """The checked value of a field, None where it is not said."""
+        self._known.append(name)
+        return kind(self._where + name, self._left.pop(name)) if name in self._left else None
+
+    def need(self, name: str, kind: Kind[T]) -> T:
+        """The checked value of a field that must be there."""
+        value = self.take(name, kind)
+        if value is None:
+            raise ApiError(f"{self._where}{name} is missing", param=self._where + name)
+        return value
+
+    def skip(self, *names: str) -> None:
+        """Take fields that have no effect here, whatever they hold."""
+        for name in names:
+            self._known.append(name)
+            self._left.pop(name, None)
+
+    def refuse(self, name: str, why: str, *neutral: object) -> None:
+        """Refuse a field unless its value asks for nothing."""
+        self._known.append(name)
+        value = self._left.pop(name, None)
+        if value is not None and value not in neutral:
+            raise ApiError(f"{self._where}{name} is not supported: {why}", param=self._where + name)
+
+    def rest(self) -> dict[str, Any]:
+        """The fields that nobody took."""
+        left, self._left = self._left, {}
+        return left
+
+    def finish(self) -> None:
+        """Refuse fields that were not taken."""
+        for name in self._left:
+            hint = did_you_mean(name, self._known)
+            raise ApiError(f"{self._where}{name} is not a field that is known here{hint}", param=self._where + name)
+
+
+def _wrong(name: str, expected: str, value: object) -> ApiError:
+    shown = repr(value)
+    return ApiError(f"{name}: expected {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}", param=name)
+
+
+def text(name: str, value: object) -> str:
+    """Any string."""
+    if not isinstance(value, str):
+        raise _wrong(name, "a string", value)
+    return value
+
+
+def some_text(name: str, value: object) -> str:
+    """Any string but the empty one."""
+    if text(name, value) == "":
+        raise _wrong(name, "a string that is not empty", value)
+    return text(name, value)
+
+
+def boolean(name: str, value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise _wrong(name, "true or false", value)
+    return value
+
+
+def integer(least: int, most: int | None = None) -> Kind[int]:
+    """A whole number between bounds, both included; 3.0 is one, as JSON has one kind of number."""
+    limits = f">= {least}" if most is None else f"in {least}..{most}"
+
+    def check(name: str, value: object) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or value < least
+            or (most is not None and value > most)
+        ):
+            raise _wrong(name, f"an integer {limits}", value)
+        return value
+
+    return check
+
+
+def number(least: float, most: float) -> Kind[float]:
+    """A number between bounds, both included."""
+
+    def check(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise _wrong(name, f"a number in {least:g}..{most:g}", value)
+        return float(value)
+
+    return check
+
+
+def one_of(*choices: str) -> Kind[str]:
+    """One of some strings."""
+
+    def check(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise _wrong(name, f"one of {', '.join(map(repr, choices))}", value)
+        return value
+
+    return check
+
+
+def list_of(kind: Kind[T], most: int | None = None) -> Kind[list[T]]:
+    """A list of values of a kind, or one alone where it is not a list."""
+
+    def check(name: str, value: object) -> list[T]:
+        items: Sequence[object] = value if isinstance(value, list) else [value]
+        if most is not None and len(items) > most:
+            raise ApiError(f"{name}: expected at most {most} items, got {len(items)}", param=name)
+        return [kind(f"{name}[{i}]" if isinstance(value, list) else name, item) for i, item in enumerate(items)]
+
+    return check
+
+
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise _wrong(name, "an object", value)
+    return value
+
+
+def anything(name: str, value: object) -> object:
+    """Whatever it is; somebody else checks it."""
+    return value

@@ -1,0 +1,232 @@
+"""/v1/chat/completions: a conversation in, an answer out, whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infinilm.outputs import TokenEvent
+from infinilm.requests.streams import AsyncRequests
+from infinilm.sampling_params import SamplingParams
+from infinilm.server.answers import Choice, ChoiceMaker, chat_logprobs, finish_reason, joined_calls, new_id, usage
+from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
+from infinilm.server.service import Service
+from infinilm.text.reasoning import thinks
+from infinilm.text.tool_calls import ToolCallFormat, tool_call_format
+
+__all__ = ["ChatCall", "chat_chunks", "chat_pieces", "read_chat", "whole_chat"]
+
+
+@dataclass(slots=True)
+class ChatCall:
+    """A checked request for a chat completion."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    tools: list[Mapping[str, Any]]
+    form: ToolCallFormat | None  # how calls are written; None: no tools
+    has_reasoning: bool
+    max_calls: int | None
+    top_logprobs: int | None
+    is_stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    model: str
+
+    def makers(self) -> list[ChoiceMaker]:
+        """One for each choice."""
+        names = [tool["function"]["name"] for tool in self.tools]
+        return [
+            ChoiceMaker(
+                self.prompt,
+                has_reasoning=self.has_reasoning,
+                form=self.form,
+                names=names,
+                max_calls=self.max_calls,
+            )
+            for _ in range(self.params.n)
+        ]
+
+
+def read_chat(service: Service, values: Mapping[str, Any]) -> ChatCall:
+    """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
+
+    Raises ApiError that names the field.
+    """
+    llm, body = service.llm, Body(values)
+    model = service.check_model(body.need("model", text))
+    messages = body.need("messages", list_of(mapping))
+    tools = _take_tools(body)
+    choice = body.take("tool_choice", anything)
+    parallel = body.take("parallel_tool_calls", boolean)
+    kwargs = dict(body.take("chat_template_kwargs", mapping) or {})
+    effort = body.take("reasoning_effort", one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"))
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+        kwargs.setdefault("enable_thinking", effort != "none")
+    generate = body.take("add_generation_prompt", boolean)
+    is_stream = bool(body.take("stream", boolean))
+    options = Body(body.take("stream_options", mapping) or {}, "stream_options.")
+    include_usage = bool(options.take("include_usage", boolean))
+    options.skip("include_obfuscation", "continuous_usage_stats")
+    options.finish()
+    wants_logprobs = bool(body.take("logprobs", boolean))
+    top = body.take("top_logprobs", integer(0, MAX_TOP_LOGPROBS))
+    if top is not None and not wants_logprobs:
+        raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return_token_ids = bool(body.take("return_token_ids", boolean))
+    body.refuse("audio", "this server makes text")
+    body.refuse("modalities", "this server makes text", ["text"])
+    body.refuse("web_search_options", "this server searches nothing")
+    body.refuse("functions", "it is the old name of tools; use tools", [])
+    body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
+    body.refuse("response_format", "structured output is not available in this version", {"type": "text"})
+    body.skip("prediction")
+
+    used = [] if choice == "none" else tools
+    if choice not in (None, "none", "auto"):
+        raise ApiError(
+            "tool_choice: expected 'auto' or 'none'; a call cannot be forced in this version", param="tool_choice"
+        )
+    prompt, ids = service.render(messages, tools or None, generate is not False, kwargs)
+    form = tool_call_format(llm.chat_template.source_text(bool(tools))) if used else None
+    if used and form is None:
+        raise ApiError(
+            f"tools: the chat template of {model} teaches no way to call them that is known here", param="tools"
+        )
+    keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
+    body.finish()
+    if wants_logprobs:
+        keywords["logprobs"] = top or 0
+    if form is not None and form.begin.startswith("["):
+        keywords.setdefault("skip_special_tokens", False)  # the mark of a call is a special token
+    return ChatCall(
+        prompt=prompt,
+        prompt_token_ids=ids,
+        params=make_params(llm.default_sampling_params, keywords),
+        tools=used,
+        form=form,
+        has_reasoning=thinks(llm.chat_template.source_text(bool(tools))),
+        max_calls=1 if parallel is False else None,
+        top_logprobs=(top or 0) if wants_logprobs else None,
+        is_stream=is_stream,
+        include_usage=include_usage,
+        return_token_ids=return_token_ids,
+        model=model,
+    )
+
+
+def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict[str, Any]:
+    """The answer of a chat that has ended."""
+    (output,) = running.outputs()
+    choices = []
+    for choice, maker in zip(output.outputs, call.makers(), strict=True):
+        piece = maker.push(choice.text, final=True)
+        message: dict[str, Any] = {"role": "assistant", "content": piece.content or None, "refusal": None}
+        if call.has_reasoning:
+            message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
+        if piece.tool_calls:
+            message["tool_calls"] = joined_calls(piece.tool_calls)
+        else:
+            message["content"] = piece.content
+        logprobs = None
+        if call.top_logprobs is not None:
+            tokens = [(t, tops[t], tops) for t, tops in zip(choice.token_ids, choice.logprobs or (), strict=True)]
+            logprobs = chat_logprobs(tokens, call.top_logprobs, service.token_bytes)
+        choices.append(
+            {
+                "index": choice.index,
+                "message": message,
+                "logprobs": logprobs,
+                "finish_reason": finish_reason(choice.finish_reason, maker.num_calls),
+                **({"token_ids": list(choice.token_ids)} if call.return_token_ids else {}),
+            }
+        )
+    return {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": call.model,
+        "choices": choices,
+        "usage": usage([output]),
+        "service_tier": None,
+        "system_fingerprint": service.fingerprint,
+    }
+
+
+async def chat_pieces(call: ChatCall, running: AsyncRequests) -> AsyncIterator[tuple[int, Choice, list[TokenEvent]]]:
+    """What the choices say, step by step: index, piece, and the events it was made of. Raises what makes one fail."""
+    makers = call.makers()
+    async for events in running.steps():
+        for index, of_choice in _by_choice(events).items():
+            last = of_choice[-1]
+            if last.error is not None:
+                raise last.error
+            text = "".join(event.text for event in of_choice)
+            yield index, makers[index].push(text, final=last.finish_reason is not None), of_choice
+
+
+async def chat_chunks(service: Service, call: ChatCall, running: AsyncRequests) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a stream."""
+    head = {
+        "id": new_id("chatcmpl"),
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": call.model,
+        "system_fingerprint": service.fingerprint,
+    }
+    no_usage = {"usage": None} if call.include_usage else {}
+
+    def chunk(index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
+        return {**head, "choices": [choice], **no_usage}
+
+    for index in range(call.params.n):
+        yield chunk(index, {"role": "assistant", "content": ""})
+    num_calls = [0] * call.params.n
+    async for index, piece, of_choice in chat_pieces(call, running):
+        more: dict[str, Any] = {}
+        num_calls[index] += sum("id" in delta for delta in piece.tool_calls)
+        tokens = [e for e in of_choice if e.token_id is not None]
+        if call.top_logprobs is not None and tokens:
+            listed = [(int(e.token_id or 0), e.logprob or 0.0, e.top_logprobs or {}) for e in tokens]
+            more["logprobs"] = chat_logprobs(listed, call.top_logprobs, service.token_bytes)
+        if call.return_token_ids:
+            more["token_ids"] = [e.token_id for e in tokens]
+        if piece or more:
+            delta: dict[str, Any] = {}
+            if piece.content or not piece:
+                delta["content"] = piece.content
+            if piece.reasoning:
+                delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
+            if piece.tool_calls:
+                delta["tool_calls"] = piece.tool_calls
+            yield chunk(index, delta, **more)
+        if of_choice[-1].finish_reason is not None:
+            yield chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls[index]))
+    if call.include_usage:
+        yield {**head, "choices": [], "usage": usage(running.outputs())}
+
+
+def _by_choice(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
+    """Events of one step by their choice."""
+    found: dict[int, list[TokenEvent]] = {}
+    for event in events:
+        found.setdefault(event.completion, []).append(event)
+    return found
+
+
+def _take_tools(body: Body) -> list[Mapping[str, Any]]:
+    """Tools that are functions; those of other types are for other servers, and are passed over."""
+    tools: list[Mapping[str, Any]] = []
+    for i, tool in enumerate(body.take("tools", list_of(mapping, 1024)) or []):
+        if tool.get("type", "function") != "function":
+            continue
+        function = mapping(f"tools[{i}].function", tool.get("function"))
+        text(f"tools[{i}].function.name", function.get("name"))
+        tools.append({"type": "function", "function": function})
+    return tools

@@ -1,0 +1,189 @@
+"""/v1/completions: texts or token ids in, their continuation out; also log-probabilities of given texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infinilm.outputs import CompletionOutput, RequestOutput, TokenEvent
+from infinilm.requests.streams import AsyncRequests
+from infinilm.sampling_params import SamplingParams
+from infinilm.server.answers import CompletionLogprobs, TokenLogprob, new_id, usage
+from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, mapping, text
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
+from infinilm.server.service import Service
+
+__all__ = ["CompletionCall", "completion_chunks", "read_completion", "whole_completion"]
+
+_MAX_PROMPTS = 1024
+_MAX_CHOICES = 4096  # of all prompts together
+
+
+@dataclass(slots=True)
+class CompletionCall:
+    """A checked request for completions of some prompts."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    echo: bool
+    scores_only: bool  # max_tokens 0: the prompt itself is all that is wanted
+    logprobs: int | None
+    is_stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    model: str
+
+    def logprobs_maker(self, service: Service) -> CompletionLogprobs:
+        """One for each choice."""
+        return CompletionLogprobs(self.logprobs or 0, service.llm.tokenizer, self.params.skip_special_tokens)
+
+
+def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
+    """Check a body and tokenise its prompts; runs outside the event loop. Raises ApiError that names the field."""
+    llm, body = service.llm, Body(values)
+    model = service.check_model(body.need("model", text))
+    special = body.take("add_special_tokens", boolean)
+    prompts = service.prompts("prompt", body.need("prompt", anything), _MAX_PROMPTS, special is not False)
+    echo = bool(body.take("echo", boolean))
+    top = body.take("logprobs", integer(0, MAX_TOP_LOGPROBS))
+    is_stream = bool(body.take("stream", boolean))
+    options = Body(body.take("stream_options", mapping) or {}, "stream_options.")
+    include_usage = bool(options.take("include_usage", boolean))
+    options.skip("include_obfuscation", "continuous_usage_stats")
+    options.finish()
+    return_token_ids = bool(body.take("return_token_ids", boolean))
+    body.refuse("suffix", "no model that is known here fills in a middle", "")
+    best_of = body.take("best_of", integer(1))
+    longest = max(map(len, prompts))
+    scores_only = values.get("max_tokens") == 0
+    if scores_only and not echo:
+        raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
+    room = service.room(longest - (1 if scores_only else 0), "prompt")
+    keywords = take_sampling(body, llm.default_sampling_params, room)
+    body.finish()
+    n = keywords.get("n", llm.default_sampling_params.n)
+    if best_of not in (None, n):
+        raise ApiError("best_of is not supported: it must be n, or left out", param="best_of")
+    if len(prompts) * n > _MAX_CHOICES:
+        raise ApiError(f"n: expected at most {_MAX_CHOICES} answers to all prompts together", param="n")
+    if values.get("max_tokens") is None and llm.default_sampling_params.max_tokens is None:
+        keywords["max_tokens"] = min(16, room)  # OpenAI's default
+    if scores_only:
+        keywords["max_tokens"] = 1  # not told: a request has at least one token
+    if top is not None:
+        keywords["logprobs"] = top
+        if echo:
+            keywords["prompt_logprobs"] = top
+    return CompletionCall(
+        prompts,
+        make_params(llm.default_sampling_params, keywords),
+        echo,
+        scores_only,
+        top,
+        is_stream,
+        include_usage,
+        return_token_ids,
+        model,
+    )
+
+
+def whole_completion(service: Service, call: CompletionCall, running: AsyncRequests) -> dict[str, Any]:
+    """The answer of completions that have ended."""
+    outputs = running.outputs()
+    choices = [_choice(service, call, i, o, c) for i, o in enumerate(outputs) for c in o.outputs]
+    return {**_head(service, call), "choices": choices, "usage": _usage(call, outputs)}
+
+
+def _head(service: Service, call: CompletionCall) -> dict[str, Any]:
+    return {
+        "id": new_id("cmpl"),
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": call.model,
+        "system_fingerprint": service.fingerprint,
+    }
+
+
+def _choice(
+    service: Service, call: CompletionCall, index: int, output: RequestOutput, choice: CompletionOutput
+) -> dict[str, Any]:
+    answer = "" if call.scores_only else choice.text
+    ids = [] if call.scores_only else list(choice.token_ids)
+    before = _echoed(service, call, output)
+    logprobs = None
+    if call.logprobs is not None:
+        tokens = _prompt_tokens(call, output)
+        tokens += [(t, tops[t], tops) for t, tops in zip(ids, choice.logprobs or (), strict=False)]
+        logprobs = call.logprobs_maker(service).add(tokens)
+    return {
+        "index": index * call.params.n + choice.index,
+        "text": before + answer,
+        "logprobs": logprobs,
+        "finish_reason": "length" if call.scores_only else choice.finish_reason,
+        **({"token_ids": ids, "prompt_token_ids": list(output.prompt_token_ids)} if call.return_token_ids else {}),
+    }
+
+
+def _echoed(service: Service, call: CompletionCall, output: RequestOutput) -> str:
+    """The text before an answer."""
+    if not call.echo:
+        return ""
+    skips_special = call.params.skip_special_tokens
+    return service.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=skips_special)
+
+
+def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLogprob]:
+    """Of the text before an answer."""
+    if not call.echo:
+        return []
+    listed = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+    return [(token_id, None if tops is None else tops[token_id], tops) for token_id, tops in listed]
+
+
+async def completion_chunks(
+    service: Service, call: CompletionCall, running: AsyncRequests
+) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a stream."""
+    head = _head(service, call)
+    no_usage = {"usage": None} if call.include_usage else {}
+    makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
+    async for events in running.steps():
+        grouped: dict[int, list[TokenEvent]] = {}
+        for event in events:
+            grouped.setdefault(event.index * call.params.n + event.completion, []).append(event)
+        for index, of_choice in grouped.items():
+            last = of_choice[-1]
+            if last.error is not None:
+                raise last.error
+            piece = "" if call.scores_only else "".join(e.text for e in of_choice)
+            tokens: list[TokenLogprob] = [
+                (e.token_id, e.logprob, e.top_logprobs) for e in of_choice if e.token_id is not None
+            ]
+            given: dict[str, Any] = {"token_ids": [token_id for token_id, _, _ in tokens]}
+            if call.scores_only:
+                tokens, given["token_ids"] = [], []
+            if index not in makers:
+                output = running.outputs()[of_choice[0].index]
+                makers[index] = call.logprobs_maker(service) if call.logprobs is not None else None
+                piece = _echoed(service, call, output) + piece
+                if call.logprobs is not None:
+                    tokens = _prompt_tokens(call, output) + tokens
+                given["prompt_token_ids"] = list(output.prompt_token_ids)
+            maker = makers[index]
+            logprobs = maker.add(tokens) if maker is not None and tokens else None
+            if not (piece or last.finish_reason or logprobs):
+                continue
+            reason = "length" if call.scores_only and last.finish_reason else last.finish_reason
+            choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": reason}
+            yield {**head, "choices": [choice | (given if call.return_token_ids else {})], **no_usage}
+    if call.include_usage:
+        yield {**head, "choices": [], "usage": _usage(call, running.outputs())}
+
+
+def _usage(call: CompletionCall, outputs: list[RequestOutput]) -> dict[str, Any]:
+    counted = usage(outputs)
+    if call.scores_only:  # the token behind the prompt is not told
+        counted |= {"completion_tokens": 0, "total_tokens": counted["prompt_tokens"]}
+    return counted

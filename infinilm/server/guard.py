@@ -1,0 +1,157 @@
+"""What stands before every route: whose request this is, how large it is, and that errors are of one form.
+
+A plain ASGI layer: it sees messages as they come, so that a body is refused before it is all there, and a stream is
+passed on as it is made.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from infinilm.server.bodies import ApiError
+from infinilm.server.settings import ServerSettings
+
+__all__ = ["Guard", "error_body"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger("infinilm.server")
+
+OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
+
+
+def error_body(error: ApiError, path: str = "") -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read, and on the paths that have another also in that."""
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": told}
+    if path.startswith("/v1/responses"):
+        return {"type": "error", **told, "error": told}
+    return {"error": told}
+
+
+class Guard:
+    """Checks host, origin, key and size; turns errors into answers.
+
+    Parameters
+    ----------
+    app : ASGI application
+    settings : ServerSettings
+    """
+
+    def __init__(self, app: App, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = [key.encode() for key in settings.api_keys]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request, by the rules of ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        origin = self._allowed_origin(headers.get("origin"))
+        started = complete = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started, complete
+            if message["type"] == "http.response.start":
+                started = True
+                if origin is not None:
+                    message["headers"] = [
+                        *message.get("headers", []),
+                        (b"access-control-allow-origin", origin.encode("latin-1")),
+                        (b"vary", b"Origin"),
+                    ]
+            elif message["type"] == "http.response.body":
+                complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await self._preflight(sending, origin)
+                return
+            self._check(scope["method"], scope["path"], headers)
+            await self._app(scope, self._bounded(receive, headers), sending)
+        except ApiError as error:
+            await send_error(sending, error, scope["path"])
+        except Exception:
+            logger.exception("a request to %s failed", scope["path"])
+            if not started:
+                await send_error(sending, ApiError("the server failed; its log says why", 500), scope["path"])
+            elif not complete:
+                raise  # the connection is closed: nobody takes half an answer for a whole one
+
+    def _allowed_origin(self, origin: str | None) -> str | None:
+        allowed = self._settings.allowed_origins
+        if origin is None or not allowed:
+            return None
+        return "*" if "*" in allowed else origin if origin in allowed else None
+
+    def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
+        hosts = self._settings.allowed_hosts
+        host = headers.get("host", "")
+        name = host[: host.rfind("]") + 1] if host.startswith("[") else host.split(":", 1)[0]
+        if "*" not in hosts and name.lower() not in hosts:
+            raise ApiError(f"host {name!r} is not served here; start the server with --allowed-hosts {name}", 403)
+        if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
+            raise ApiError(
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if method == "POST":
+            kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()
+            if kind != "application/json":  # other kinds can be sent by any web page without being asked
+                raise ApiError(f"content-type must be application/json, got {kind or 'none'}", 415)
+
+    def _has_key(self, headers: dict[str, str]) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # Every key is compared, each in constant time: how long it takes tells nothing.
+        matches = [hmac.compare_digest(given.encode("utf-8", "replace"), key) for key in self._keys]
+        return any(matches)
+
+    def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
+        limit = self._settings.max_body_bytes
+        error = ApiError(f"the body is larger than {limit} bytes; --max-body-bytes sets the limit", 413)
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared) > limit:
+            raise error
+        num_bytes = 0
+
+        async def receiving() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > limit:
+                raise error
+            return message
+
+        return receiving
+
+    async def _preflight(self, send: Send, origin: str | None) -> None:
+        allowed = origin is not None
+        headers = [
+            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+            (b"access-control-max-age", b"600"),
+        ]
+        await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": headers * allowed})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def send_error(send: Send, error: ApiError, path: str) -> None:
+    """Answer with an error."""
+    headers = [(b"content-type", b"application/json")]
+    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(error_body(error, path)).encode()})

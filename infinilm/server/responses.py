@@ -1,0 +1,215 @@
+"""/v1/responses: OpenAI's newer form of a chat, without memory: the whole conversation comes with each request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infinilm.outputs import RequestOutput
+from infinilm.server.answers import new_id, usage
+from infinilm.server.blocks import BlockBuilder, Event
+from infinilm.server.bodies import ApiError, Body, anything, list_of, mapping, text
+from infinilm.server.chat import ChatCall, read_chat
+from infinilm.server.service import Service
+
+__all__ = ["ResponseBuilder", "read_response"]
+
+
+def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall, ResponseBuilder]:
+    """Check a body; runs outside the event loop. Raises ApiError that names the field."""
+    body = Body(values)
+    given = body.need("input", anything)
+    instructions = body.take("instructions", text)
+    why = "this server keeps no conversations; send the whole one as input"
+    body.refuse("previous_response_id", why)
+    body.refuse("conversation", why)
+    body.refuse("prompt", "this server keeps no prompts")
+    body.refuse("background", "answers are not kept to be asked for later", False)
+    body.refuse("truncation", "a conversation is never cut", "disabled")
+    body.refuse("top_logprobs", "ask /v1/chat/completions for log-probabilities", 0)
+    body.refuse("max_tool_calls", "tools are called by the client")
+    for name in ("messages", "n", "logprobs"):
+        body.refuse(name, "it is a field of /v1/chat/completions")
+    for item in body.take("include", list_of(text)) or []:
+        if item == "message.output_text.logprobs":
+            raise ApiError(f"include: {item} is not supported; ask /v1/chat/completions", param="include")
+    reasoning = body.take("reasoning", mapping) or {}
+    style = body.take("text", mapping) or {}
+    chat: dict[str, Any] = {
+        "messages": ([{"role": "system", "content": instructions}] if instructions else []) + _messages(given),
+        "max_completion_tokens": body.take("max_output_tokens", anything),
+        "tools": [_tool(i, tool) for i, tool in enumerate(body.take("tools", list_of(mapping)) or [])] or None,
+        "reasoning_effort": reasoning.get("effort"),
+        "response_format": _format(style.get("format")),
+    }
+    body.skip("client_metadata")
+    chat |= body.rest()
+    return read_chat(service, chat), ResponseBuilder(values, instructions)
+
+
+def _format(value: Any) -> Any:
+    """As chat has it: the schema in an object of its own."""
+    if isinstance(value, dict) and value.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": {k: v for k, v in value.items() if k != "type"}}
+    return value
+
+
+def _tool(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As chat has it; tools of other types are passed over there."""
+    if tool.get("type") != "function" or "function" in tool:
+        return tool
+    name = text(f"tools[{index}].name", tool.get("name"))
+    return {
+        "type": "function",
+        "function": {k: v for k, v in tool.items() if k not in ("type", "strict")} | {"name": name},
+    }
+
+
+def _messages(given: object) -> list[dict[str, Any]]:
+    """The messages of a chat from the items of an input."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[dict[str, Any]] = []
+    thought = ""
+    for i, item in enumerate(list_of(mapping)("input", given)):
+        kind = item.get("type", "message")
+        if kind == "message":
+            message = {"role": item.get("role"), "content": item.get("content")}
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            if messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).append(call)
+                continue
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        elif kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
+            continue
+        elif kind == "reasoning":
+            thought = "".join(str(part.get("text", "")) for part in item.get("content") or [])
+            continue
+        else:
+            raise ApiError(f"input[{i}]: items of type {kind!r} are not supported", param="input")
+        if thought and message["role"] == "assistant":
+            message |= {"reasoning_content": thought}
+        thought = ""
+        messages.append(message)
+    return messages
+
+
+class ResponseBuilder(BlockBuilder):
+    """Makes a response and its events.
+
+    Parameters
+    ----------
+    values : mapping
+        The body, some fields of which the answer repeats.
+    instructions : str or None
+    """
+
+    def __init__(self, values: Mapping[str, Any], instructions: str | None) -> None:
+        super().__init__()
+        self._values, self._instructions = values, instructions
+        self._id, self._created = new_id("resp"), int(time.time())
+        self._number = 0
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        self._number += 1
+        return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+
+    def answer(self, output: RequestOutput) -> dict[str, Any]:
+        """The response."""
+        reason = output.outputs[0].finish_reason
+        status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
+        said = self._values.get
+        counted = usage([output])
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": self._instructions,
+            "max_output_tokens": said("max_output_tokens"),
+            "model": said("model"),
+            "output": list(self.blocks),
+            "parallel_tool_calls": said("parallel_tool_calls") is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None, **(said("reasoning") or {})},
+            "store": False,
+            "temperature": said("temperature"),
+            "text": {"format": {"type": "text"}, **(said("text") or {})},
+            "tool_choice": said("tool_choice") or "auto",
+            "tools": said("tools") or [],
+            "top_p": said("top_p"),
+            "truncation": "disabled",
+            "metadata": said("metadata") or {},
+            "usage": None
+            if reason is None
+            else {
+                "input_tokens": counted["prompt_tokens"],
+                "input_tokens_details": counted["prompt_tokens_details"],
+                "output_tokens": counted["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": counted["total_tokens"],
+            },
+        }
+
+    def begin(self, output: RequestOutput) -> Iterator[Event]:
+        """The empty response."""
+        started = {**self.answer(output), "status": "in_progress", "usage": None, "incomplete_details": None}
+        yield self._event("created", response=started)
+        yield self._event("in_progress", response=started)
+
+    def end(self, output: RequestOutput) -> Iterator[Event]:
+        """The whole response."""
+        answer = self.answer(output)
+        yield self._event(answer["status"], response=answer)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.blocks[-1]["id"], "output_index": len(self.blocks) - 1}
+
+    def _open(self, kind: str, call: Mapping[str, Any]) -> Iterator[Event]:
+        item: dict[str, Any]
+        if kind == "call":
+            item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "arguments": ""}
+            item |= {"name": call["function"]["name"]}
+        elif kind == "text":
+            item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
+        else:
+            item = {"type": "reasoning", "id": new_id("rs"), "summary": [], "content": []}
+        item["status"] = "in_progress"
+        self.blocks.append(item)
+        shown = item | ({"content": []} if kind != "call" else {})
+        yield self._event("output_item.added", output_index=len(self.blocks) - 1, item=shown)
+        if kind != "call":
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+            if kind == "text":
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item["content"].append(part)
+            yield self._event("content_part.added", **self._place(), content_index=0, part=dict(part))
+
+    def _add(self, kind: str, text: str) -> Iterator[Event]:
+        item = self.blocks[-1]
+        if kind == "call":
+            item["arguments"] += text
+            yield self._event("function_call_arguments.delta", **self._place(), delta=text)
+            return
+        part = item["content"][0]
+        part["text"] += text
+        more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+        yield self._event(f"{part['type']}.delta", **self._place(), content_index=0, delta=text, **more)
+
+    def _close(self, kind: str) -> Iterator[Event]:
+        item, place = self.blocks[-1], self._place()
+        item["status"] = "completed"
+        if kind == "call":
+            yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+        else:
+            part = item["content"][0]
+            more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+            yield self._event(f"{part['type']}.done", **place, content_index=0, text=part["text"], **more)
+            yield self._event("content_part.done", **place, content_index=0, part=dict(part))
+        yield self._event("output_item.done", output_index=place["output_index"], item=dict(item))

@@ -1,0 +1,187 @@
+"""The process of a server: it listens at once, loads the model beside, drains at SIGTERM, and ends with 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from infinilm.errors import ConfigError
+from infinilm.llm import LLM
+from infinilm.server.app import make_app
+from infinilm.server.service import Service
+from infinilm.server.settings import ServerSettings
+
+__all__ = ["serve"]
+
+logger = logging.getLogger("infinilm.server")
+
+
+def serve(
+    load: Callable[[], LLM],
+    settings: ServerSettings,
+    *,
+    host: str,
+    port: int,
+    ssl_keyfile: str | None = None,
+    ssl_certfile: str | None = None,
+    log_requests: bool = False,
+    tell: Callable[[str], object] = print,
+) -> int:
+    """Serve a model until SIGTERM or SIGINT; returns the exit code of the process.
+
+    Parameters
+    ----------
+    load : callable
+        Makes the LLM, in a thread, while /health already says "loading".
+    settings : ServerSettings
+    host : str
+    port : int
+        0: a free one.
+    ssl_keyfile, ssl_certfile : str, optional
+        PEM files; both: HTTPS.
+    log_requests : bool
+        A line for every request, without keys and prompts.
+    tell : callable
+        Gets a line for the user: where it listens.
+
+    Raises
+    ------
+    ConfigError
+        The address cannot be had.
+    Exception
+        What made the loading fail.
+    """
+    listener = _listen(host, port)
+    try:
+        return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, log_requests, tell))
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
+    listener.listen(2048)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: what a signal means is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """Leave signals alone."""
+        yield
+
+
+async def _serve(
+    listener: socket.socket,
+    load: Callable[[], LLM],
+    settings: ServerSettings,
+    host: str,
+    ssl_keyfile: str | None,
+    ssl_certfile: str | None,
+    log_requests: bool,
+    tell: Callable[[str], object],
+) -> int:
+    service = Service(settings)
+    config = uvicorn.Config(
+        make_app(service),
+        ssl_keyfile=ssl_keyfile,
+        ssl_certfile=ssl_certfile,
+        log_level="info" if log_requests else "warning",
+        access_log=log_requests,
+        server_header=False,
+        timeout_graceful_shutdown=1,  # by then nothing runs, or it had its time
+        lifespan="off",
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    num_signals = 0
+
+    def signalled() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        stop.set()
+        if num_signals > 1:  # again: now
+            server.should_exit = server.force_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    serving = asyncio.ensure_future(server.serve([listener]))
+    loading = _in_daemon(load)
+    stopping = asyncio.ensure_future(stop.wait())
+    llm: LLM | None = None
+    try:
+        first: set[asyncio.Future[Any]] = {loading, serving, stopping}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not stop.is_set():
+            llm = loading.result()
+            service.serve(llm)
+            scheme = "https" if ssl_certfile else "http"
+            shown = f"[{host}]" if ":" in host else host
+            tell(f"{settings.model_names[0]} at {scheme}://{shown}:{listener.getsockname()[1]}")
+            dying = asyncio.ensure_future(service.died())
+            await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+        if service.death is None and not serving.done():
+            draining = asyncio.ensure_future(service.drain())
+            again = asyncio.ensure_future(_until(lambda: num_signals > 1))
+            await asyncio.wait({draining, again}, timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in (draining, again):
+                task.cancel()
+        return 0 if service.death is None else 3
+    finally:
+        server.should_exit = True
+        await asyncio.wait({serving}, timeout=5)
+        stopping.cancel()
+        loading.cancel()
+        if llm is not None:
+            await asyncio.to_thread(llm.close)
+
+
+def _in_daemon(load: Callable[[], LLM]) -> asyncio.Future[LLM]:
+    """Load in a thread that the process does not wait for: a signal ends it while a large model is being read."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[LLM] = loop.create_future()
+
+    def tell(llm: LLM | None, error: BaseException | None) -> None:
+        if loaded.done():  # cancelled
+            return
+        if llm is not None:
+            loaded.set_result(llm)
+        else:
+            loaded.set_exception(error or RuntimeError("there is no model"))
+
+    def work() -> None:
+        llm: LLM | None = None
+        failure: BaseException | None = None
+        try:
+            llm = load()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, llm, failure)
+
+    threading.Thread(target=work, name="infinilm-load", daemon=True).start()
+    return loaded
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.05)

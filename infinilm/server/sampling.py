@@ -1,0 +1,94 @@
+"""Fields of a body that say how to sample, in the words of OpenAI and, where it has none, of vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from infinilm.sampling_params import SamplingParams
+from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, number, some_text
+from infinilm.server.service import bad_request
+
+__all__ = ["MAX_CHOICES", "MAX_TOP_LOGPROBS", "take_sampling"]
+
+MAX_CHOICES = 128  # n, as OpenAI's
+MAX_TOP_LOGPROBS = 20
+_MAX_STOP_STRINGS = 16
+_INT64 = 2**63
+
+_FIELDS = {
+    "temperature": number(0, 2),
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "n": integer(1, MAX_CHOICES),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(1e-3, 1e3),
+    "min_tokens": integer(0),
+    "stop": list_of(some_text, _MAX_STOP_STRINGS),
+    "stop_token_ids": list_of(integer(0)),
+    "ignore_eos": boolean,
+    "include_stop_str_in_output": boolean,
+    "skip_special_tokens": boolean,
+}
+
+# No effect here, and none is asked for: they are about accounts, caches and logs of a hosted service.
+HARMLESS = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "verbosity",
+)
+
+
+def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, Any]:
+    """Keywords for `SamplingParams`, as changes to the model's defaults.
+
+    Parameters
+    ----------
+    body : Body
+    defaults : SamplingParams
+        Of the model.
+    room : int
+        Tokens that the context has left beside the prompt; more than that is never asked for.
+    """
+    keywords: dict[str, Any] = {}
+    for name, kind in _FIELDS.items():
+        value = body.take(name, kind)
+        if value is not None:
+            keywords[name] = value
+    top_p = body.take("top_p", number(0, 1))
+    top_k = body.take("top_k", integer(-1))
+    if top_p == 0:
+        top_k, top_p = 1, None  # the most probable token alone
+    if top_p is not None:
+        keywords["top_p"] = top_p
+    if top_k is not None:
+        keywords["top_k"] = top_k if top_k > 0 else -1
+    seed = body.take("seed", integer(-_INT64, _INT64 - 1))
+    if seed is not None:
+        keywords["seed"] = seed % _INT64
+    bias = body.take("logit_bias", mapping)
+    if bias:
+        keywords["logit_bias"] = {_token_id(key): number(-100, 100)(f"logit_bias.{key}", v) for key, v in bias.items()}
+    limits = [body.take(name, integer(0)) for name in ("max_completion_tokens", "max_tokens")]
+    said = [limit for limit in limits if limit is not None]
+    limit = min(said) if said else defaults.max_tokens
+    keywords["max_tokens"] = room if limit is None else min(limit, room)
+    body.skip(*HARMLESS)
+    return keywords
+
+
+def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingParams:
+    """The parameters of a request. Raises ApiError that names the field."""
+    with bad_request():
+        return dataclasses.replace(defaults, **keywords)
+
+
+def _token_id(key: str) -> int:
+    if not key.isascii() or not key.isdecimal():
+        raise ApiError(f"logit_bias: expected token ids as keys, got {key!r}", param="logit_bias")
+    return int(key)

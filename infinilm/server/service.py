@@ -1,0 +1,238 @@
+"""What every route needs: the model, who may still come in, and what has happened so far."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.metadata
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from infinilm.errors import CacheFullError, EngineDeadError
+from infinilm.llm import LLM
+from infinilm.requests.streams import AsyncRequests
+from infinilm.sampling_params import SamplingParams
+from infinilm.server.bodies import ApiError
+from infinilm.server.metrics import Metrics
+from infinilm.server.settings import ServerSettings
+
+__all__ = ["Service", "bad_request"]
+
+T = TypeVar("T")
+
+# What the library's errors begin with, if a field is at fault.
+_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
+
+
+class Service:
+    """The state of a server.
+
+    Attributes
+    ----------
+    settings : ServerSettings
+    metrics : Metrics
+    is_draining : bool
+        SIGTERM has come: what runs may end, nothing new begins.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics(settings.model_names[0])
+        self.is_draining = False
+        self._death: BaseException | None = None
+        self._died = asyncio.Event()
+        self.created = int(time.time())
+        self.version = importlib.metadata.version("infinilm")
+        self.fingerprint = f"infinilm-{self.version}"
+        self._llm: LLM | None = None
+        # Embedding waits in a thread for the engine; not in those that tokenise for everybody.
+        self.embedders = ThreadPoolExecutor(16, thread_name_prefix="infinilm-embed")
+        self._num_admitted = 0  # calls between admission and their last byte
+        self._num_prompt_tokens = 0  # of those
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- the model ----
+
+    @property
+    def death(self) -> BaseException | None:
+        """What ended the engine."""
+        return self._death
+
+    def _die(self, error: BaseException) -> None:
+        self._death = self._death or error.__cause__ or error
+        self._died.set()
+
+    async def died(self) -> None:
+        """Wait until the engine is dead."""
+        await self._died.wait()
+
+    @property
+    def llm(self) -> LLM:
+        """The model. Raises ApiError while it is not there."""
+        if (state := self.state()) != "ok" or self._llm is None:
+            raise ApiError(f"the server is {state}", 503, code=state, headers={"Retry-After": "5"})
+        return self._llm
+
+    def serve(self, llm: LLM) -> None:
+        """Begin to serve a model."""
+        self._llm = llm
+
+    def state(self) -> str:
+        """Whether requests are served, "ok", or why not: "loading", "draining", "dead"."""
+        if self.death is not None:
+            return "dead"
+        if self._llm is None:
+            return "loading"
+        return "draining" if self.is_draining else "ok"
+
+    def check_model(self, name: str) -> str:
+        """The name a request gives; ApiError if it is not served here."""
+        if name not in self.settings.model_names:
+            served = ", ".join(map(repr, self.settings.model_names))
+            raise ApiError(
+                f"the model {name!r} does not exist here; served: {served}", 404, param="model", code="model_not_found"
+            )
+        return name
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str, list[int]]:
+        """The prompt of a conversation, as text and token ids."""
+        template = self.llm.chat_template
+        with bad_request("messages"):
+            prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            return prompt, self.llm.tokenizer.encode(prompt, add_special_tokens=False)
+
+    def room(self, num_tokens: int, param: str) -> int:
+        """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
+        limit = self.llm.max_model_len
+        if num_tokens >= limit:
+            raise ApiError(
+                f"the prompt has {num_tokens} tokens; the context of this server holds {limit}, and one must be left "
+                "for the answer: shorten the prompt",
+                code="context_length_exceeded",
+                param=param,
+            )
+        return limit - num_tokens
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, special tokens as their names."""
+        return self.llm.tokenizer.token_bytes(token_id)
+
+    def prompts(self, name: str, value: object, most: int, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of a field that is a text, a list of token ids, or a list of either; ApiError if it is not."""
+        several = isinstance(value, list) and not (value and type(value[0]) is int)
+        items = value if isinstance(value, list) and several else [value]
+        if not 1 <= len(items) <= most:
+            raise ApiError(f"{name}: expected 1 to {most} texts or lists of token ids, got {len(items)}", param=name)
+        result: list[list[int]] = []
+        for item in items:
+            if isinstance(item, str):
+                with bad_request(name):
+                    result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
+            elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
+                result.append(item)
+            else:
+                raise ApiError(f"{name}: expected a text, a list of token ids, or a list of either", param=name)
+        return result
+
+    # ---- time ----
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds that a request may take."""
+        return self.settings.request_timeout or None
+
+    def timed_out(self) -> ApiError:
+        """What a request gets that took too long."""
+        return ApiError(f"the request took longer than {self.settings.request_timeout:g} s", 504, code="timeout")
+
+    def failed(self, error: BaseException) -> ApiError:
+        """What a client gets whose request failed on the way."""
+        if isinstance(error, CacheFullError):
+            return ApiError(str(error))
+        if isinstance(error, EngineDeadError):
+            self._die(error)
+            return ApiError("the engine died; the server must be started again", 503, code="dead")
+        return ApiError(f"the request failed: {error}", 500)
+
+    async def in_time(self, chunks: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Pass on what comes until the time of a request is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.time_limit if self.time_limit else None
+        iterator = chunks.__aiter__()
+        while True:
+            try:
+                following = iterator.__anext__()
+                yield await (following if end is None else asyncio.wait_for(following, max(end - loop.time(), 0)))
+            except StopAsyncIteration:
+                return
+            except (TimeoutError, asyncio.TimeoutError):
+                raise self.timed_out() from None
+
+    # ---- requests ----
+
+    @contextlib.asynccontextmanager
+    async def running(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> AsyncIterator[AsyncRequests]:
+        """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
+        with self.admitted(sum(map(len, prompts))):
+            with bad_request():
+                started = self.llm.asubmit([list(prompt) for prompt in prompts], params)
+            async with started as running:
+                yield running
+                self.metrics.finish(running.outputs())
+
+    @contextlib.contextmanager
+    def admitted(self, num_tokens: int) -> Iterator[None]:
+        """Count a call whose prompts have so many tokens; ApiError if too many wait."""
+        self._admit(num_tokens)
+        try:
+            yield
+        except EngineDeadError as error:
+            raise self.failed(error) from error
+        finally:
+            self._num_admitted -= 1
+            self._num_prompt_tokens -= num_tokens
+            if self._num_admitted == 0:
+                self._idle.set()
+
+    def _admit(self, num_tokens: int) -> None:
+        limits, llm = self.settings, self.llm
+        waiting = llm.metrics().num_waiting
+        over = self._num_prompt_tokens + num_tokens > limits.max_queued_tokens and self._num_admitted
+        if waiting >= limits.max_queued_requests or over:
+            what = f"{waiting} requests" if not over else f"prompts of {self._num_prompt_tokens} tokens"
+            self.metrics.refused.inc()
+            raise ApiError(
+                f"{what} wait already; try again later", 429, code="queue_full", headers={"Retry-After": "1"}
+            )
+        self._num_admitted += 1
+        self._num_prompt_tokens += num_tokens
+        self._idle.clear()
+
+    async def drain(self) -> None:
+        """Let nothing new in, and wait until what runs has ended."""
+        self.is_draining = True
+        await self._idle.wait()
+
+
+@contextlib.contextmanager
+def bad_request(param: str | None = None) -> Iterator[None]:
+    """What the library refuses is the client's to put right; `param`: the field at fault, if its words do not say."""
+    try:
+        yield
+    except (CacheFullError, TypeError, ValueError) as error:
+        begin = re.match(r"[a-z_]*", str(error))
+        named = begin[0] if begin is not None and begin[0] in _FIELDS else param
+        if named == "prompt":  # as the library calls it, whatever the field is called
+            named = param or named
+        raise ApiError(str(error), param=named) from error

@@ -1,0 +1,44 @@
+"""What the server was told on its command line, beside the options of the LLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ServerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of the server.
+
+    Attributes
+    ----------
+    model_names : tuple of str
+        Names under which the model is served; the first is the one that answers carry.
+    api_keys : tuple of str
+        Any of them opens the API; none: no key is asked for.
+    allowed_origins : tuple of str
+        Web pages that may call the API from a browser, "*" for all; none: only the server's own page.
+    allowed_hosts : tuple of str
+        Names that the Host header may hold, "*" for any. Against pages that let their own name point here.
+    max_body_bytes : int
+    max_queued_requests, max_queued_tokens : int
+        Requests, and tokens of their prompts, that may wait at a time; more get status 429.
+    request_timeout : float
+        Seconds from arrival to the last token; 0: no limit.
+    drain_timeout : float
+        Seconds that running requests get to end after SIGTERM.
+    page : bool
+        Serve the chat page at /.
+    """
+
+    model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ("*",)
+    max_body_bytes: int = 16 << 20
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 22
+    request_timeout: float = 0.0
+    drain_timeout: float = 30.0
+    page: bool = True

@@ -1,0 +1,67 @@
+"""What a model thinks before it answers, apart from the answer."""
+
+from __future__ import annotations
+
+from infinilm.text.detokenize import overlap
+
+__all__ = ["ReasoningSplitter", "thinks"]
+
+_BEGIN, _END = "<think>", "</think>"
+
+
+def thinks(template: str) -> bool:
+    """Whether a chat template (its Jinja text) is of a model that writes its reasoning in `<think>` marks."""
+    return _END in template
+
+
+class ReasoningSplitter:
+    """Text in, in pieces; reasoning and answer out. What comes out does not depend on where the text was cut.
+
+    Parameters
+    ----------
+    in_reasoning : bool
+        The prompt ended inside the marks, as templates that begin the reasoning for the model make it.
+    """
+
+    def __init__(self, in_reasoning: bool = False) -> None:
+        self._state = "reasoning" if in_reasoning else "start"  # then reasoning, gap (space after the mark), answer
+        self._text = ""
+
+    @classmethod
+    def after(cls, prompt: str) -> ReasoningSplitter:
+        """For the answer to a rendered prompt."""
+        return cls(prompt.rfind(_BEGIN) > prompt.rfind(_END))
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take more text; return the reasoning and the answer that are certain now."""
+        self._text += text
+        return self._read(final=False)
+
+    def finish(self) -> tuple[str, str]:
+        """Return what was held back: no more text comes."""
+        return self._read(final=True)
+
+    def _read(self, final: bool) -> tuple[str, str]:
+        reasoning = ""
+        if self._state == "start":
+            stripped = self._text.lstrip()
+            if stripped.startswith(_BEGIN):
+                self._state, self._text = "reasoning", stripped[len(_BEGIN) :]
+            elif final or not _BEGIN.startswith(stripped):
+                self._state = "answer"
+        if self._state == "reasoning":
+            reasoning, mark, rest = self._text.partition(_END)
+            if mark:
+                self._state, self._text = "gap", rest
+            else:
+                keep = 0 if final else overlap(reasoning, _END)
+                self._text = reasoning[len(reasoning) - keep :]
+                reasoning = reasoning[: len(reasoning) - keep]
+        if self._state == "gap":
+            self._text = self._text.lstrip()
+            if self._text:
+                self._state = "answer"
+        answer = ""
+        if self._state == "answer":
+            answer, self._text = self._text, ""
+        return reasoning, answer

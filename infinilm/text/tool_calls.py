@@ -1,0 +1,350 @@
+"""Tool calls in the text of a model, as it is generated: content and calls apart, for any cut of the text.
+
+A model writes a call in the way its chat template taught it. `tool_call_format` tells which way that is; a
+`ToolCallParser` takes the text in pieces and gives content, names and arguments as soon as they are certain.
+
+Invariant: the deltas joined depend on the text alone, not on where it was cut. What looks like a call and is none is
+content, so no text is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from infinilm.text.detokenize import overlap
+
+__all__ = ["ToolCallDelta", "ToolCallFormat", "ToolCallParser", "tool_call_format"]
+
+_SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """How a model writes calls: `begin`, then JSON objects with a name and arguments, then `end`.
+
+    Attributes
+    ----------
+    name : str
+    begin : str
+        "" for calls without a mark: the text is calls from its first character on, or has none.
+    end : str
+        "" where the end of the JSON ends the call.
+    separators : str
+        Characters between the objects of one mark, brackets of a list among them.
+    name_before : str
+        Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
+    """
+
+    name: str
+    begin: str
+    end: str = ""
+    separators: str = _SPACE
+    name_before: str = ""
+
+
+# Sources: the chat templates of the models' repositories.
+_HERMES = ToolCallFormat("hermes", "<tool_call>", "</tool_call>")  # Hermes 2 and 3, Qwen2.5, Qwen3
+_MISTRAL = ToolCallFormat("mistral", "[TOOL_CALLS]", separators=_SPACE + "[],", name_before="[ARGS]")
+_LLAMA3 = ToolCallFormat("llama3", "", separators=_SPACE + ";")
+
+
+def tool_call_format(template: str) -> ToolCallFormat | None:
+    """The format that a chat template (its Jinja text) teaches; None: it has no calls, or others than are known."""
+    if "<tool_call>" in template:
+        return _HERMES
+    if "[TOOL_CALLS]" in template:
+        return _MISTRAL
+    if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
+        return _LLAMA3
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the answer: content, or a part of a call.
+
+    Attributes
+    ----------
+    content : str
+    index : int or None
+        Which call, from 0; None: this is content.
+    name : str or None
+        With the first delta of a call.
+    arguments : str
+        JSON text; the pieces of a call, joined, are one JSON object.
+    """
+
+    content: str = ""
+    index: int | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCallParser:
+    """Text in, in pieces; content and calls out.
+
+    Parameters
+    ----------
+    form : ToolCallFormat
+    names : collection of str
+        Of the tools there are; a call of any other is content.
+    """
+
+    def __init__(self, form: ToolCallFormat, names: Collection[str]) -> None:
+        self._form = form
+        self._names = frozenset(names)
+        self._text = ""  # not yet read
+        self._call: _Call | None = None  # being read
+        self._in_calls = False  # after `begin`
+        self._at_start = True  # nothing but space has come
+        self._after_call = False  # space here separates, and is no content
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[ToolCallDelta]:
+        """Take more text; return what is certain now."""
+        self._text += text
+        return list(self._merged(self._read(final=False)))
+
+    def finish(self) -> list[ToolCallDelta]:
+        """Return what was held back: no more text comes."""
+        return list(self._merged(self._read(final=True)))
+
+    def _merged(self, deltas: Iterator[ToolCallDelta]) -> Iterator[ToolCallDelta]:
+        """Join pieces of content, and drop empty ones."""
+        content = ""
+        for delta in deltas:
+            if delta.index is None:
+                content += delta.content
+                continue
+            if content:
+                yield ToolCallDelta(content)
+                content = ""
+            yield delta
+        if content:
+            yield ToolCallDelta(content)
+
+    def _read(self, final: bool) -> Iterator[ToolCallDelta]:
+        while True:
+            before = len(self._text), self._in_calls, self._call is not None
+            if self._call is not None:
+                yield from self._read_call(self._call, final)
+            elif self._in_calls:
+                yield from self._read_between(final)
+            else:
+                yield from self._read_content(final)
+            if before == (len(self._text), self._in_calls, self._call is not None):
+                return
+
+    def _read_content(self, final: bool) -> Iterator[ToolCallDelta]:
+        begin = self._form.begin
+        if self._after_call:
+            self._text = self._text.lstrip(_SPACE)
+            self._after_call = not self._text
+        if not begin:
+            stripped = self._text.lstrip(_SPACE)
+            if self._at_start and stripped.startswith("{"):
+                self._in_calls, self._at_start = True, False
+                return
+            if self._at_start and not stripped and not final:
+                return  # only space so far
+            self._at_start = False
+        place = self._text.find(begin) if begin else -1
+        if place >= 0:
+            yield ToolCallDelta(self._text[:place])
+            self._text, self._in_calls = self._text[place + len(begin) :], True
+            self._call = _Call(self._form, self._names, begin, self.num_calls)
+            return
+        keep = overlap(self._text, begin) if begin and not final else 0
+        yield ToolCallDelta(self._text[: len(self._text) - keep])
+        self._text = self._text[len(self._text) - keep :]
+
+    def _read_between(self, final: bool) -> Iterator[ToolCallDelta]:
+        """After a call: the end mark, another object, another mark, or content again."""
+        begin, end = self._form.begin, self._form.end
+        text = self._text.lstrip(_SPACE)
+        if not final and any(mark.startswith(text) for mark in (begin, end) if mark):
+            return  # may become the mark
+        self._in_calls, self._after_call = False, True
+        if end and text.startswith(end):
+            self._text = text[len(end) :]
+        elif not (begin and text.startswith(begin)) and not end:
+            self._text = text.lstrip(self._form.separators)
+            if self._text.startswith("{"):
+                self._in_calls, self._call = True, _Call(self._form, self._names, "", self.num_calls)
+            elif not self._text and not final:
+                self._in_calls = True
+        yield from ()
+
+    def _read_call(self, call: _Call, final: bool) -> Iterator[ToolCallDelta]:
+        self._text = self._text[call.push(self._text) :]
+        yield from call.deltas()
+        if call.is_done:
+            self._call = None
+        elif call.is_broken or final:
+            self._call, self._in_calls = None, False
+            if call.name is None:
+                yield ToolCallDelta(call.raw)
+        if call.name is not None:
+            self.num_calls = call.index + 1
+
+
+class _Call:
+    """One call being read: a JSON object with "name" and "arguments" (or "parameters"), character by character.
+
+    Attributes
+    ----------
+    name : str or None
+        Once it is known, and that of a tool; a call that has one is given out.
+    raw : str
+        All that was read: the content, if this is no call.
+    """
+
+    def __init__(self, form: ToolCallFormat, names: frozenset[str], mark: str, index: int) -> None:
+        self._form = form
+        self._names = names
+        self.index = index
+        self.raw = mark
+        self.name: str | None = None
+        self.is_done = self.is_broken = False
+        self._is_told = False  # the name is given out
+        self._arguments = ""  # not given out yet
+        self._has_arguments = False
+        self._plain_name = False  # it stood before the object, which is the arguments
+        self._state = "start"  # then name, or next, key, colon, value, next ...
+        self._key = ""
+        self._value = ""  # JSON text of a key or value, so far
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def push(self, text: str) -> int:
+        """Read text up to the end of the call; returns how many characters were read."""
+        for count, char in enumerate(text):
+            if self.is_done or self.is_broken:
+                return count
+            self.raw += char
+            self._step(char)
+        return len(text)
+
+    def deltas(self) -> Iterator[ToolCallDelta]:
+        """What became certain: the name first, then arguments."""
+        if self.name is None:
+            return
+        if not self._is_told:
+            self._is_told = True
+            yield ToolCallDelta(index=self.index, name=self.name)
+        if self.is_done and not self._has_arguments:
+            self._arguments, self._has_arguments = "{}", True
+        if self._arguments:
+            yield ToolCallDelta(index=self.index, arguments=self._arguments)
+            self._arguments = ""
+
+    def _step(self, char: str) -> None:
+        if self._state == "value":
+            self._read_value(char)
+        elif self._state == "name":
+            self._read_plain_name(char)
+        elif self._state == "key":
+            self._value += char
+            if self._ends_string(char):
+                self._key, self._state = str(self._load(self._value)), "colon"
+        elif char in _SPACE or (self._state == "start" and char in self._form.separators):
+            return
+        elif self._state == "start" and char == "{":
+            self._state = "next"
+        elif self._state == "start" and self._form.name_before and (char.isalnum() or char == "_"):
+            self._state, self._value = "name", char
+        elif self._state == "next" and char == '"':
+            self._state, self._value, self._in_string = "key", char, True
+        elif self._state == "next" and char == ",":
+            return
+        elif self._state == "next" and char == "}":
+            self.is_done, self.is_broken = self.name is not None, self.name is None
+        elif self._state == "colon" and char == ":":
+            self._begin_value(self._key)
+        else:
+            self.is_broken = True
+
+    def _begin_value(self, key: str) -> None:
+        self._state, self._key, self._value, self._depth = "value", key, "", 0
+
+    def _read_plain_name(self, char: str) -> None:
+        """A name in plain text, up to the mark before the arguments or the arguments themselves."""
+        if char == "{":
+            self._set_name(self._value.strip(_SPACE).removesuffix(self._form.name_before).strip(_SPACE))
+            self._plain_name = True
+            self._begin_value("arguments")
+            self._read_value(char)
+        elif char == "\n" or len(self._value) > 256:
+            self.is_broken = True
+        self._value += char if self._state == "name" else ""
+
+    def _read_value(self, char: str) -> None:
+        if self._in_string:
+            self._take(char)
+            if self._ends_string(char) and self._depth == 0:
+                self._end_value()
+            return
+        if not self._value and char in _SPACE:
+            return
+        if self._depth == 0 and self._value and char in ",}" + _SPACE:  # the end of a number or a word
+            self._end_value()
+            if char not in _SPACE and not self.is_broken:
+                self._step(char)
+            return
+        self._take(char)
+        if char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            if self._depth == 0:
+                self._end_value()
+            elif self._depth < 0:
+                self.is_broken = True
+
+    def _take(self, char: str) -> None:
+        self._value += char
+        if self._is_arguments() and self._value[0] == "{":
+            self._arguments += char
+            self._has_arguments = True
+
+    def _is_arguments(self) -> bool:
+        return self._key in ("arguments", "parameters")
+
+    def _ends_string(self, char: str) -> bool:
+        """Follow a string, whose first quote has been read; returns whether this character ends it."""
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._in_string = False
+            return True
+        return False
+
+    def _end_value(self) -> None:
+        self._state = "next"
+        value = self._load(self._value)
+        if self._key == "name":
+            self._set_name(value)
+        elif self._is_arguments() and isinstance(value, str):  # JSON inside a string
+            self.is_broken |= not isinstance(self._load(value), dict)
+            self._arguments, self._has_arguments = ("" if self.is_broken else value), True
+        self.is_done = self._plain_name and not self.is_broken
+
+    def _set_name(self, value: object) -> None:
+        if isinstance(value, str) and value in self._names:
+            self.name = value
+        else:
+            self.is_broken = True
+
+    def _load(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            self.is_broken = True
+            return None

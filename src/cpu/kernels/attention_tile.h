@@ -1,0 +1,288 @@
+// The register tiles of attention: a tile of keys, turned so that its lanes are keys; scores of a few rows with it;
+// scores to weights; weighted values. A row is one query head of one token. attention.cpp says what is summed when.
+#pragma once
+
+#include "cpu/kernels/functions.h"
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+constexpr int chunk_keys = 256;  // keys of one partial result; 256 x rows scores stay in L2
+constexpr int tile_keys = 32;    // keys staged at a time: 16 KB at head_dim 128, half of L1
+// Rows of a register tile: with 4 vectors 12 accumulators of 16 registers, or 24 of 32. The last four rows are one tile
+// everywhere (of 2 vectors where there are 16 registers): four query heads per kv head are what most models have, and
+// in decode that is the whole block.
+constexpr int row_group = width == 16 ? 6 : 3;
+constexpr int64_t rows_at_once(int64_t left) { return left <= 4 ? left : left < row_group ? left : row_group; }
+constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
+
+// Calls f<count>() for a count that rows_at_once gives.
+template <class F>
+INFINILM_INLINE void visit_rows(int64_t count, F f) {
+    switch (count) {
+        case 1: return f.template operator()<1>();
+        case 2: return f.template operator()<2>();
+        case 3: return f.template operator()<3>();
+        case 4: return f.template operator()<4>();
+#if INFINILM_WIDTH == 16
+        case 5: return f.template operator()<5>();
+        case 6: return f.template operator()<6>();
+#endif
+        default: __builtin_unreachable();
+    }
+}
+
+// A tile of keys or values of one kv head in the cache.
+template <class E>
+struct Tile {
+    const E* cache;     // of the kv head
+    const int64_t* at;  // [tile_keys] where each key begins
+    const E* row(int64_t key) const { return cache + at[key]; }
+};
+
+// Asks for a cache line, to L2: the pieces of a paged cache are too short for the hardware prefetcher, and L1 waits for
+// too few lines at a time to keep the memory busy.
+INFINILM_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// ---- Staging ----
+
+// out[i][j] = the 32 bits i of the 16 bytes that key j begins with, of `width` keys that lie `stride` elements apart.
+template <class E>
+INFINILM_INLINE void load_transposed(const E* keys, int64_t stride, uvec out[4]) {
+#if INFINILM_EMULATED
+    for (int j = 0; j < width; ++j) {
+        uint32_t words[4];
+        memcpy(words, keys + j * stride, 16);
+        for (int i = 0; i < 4; ++i) out[i][j] = words[i];
+    }
+#else
+    typedef uint32_t uvec4_mem __attribute__((vector_size(16), aligned(2), may_alias));
+    auto piece = [&](int key) __attribute__((always_inline)) { return *(const uvec4_mem*)(keys + key * stride); };
+    uvec a[4];  // 128-bit lane l of a[i]: key 4 l + i
+#if INFINILM_WIDTH == 16
+    for (int i = 0; i < 4; ++i) {
+        const __m512i pair = _mm512_inserti32x4(_mm512_castsi128_si512((__m128i)piece(i)), (__m128i)piece(4 + i), 1);
+        a[i] = (uvec)_mm512_inserti32x4(_mm512_inserti32x4(pair, (__m128i)piece(8 + i), 2), (__m128i)piece(12 + i), 3);
+    }
+    auto low = [](uvec x, uvec y) { return (uvec)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)x, (__m512i)y); };
+    auto high = [](uvec x, uvec y) { return (uvec)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)x, (__m512i)y); };
+    auto low_pair = [](uvec x, uvec y) { return (uvec)_mm512_maskz_unpacklo_epi64(0xff, (__m512i)x, (__m512i)y); };
+    auto high_pair = [](uvec x, uvec y) { return (uvec)_mm512_maskz_unpackhi_epi64(0xff, (__m512i)x, (__m512i)y); };
+#elif INFINILM_WIDTH == 8
+    for (int i = 0; i < 4; ++i)
+        a[i] = (uvec)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)piece(i)), (__m128i)piece(4 + i), 1);
+    auto low = [](uvec x, uvec y) { return (uvec)_mm256_unpacklo_epi32((__m256i)x, (__m256i)y); };
+    auto high = [](uvec x, uvec y) { return (uvec)_mm256_unpackhi_epi32((__m256i)x, (__m256i)y); };
+    auto low_pair = [](uvec x, uvec y) { return (uvec)_mm256_unpacklo_epi64((__m256i)x, (__m256i)y); };
+    auto high_pair = [](uvec x, uvec y) { return (uvec)_mm256_unpackhi_epi64((__m256i)x, (__m256i)y); };
+#else
+    for (int i = 0; i < 4; ++i) a[i] = piece(i);
+    auto low = [](uvec x, uvec y) { return __builtin_shufflevector(x, y, 0, 4, 1, 5); };
+    auto high = [](uvec x, uvec y) { return __builtin_shufflevector(x, y, 2, 6, 3, 7); };
+    auto low_pair = [](uvec x, uvec y) { return __builtin_shufflevector(x, y, 0, 1, 4, 5); };
+    auto high_pair = [](uvec x, uvec y) { return __builtin_shufflevector(x, y, 2, 3, 6, 7); };
+#endif
+    const uvec low01 = low(a[0], a[1]), high01 = high(a[0], a[1]), low23 = low(a[2], a[3]), high23 = high(a[2], a[3]);
+    out[0] = low_pair(low01, low23);
+    out[1] = high_pair(low01, low23);
+    out[2] = low_pair(high01, high23);
+    out[3] = high_pair(high01, high23);
+#endif
+}
+
+// Element `part` of those in the 32 bits of each lane, widened.
+INFINILM_INLINE vec element(float, uvec bits, int) { return as_float(bits); }
+INFINILM_INLINE vec element(Bf16, uvec bits, int part) { return as_float(part ? bits & 0xffff0000u : bits << 16); }
+INFINILM_INLINE vec element(F16, uvec bits, int part) {
+    return widen_f16(__builtin_convertvector(part ? bits >> 16 : bits, hvec));
+}
+
+// Calls f(i, element i of `width` keys) for the elements of the 16 bytes that keys[width][stride] begin with.
+template <class E, class F>
+INFINILM_INLINE void for_piece(const E* keys, int64_t stride, F f) {
+    constexpr int per_word = 4 / sizeof(E);
+    uvec bits[4];
+    load_transposed(keys, stride, bits);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+#pragma GCC unroll 2
+        for (int part = 0; part < per_word; ++part) f(i * per_word + part, element(E{}, bits[i], part));
+}
+template <class E>
+constexpr int piece = 16 / sizeof(E);  // elements of 16 bytes
+
+// Element 0 of keys[width][stride].
+template <class E>
+INFINILM_INLINE vec gather(const E* keys, int64_t stride) {
+    vec lanes;
+    for (int j = 0; j < width; ++j) lanes[j] = load_partial(keys + j * stride, 1)[0];
+    return lanes;
+}
+
+// out[d * tile_keys + j] = element d of key j, widened, of keys[width][head_dim].
+template <class E>
+static void stage_keys(const E* keys, int64_t head_dim, float* out) {
+    int64_t d = 0;
+    for (; d + piece<E> <= head_dim; d += piece<E>)
+        for_piece(keys + d, head_dim, [&](int i, vec k) { store(out + (d + i) * tile_keys, k); });
+    for (; d < head_dim; ++d) store(out + d * tile_keys, gather(keys + d, head_dim));
+}
+
+// out[k * dim + d] = element d of value k, widened, zero from head_dim to dim, for k in [begin, end).
+template <class E>
+static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t head_dim, float* out, int64_t dim) {
+    for (int64_t k = begin; k < end; ++k) {
+        const E* row = values.row(k);
+        int64_t d = 0;
+        for (; d + width <= head_dim; d += width) store(out + k * dim + d, load(row + d));
+        if (d < dim) store(out + k * dim + d, load_partial(row + d, (int)(head_dim - d)));
+    }
+}
+
+// ---- Scores ----
+
+// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_dim + d] * keys[d * tile_keys + j].
+template <int ROWS, int VECS>
+INFINILM_INLINE void score_tile(const float* q, const float* keys, int64_t head_dim, float* scores) {
+    vec sum[ROWS][VECS];
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < VECS; ++j) sum[i][j] = zero();
+    for (int64_t d = 0; d < head_dim; ++d) {
+        vec x[ROWS];
+        for (int i = 0; i < ROWS; ++i) x[i] = set1(q[i * head_dim + d]);
+        for (int j = 0; j < VECS; ++j) {
+            const vec k = load(keys + d * tile_keys + j * width);
+            for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(x[i], k, sum[i][j]);
+        }
+    }
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < VECS; ++j) store(scores + i * chunk_keys + j * width, sum[i][j]);
+}
+
+// Keys [begin, end) of the tile and what is beside them in a vector.
+template <int ROWS>
+static void score_rows(const float* q, const float* keys, int64_t head_dim, int64_t begin, int64_t end, float* scores) {
+    constexpr int columns = tile_columns(ROWS) * width > tile_keys ? tile_keys / width : tile_columns(ROWS);
+    int64_t k = begin / width * width;
+    for (; k + (columns - 1) * width < end; k += columns * width)
+        score_tile<ROWS, columns>(q, keys + k, head_dim, scores + k);
+    if constexpr (columns == 4)
+        for (; k + width < end; k += 2 * width) score_tile<ROWS, 2>(q, keys + k, head_dim, scores + k);
+    for (; k < end; k += width) score_tile<ROWS, 1>(q, keys + k, head_dim, scores + k);
+}
+
+// The same scores with two vectors of keys straight from the cache, [width][head_dim] each, for a single register tile
+// of rows; asks for as many bytes from `ahead` on.
+template <class E, int ROWS>
+static void score_cached(const float* q, const E* keys0, const E* keys1, const E* ahead0, const E* ahead1,
+                         int64_t head_dim, float* scores0, float* scores1) {
+    vec sum0[ROWS], sum1[ROWS];
+    for (int i = 0; i < ROWS; ++i) sum0[i] = sum1[i] = zero();
+    int64_t d = 0;
+    for (; d + piece<E> <= head_dim; d += piece<E>) {
+        auto add = [&](vec* sum, const E* keys, const E* ahead) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+            for (int line = 0; line < width / 4; ++line) prefetch((const char*)(ahead + d * width) + line * 64);
+            for_piece(keys + d, head_dim, [&](int e, vec k) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+                for (int i = 0; i < ROWS; ++i) sum[i] = fma(set1(q[i * head_dim + d + e]), k, sum[i]);
+            });
+        };
+        add(sum0, keys0, ahead0);
+        add(sum1, keys1, ahead1);
+    }
+    for (; d < head_dim; ++d)
+        for (int i = 0; i < ROWS; ++i) {
+            const vec x = set1(q[i * head_dim + d]);
+            sum0[i] = fma(x, gather(keys0 + d, head_dim), sum0[i]);
+            sum1[i] = fma(x, gather(keys1 + d, head_dim), sum1[i]);
+        }
+    for (int i = 0; i < ROWS; ++i) store(scores0 + i * chunk_keys, sum0[i]), store(scores1 + i * chunk_keys, sum1[i]);
+}
+
+// ---- Weights ----
+
+// 2^x for x <= 0, to about 1 ulp; 0 below -125, NaN for NaN. x = n + r, |r| <= 1/2, and n is added to the exponent.
+INFINILM_INLINE vec exp2_nonpositive(vec x) {
+    const vec shift = set1(0x1.8p23f);  // adding it rounds to an integer, which is left in the low bits
+    const vec shifted = x + shift;
+    const vec r = x - (shifted - shift);
+    // Minimax on [-1/2, 1/2], with the first coefficient held at 1.
+    vec p = set1(0x1.41fbbcp-13f);
+    p = fma(p, r, set1(0x1.5f3e54p-10f));
+    p = fma(p, r, set1(0x1.3b2d4cp-7f));
+    p = fma(p, r, set1(0x1.c6aee8p-5f));
+    p = fma(p, r, set1(0x1.ebfbdcp-3f));
+    p = fma(p, r, set1(0x1.62e430p-1f));
+    p = fma(p, r, set1(1.0f));
+    const vec scaled = as_float(as_uint(p) + (as_uint(shifted) << 23));
+    return x < -125.0f ? zero() : scaled;
+}
+
+// ---- Weighted values ----
+
+// sums[i][...] += weights[i * chunk_keys + k] * values[k * dim + ...] for k in [begin, end) in order; VECS vectors.
+template <int ROWS, int VECS>
+INFINILM_INLINE void value_tile(const float* weights, const float* values, int64_t begin, int64_t end, float* sums,
+                                int64_t dim) {
+    vec sum[ROWS][VECS];
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < VECS; ++j) sum[i][j] = load(sums + i * dim + j * width);
+    for (int64_t k = begin; k < end; ++k) {
+        vec weight[ROWS];
+        for (int i = 0; i < ROWS; ++i) weight[i] = set1(weights[i * chunk_keys + k]);
+        for (int j = 0; j < VECS; ++j) {
+            const vec v = load(values + k * dim + j * width);
+            for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(weight[i], v, sum[i][j]);
+        }
+    }
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < VECS; ++j) store(sums + i * dim + j * width, sum[i][j]);
+}
+
+template <int ROWS>
+static void value_rows(const float* weights, const float* values, int64_t begin, int64_t end, float* sums,
+                       int64_t dim) {
+    if (begin >= end) return;
+    int64_t d = 0;
+    if constexpr (tile_columns(ROWS) == 4)
+        for (; d + 4 * width <= dim; d += 4 * width)
+            value_tile<ROWS, 4>(weights, values + d, begin, end, sums + d, dim);
+    for (; d + 2 * width <= dim; d += 2 * width) value_tile<ROWS, 2>(weights, values + d, begin, end, sums + d, dim);
+    if (d < dim) value_tile<ROWS, 1>(weights, values + d, begin, end, sums + d, dim);
+}
+
+// The same straight from the cache, for a single register tile of rows and heads of whole vectors; asks for `ahead`.
+template <class E, int ROWS, int VECS>
+INFINILM_INLINE void value_tile_cached(const float* weights, Tile<E> values, Tile<E> ahead, int64_t begin, int64_t end,
+                                       float* sums, int64_t dim) {
+    vec sum[ROWS][VECS];
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < VECS; ++j) sum[i][j] = load(sums + i * dim + j * width);
+    for (int64_t k = begin; k < end; ++k) {
+        const E* value = values.row(k);
+        prefetch(ahead.row(k));
+        vec weight[ROWS];
+        for (int i = 0; i < ROWS; ++i) weight[i] = set1(weights[i * chunk_keys + k]);
+        for (int j = 0; j < VECS; ++j) {
+            const vec v = load(value + j * width);
+            for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(weight[i], v, sum[i][j]);
+        }
+    }
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < VECS; ++j) store(sums + i * dim + j * width, sum[i][j]);
+}
+
+template <class E, int ROWS>
+static void value_rows_cached(const float* weights, Tile<E> values, Tile<E> ahead, int64_t begin, int64_t end,
+                              float* sums, int64_t dim) {
+    int64_t d = 0;
+    auto strip = [&]<int VECS>() __attribute__((always_inline)) {
+        for (; d + VECS * width <= dim; d += VECS * width)
+            value_tile_cached<E, ROWS, VECS>(weights, {values.cache + d, values.at}, {ahead.cache + d, ahead.at}, begin,
+                                             end, sums + d, dim);
+    };
+    strip.template operator()<tile_columns(ROWS)>();
+    strip.template operator()<1>();
+}
+
+}  // namespace infinilm::cpu::INFINILM_ISA

@@ -1,0 +1,90 @@
+"""LLM.embed: held against the reference model, alone, beside other requests, and under hooks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference.model import ReferenceModel
+
+from infinilm import LLM, HookRegistry, RequestError
+from infinilm.config.llama_config import LlamaConfig
+from llm import tiny
+from llm.support import one
+
+PROMPTS: list[Any] = ["the", "Once upon a time there was", list(range(3, 60)), [5]]
+SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> ReferenceModel:
+    config = json.loads((folder / "config.json").read_text())
+    return ReferenceModel(LlamaConfig.from_dict(config), tiny.make_weights(config))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_is_the_reference(llm: LLM, reference: ReferenceModel, pooling: str) -> None:
+    got = llm.embed(PROMPTS, pooling)
+    assert got.shape == (len(PROMPTS), llm.config.hidden_size) and got.dtype == np.float32
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        ids = llm.tokenize(prompt) if isinstance(prompt, str) else prompt
+        hidden = reference.hidden(np.array(ids))
+        expected = hidden.mean(0) if pooling == "mean" else hidden[-1]
+        np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)
+
+
+def test_does_not_depend_on_the_batch(folder: Path, llm: LLM) -> None:
+    """Nor on chunks of prompts; and requests that run beside say what they say alone."""
+    expected = llm.embed(PROMPTS)
+    text = one(llm, "the", **SETTINGS)
+    with LLM(folder, max_num_batched_tokens=7, max_num_seqs=3) as model:
+        handles = [model.submit("the", **SETTINGS) for _ in range(4)]
+        found: list[Any] = [None] * 4
+        threads = [
+            threading.Thread(target=lambda i=i: found.__setitem__(i, model.embed(PROMPTS))) for i in range(len(found))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for vectors in found:
+            np.testing.assert_array_equal(vectors, expected)
+        for handle in handles:
+            assert handle.result(60).outputs[0] == text
+        np.testing.assert_array_equal(np.stack([model.embed(prompt)[0] for prompt in PROMPTS]), expected)
+
+
+def test_under_hooks(folder: Path) -> None:
+    """Those of the user go on, and what they change is embedded."""
+    registry = HookRegistry()
+    seen: list[int] = []
+
+    def double_first(name: str, tensor: Any, layer: int) -> Any:
+        rows = np.array(tensor.numpy())
+        seen.append(len(rows))
+        rows[:, 0] = 1e6
+        return rows
+
+    with LLM(folder, hooks=registry, tensor_parallel_size=1) as model:
+        plain = model.embed([3, 4, 5])
+        handle = registry.register_hook("final_norm", double_first)
+        np.testing.assert_allclose(model.embed([3, 4, 5])[0, 0], 1, rtol=1e-5)
+        assert seen == [3]
+        handle.remove()
+        np.testing.assert_array_equal(model.embed([3, 4, 5]), plain)
+
+
+def test_bad_input(llm: LLM) -> None:
+    for prompts, pooling, message in (
+        ("the", "max", "pooling must be"),
+        ([[]], "mean", "empty"),
+        ([list(range(200)) * 3], "mean", "shorten"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            llm.embed(prompts, pooling)
+    assert llm.embed("the").shape == (1, llm.config.hidden_size)

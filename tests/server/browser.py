@@ -1,0 +1,115 @@
+"""A headless Chromium, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SECONDS = 90  # for anything to happen, on machines with much else to do
+
+
+class Browser:
+    """One page."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._ids = itertools.count(1)
+        self.errors: list[str] = []
+        for domain in ("Runtime", "Log", "Page"):
+            self.send(f"{domain}.enable")
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        number = next(self._ids)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        while True:
+            message = json.loads(self._socket.recv(SECONDS))
+            if message.get("id") == number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+            self._hear(message)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        method, params = message.get("method"), message.get("params", {})
+        if (
+            method == "Runtime.exceptionThrown"
+            or (method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"))
+            or (method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"))
+        ):
+            self.errors.append(json.dumps(params)[:500])
+        if method == "Page.javascriptDialogOpening":
+            number = next(self._ids)
+            self._socket.send(
+                json.dumps({"id": number, "method": "Page.handleJavaScriptDialog", "params": {"accept": True}})
+            )
+
+    def run(self, code: str) -> Any:
+        """The value of JavaScript, promises awaited."""
+        result = self.send("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True, userGesture=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def open(self, url: str) -> None:
+        self.send("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete' && !!document.getElementById('model')")
+
+    def wait(self, condition: str) -> None:
+        end = time.monotonic() + SECONDS
+        while not self.run(condition):
+            assert time.monotonic() < end, f"never came: {condition}"
+            time.sleep(0.05)
+
+    def resize(self, width: int, height: int, dark: bool = False) -> None:
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
+
+    def type(self, text: str) -> None:
+        self.run("document.getElementById('input').focus()")
+        self.send("Input.insertText", text=text)
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    assert BINARY is not None
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--remote-debugging-port=0",
+    ]
+    process = subprocess.Popen(
+        [BINARY, *options, f"--user-data-dir={folder}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        place, end = folder / "DevToolsActivePort", time.monotonic() + SECONDS
+        while not place.exists() or len(place.read_text().splitlines()) < 2:
+            assert time.monotonic() < end and process.poll() is None, "the browser did not start"
+            time.sleep(0.05)
+        pages = httpx.get(f"http://127.0.0.1:{place.read_text().splitlines()[0]}/json/list", timeout=SECONDS).json()
+        address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
+        with connect(address, max_size=None, open_timeout=SECONDS) as socket:
+            yield Browser(socket)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,78 @@
+"""Chat templates that teach tools as those of three families do, and how these families write a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+QWEN = """
+{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}# Tools
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+Answer with <tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for message in messages %}{% if message.role != 'system' %}<|im_start|>
+{%- if message.role == 'tool' %}user
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- else %}{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}{% endif %}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+LLAMA3 = """
+{%- if tools %}Give a JSON for a function call. Respond in the format {"name": function name, "parameters": dictionary \
+of argument name and its value}.
+{% for tool in tools %}{{ tool | tojson(indent=4) }}
+{% endfor %}{% endif %}
+{%- for message in messages %}{% if message.tool_calls %}<|assistant|>{"name": "{{ message.tool_calls[0].function.name \
+}}", "parameters": {{ message.tool_calls[0].function.arguments | tojson }}}
+{%- elif message.role == 'tool' %}<|ipython|>{{ message.content | tojson }}
+{%- else %}<|{{ message.role }}|>{{ message.content }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+MISTRAL = """
+{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}{% if message.role == 'tool' %}[TOOL_RESULTS]{{ {"content": message.content, \
+"call_id": message.tool_call_id} | tojson }}[/TOOL_RESULTS]
+{%- elif message.tool_calls %}[TOOL_CALLS][{% for call in message.tool_calls %}{{ {"name": call.function.name, \
+"arguments": call.function.arguments, "id": call.id} | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]
+{%- elif message.role == 'assistant' %}{{ message.content }}
+{%- else %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"""
+
+THINKING = QWEN + "{# reasoning stands before </think> #}<think>\n"
+
+TEMPLATES: Mapping[str, str] = {"qwen": QWEN, "llama3": LLAMA3, "mistral": MISTRAL}
+
+Call = tuple[str, dict[str, Any]]
+
+
+def _qwen(calls: list[Call]) -> str:
+    listed = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in listed)
+
+
+def _llama3(calls: list[Call]) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def _mistral(calls: list[Call]) -> str:
+    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
+WRITERS: Mapping[str, Callable[[list[Call]], str]] = {"qwen": _qwen, "llama3": _llama3, "mistral": _mistral}

@@ -1,0 +1,381 @@
+"""Chat and text completions with OpenAI's own client: what it sends is honoured, what it reads is there."""
+
+from __future__ import annotations
+
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from infinilm import LLM, SamplingParams
+from server.support import SECONDS, ServerProcess, hosted
+
+MESSAGES: Any = [{"role": "user", "content": "Tell me a story"}]
+PROMPT = "Once upon a time"
+
+
+def post(server: ServerProcess, headers: dict[str, str], path: str, **body: Any) -> httpx.Response:
+    content = json.dumps(body).encode()  # lone surrogates escaped, which httpx would not do
+    headers = headers | {"Content-Type": "application/json"}
+    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=SECONDS)
+
+
+def test_chat_is_what_the_library_says(client: openai.OpenAI, demo: LLM) -> None:
+    (expected,) = demo.chat(MESSAGES, seed=3, max_tokens=20, use_tqdm=False)
+    answer = client.chat.completions.create(model="demo", messages=MESSAGES, seed=3, max_tokens=20)
+    (choice,) = answer.choices
+    assert choice.message.content == expected.outputs[0].text
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == expected.outputs[0].finish_reason == "length"
+    assert (answer.object, answer.model) == ("chat.completion", "demo")
+    usage = answer.usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(expected.prompt_token_ids), 20)
+    assert usage.total_tokens == usage.prompt_tokens + 20
+    assert usage.prompt_tokens_details.cached_tokens is not None
+
+
+def test_chat_streams_the_same(client: openai.OpenAI) -> None:
+    call: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "seed": -5, "max_tokens": 30, "n": 3}
+    call |= {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**call)
+    chunks = list(client.chat.completions.create(**call, stream=True, stream_options={"include_usage": True}))
+    assert [c.choices[0].delta.role for c in chunks[:3]] == ["assistant"] * 3
+    assert len({c.id for c in chunks}) == 1
+    assert all(c.usage is None and len(c.choices) == 1 for c in chunks[:-1])
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    for choice in whole.choices:
+        own = [c.choices[0] for c in chunks[:-1] if c.choices[0].index == choice.index]
+        assert "".join(c.delta.content or "" for c in own) == choice.message.content
+        assert [c.finish_reason for c in own][-1] == choice.finish_reason
+        assert choice.logprobs is not None
+        assert [t for c in own if c.logprobs for t in c.logprobs.content or ()] == choice.logprobs.content
+    assert len({choice.message.content for choice in whole.choices}) > 1
+
+
+def test_stream_on_the_wire(server: ServerProcess, headers: dict[str, str]) -> None:
+    answer = post(server, headers, "/v1/chat/completions", model="demo", messages=MESSAGES, max_tokens=3, stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert all("usage" not in chunk for chunk in chunks), "nobody asked"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_any_seed(client: openai.OpenAI, seed: int) -> None:
+    def text() -> str | None:
+        call = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=8, seed=seed)
+        return call.choices[0].message.content
+
+    assert text() == text()
+
+
+def test_completions_are_what_the_library_says(client: openai.OpenAI, demo: LLM) -> None:
+    prompts = [PROMPT, "The cat"]
+    settings: dict[str, Any] = {"seed": 7, "max_tokens": 12, "n": 2, "temperature": 0.9}
+    expected = demo.generate(prompts, use_tqdm=False, **settings)
+    answer = client.completions.create(model="demo", prompt=prompts, **settings)
+    assert [c.text for c in answer.choices] == [c.text for o in expected for c in o.outputs]
+    assert [c.index for c in answer.choices] == [0, 1, 2, 3]
+    streamed = [""] * 4
+    for chunk in client.completions.create(model="demo", prompt=prompts, stream=True, **settings):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == [c.text for c in answer.choices]
+    ids: Any = [o.prompt_token_ids for o in expected]
+    by_ids = client.completions.create(model="demo", prompt=ids, **settings)
+    assert [c.text for c in by_ids.choices] == streamed
+
+
+def test_default_length_of_completions(client: openai.OpenAI, demo: LLM) -> None:
+    answer = client.completions.create(model="demo", prompt=PROMPT, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == demo.default_sampling_params.max_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_scores_a_text(client: openai.OpenAI, demo: LLM, stream: bool) -> None:
+    """What evaluations do."""
+    expected = demo.score(PROMPT)[0]
+    call: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+    if stream:
+        (chunk,) = client.completions.create(**call, stream=True)
+        choice: Any = chunk.choices[0]
+    else:
+        answer = client.completions.create(**call)
+        choice = answer.choices[0]
+        assert answer.usage is not None and answer.usage.completion_tokens == 0
+    assert choice.text == PROMPT
+    found = choice.logprobs
+    assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    assert found.token_logprobs[1:] == pytest.approx(expected.logprobs[1:], rel=1e-5)
+    assert len(found.tokens) == len(found.text_offset) == len(found.top_logprobs) == len(expected.logprobs)
+    for token, offset in zip(found.tokens[1:], found.text_offset[1:], strict=True):
+        assert PROMPT[offset:].startswith(token)
+
+
+def test_echo_streams_the_same(client: openai.OpenAI) -> None:
+    call: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 6, "echo": True, "logprobs": 2, "seed": 1}
+    whole = client.completions.create(**call).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**call, stream=True)]
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert whole.logprobs is not None
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [item for piece in pieces if piece.logprobs for item in getattr(piece.logprobs, name)]
+        assert joined == getattr(whole.logprobs, name), name
+
+
+def test_bytes_of_partial_characters(tiny_folder: Path) -> None:
+    with LLM(tiny_folder) as llm, hosted(llm) as host:
+        client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="none", max_retries=0, timeout=SECONDS)
+        call: dict[str, Any] = {"model": "tiny", "seed": 1, "max_tokens": 80, "logprobs": True}
+        call |= {"messages": MESSAGES, "extra_body": {"ignore_eos": True, "min_tokens": 80, "return_token_ids": True}}
+        with client:
+            choice = client.chat.completions.create(**call).choices[0]
+            assert choice.logprobs is not None and choice.logprobs.content is not None
+            tokens = choice.logprobs.content
+            special = [llm.tokenizer.is_special(i) for i in choice.model_dump()["token_ids"]]
+            data = b"".join(bytes(t.bytes or ()) for t, hidden in zip(tokens, special, strict=True) if not hidden)
+            assert data.decode("utf-8", "replace") == choice.message.content
+            assert "\ufffd" in data.decode("utf-8", "replace")
+            chunks = list(client.chat.completions.create(**call, stream=True))
+            assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
+            streamed = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.content or ()]
+            assert streamed == tokens
+
+
+def test_stop(client: openai.OpenAI) -> None:
+    call: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "seed": 1, "max_tokens": 60}
+    text = client.chat.completions.create(**call).choices[0].message.content
+    assert text is not None
+    mark = text[20:23]
+    for stop in (mark, ["never this", mark]):
+        choice = client.chat.completions.create(**call, stop=stop).choices[0]
+        assert (choice.message.content, choice.finish_reason) == (text[: text.index(mark)], "stop")
+
+
+def test_logit_bias_and_extras(client: openai.OpenAI, demo: LLM) -> None:
+    call: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 1}
+    token_id = demo.tokenize(" cat", add_special_tokens=False)[0]
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    biased = client.completions.create(**call, logit_bias={str(token_id): 100}, extra_body=extra).choices[0]
+    assert biased.model_dump()["token_ids"] == [token_id] * 4
+    greedy = client.completions.create(**{**call, "temperature": 0}, extra_body=extra).choices[0].text
+    for settings in ({"top_k": 1}, {"top_p": 0}, {"min_p": 1.0}):
+        assert client.completions.create(**call, extra_body=extra | settings).choices[0].text == greedy
+    stopped = client.completions.create(
+        **call, logit_bias={str(token_id): 100}, extra_body=extra | {"stop_token_ids": [token_id], "min_tokens": 2}
+    )
+    assert stopped.usage is not None and stopped.usage.completion_tokens >= 2
+
+
+def test_harmless_fields_are_taken(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "developer", "content": [{"type": "text", "text": "Be brief"}]}, *MESSAGES],
+        max_completion_tokens=3,
+        user="somebody",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        safety_identifier="x",
+        prompt_cache_key="y",
+        modalities=["text"],
+        response_format={"type": "text"},
+        parallel_tool_calls=True,
+        reasoning_effort="low",
+        verbosity="low",
+        tool_choice="none",
+        stream_options=None,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        prediction={"type": "content", "content": "x"},
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens <= 3
+
+
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 3}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 50_000}, "n"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+    ({"audio": {"voice": "x", "format": "mp3"}}, "audio"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"temprature": 1}, "temprature"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, ""),
+    ({"user": "\ud800"}, ""),
+    ({"model": 5}, "model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+def test_bad_fields_are_named(
+    server: ServerProcess, headers: dict[str, str], fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "demo", "messages": MESSAGES} | fields
+    answer = post(server, headers, "/v1/chat/completions", **body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").startswith(param.split("[")[0]) and param.split("[")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [[99999999]]}, "prompt"),
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({"prompt": ["x"] * 1024, "n": 128}, "n"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_fields_of_completions(
+    server: ServerProcess, headers: dict[str, str], fields: dict[str, Any], param: str
+) -> None:
+    answer = post(server, headers, "/v1/completions", **({"model": "demo", "prompt": PROMPT} | fields))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param, answer.text
+
+
+def test_lengths(client: openai.OpenAI) -> None:
+    """An answer is cut to the room there is, a prompt never."""
+    answer = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=10**9, extra_body={"ignore_eos": True}, seed=1
+    )
+    assert answer.usage is not None and answer.usage.total_tokens == 512
+    assert answer.choices[0].finish_reason == "length"
+    for path in ("prompt", "messages"):
+        long = "many words " * 400
+        with pytest.raises(openai.BadRequestError) as caught:
+            if path == "prompt":
+                client.completions.create(model="demo", prompt=long)
+            else:
+                client.chat.completions.create(model="demo", messages=[{"role": "user", "content": long}])
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", path)
+        assert "512" in caught.value.message
+
+
+def test_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.model_dump()["max_model_len"]) == ("demo", "model", 512)
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-4", messages=MESSAGES)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_tokenize(server: ServerProcess, headers: dict[str, str], demo: LLM) -> None:
+    text = "Hello, wörld"
+    answer = post(server, headers, "/tokenize", prompt=text, return_token_strs=True).json()
+    assert answer["tokens"] == demo.tokenize(text)
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 512)
+    assert len(answer["token_strs"]) == answer["count"]
+    plain = post(server, headers, "/tokenize", model="demo", prompt=text, add_special_tokens=False).json()
+    assert plain["tokens"] == demo.tokenize(text, add_special_tokens=False)
+    assert post(server, headers, "/detokenize", tokens=plain["tokens"]).json() == {"prompt": text}
+    chat = post(server, headers, "/tokenize", messages=MESSAGES).json()
+    assert chat["tokens"] == demo.render_chat(MESSAGES)
+    for path, body in (
+        ("/tokenize", {"prompt": "\ud800"}),
+        ("/tokenize", {}),
+        ("/tokenize", {"messages": 5}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [2**40]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [True]}),
+        ("/detokenize", {"text": "x"}),
+    ):
+        answer = post(server, headers, path, **body)
+        assert answer.status_code == 400, (path, body, answer.text)
+
+
+def test_the_same_alone_and_among_others(client: openai.OpenAI, demo: LLM) -> None:
+    settings: dict[str, Any] = {"seed": 11, "max_tokens": 24, "temperature": 1.0}
+    expected = demo.generate(PROMPT, use_tqdm=False, **settings)[0].outputs[0].text
+
+    def ask(i: int) -> str:
+        if i % 3 == 0:
+            stream = client.completions.create(model="demo", prompt=PROMPT, stream=True, **settings)
+            return "".join(chunk.choices[0].text for chunk in stream)
+        if i % 3 == 1:
+            return client.completions.create(model="demo", prompt=PROMPT, **settings).choices[0].text
+        client.completions.create(model="demo", prompt=f"Noise {i}", max_tokens=i)
+        return expected
+
+    assert ask(0) == ask(1) == expected
+    with ThreadPoolExecutor(64) as pool:
+        assert set(pool.map(ask, range(64))) == {expected}
+
+
+def test_parameters_of_the_model_hold(client: openai.OpenAI, demo: LLM) -> None:
+    """What generation_config.json says is what a request without parameters gets."""
+    params: SamplingParams = demo.default_sampling_params
+    assert params.top_p != 1 and params.temperature != 1
+    text = demo.chat(MESSAGES, seed=2, use_tqdm=False)[0].outputs[0].text
+    assert client.chat.completions.create(model="demo", messages=MESSAGES, seed=2).choices[0].message.content == text
+
+
+def test_embeddings(client: openai.OpenAI, demo: LLM, server: ServerProcess, headers: dict[str, str]) -> None:
+    texts = ["The cat sat", "A dog ran away from home"]
+    expected = demo.embed(texts)
+    for form in ("float", "base64"):
+        answer = client.embeddings.create(model="demo", input=texts, encoding_format=form)  # type: ignore[arg-type]
+        found = [item.embedding for item in answer.data]
+        if form == "base64":
+            found = [np.frombuffer(base64.b64decode(item), "<f4") for item in found]  # type: ignore[arg-type, misc]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert answer.usage.prompt_tokens == sum(len(demo.tokenize(text)) for text in texts)
+    by_default = client.embeddings.create(model="demo", input=demo.tokenize(texts[0])).data
+    np.testing.assert_allclose(by_default[0].embedding, expected[0], rtol=1e-6)
+    last = client.embeddings.create(model="demo", input=texts, extra_body={"pooling": "last"}).data
+    np.testing.assert_allclose(last[1].embedding, demo.embed(texts, "last")[1], rtol=1e-6)
+    for fields in ({"dimensions": 8}, {"input": []}, {"input": "word " * 600}, {"input": [[]]}, {"pooling": "max"}):
+        answer = post(server, headers, "/v1/embeddings", **({"model": "demo", "input": "x"} | fields))
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == next(iter(fields))

@@ -1,0 +1,399 @@
+"""Many clients, clients that leave, hang or send what they should not: nobody harms another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infinilm import LLM, EngineDeadError
+from server.support import KEY, SECONDS, Hosted, ServerProcess, gauge, hosted, served, started, wait_for
+
+LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
+MAX_NUM_SEQS = 4
+
+
+class Gate:
+    """Holds a model up until it opens."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._open = threading.Event()
+        self._llm = llm
+        self._make = llm._requests.make
+
+    def __enter__(self) -> Gate:
+        def wait(token_ids: Any, logits: Any) -> Any:
+            assert self._open.wait(SECONDS)
+            return logits
+
+        def make(prompts: Any, params: Any, sampling: Any) -> Any:
+            return self._make(prompts, params, {**sampling, "logits_processor": wait})
+
+        self._llm._requests.make = make  # type: ignore[method-assign]
+        return self
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
+        self._llm._requests.make = self._make  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder: Path) -> Iterator[LLM]:
+    with LLM(tiny_folder, max_num_seqs=MAX_NUM_SEQS, seed=0) as made:
+        yield made
+
+
+@pytest.fixture
+def host(llm: LLM) -> Iterator[Hosted]:
+    with hosted(llm) as running:
+        yield running
+
+
+def raw(host: Hosted, path: str, body: dict[str, Any], *, cut: int | None = None) -> socket.socket:
+    """A connection over which a request was sent, the last `cut` bytes of it left out."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    address, port = host.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((address, int(port)), timeout=SECONDS)
+    message = head.encode() + data
+    connection.sendall(message[: len(message) - cut] if cut else message)
+    return connection
+
+
+def post(host: Hosted, **body: Any) -> httpx.Response:
+    return httpx.post(f"{host.url}/v1/completions", json={"model": "tiny", "prompt": "x", **body}, timeout=SECONDS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_who_leaves_is_cancelled(host: Hosted, llm: LLM, stream: bool, waiting: bool) -> None:
+    """Also one that was never told a token, since others run."""
+    with Gate(llm) as gate:
+        num_others = 1 if waiting else 0  # in a step that is held up, which nobody can join
+        others = [raw(host, "/v1/completions", LONG | {"stream": True}) for _ in range(num_others)]
+        wait_for(lambda: gauge(host.url, "num_requests_running") == num_others)
+        leaver = raw(host, "/v1/completions", LONG | {"stream": stream})
+        name = "num_requests_waiting" if waiting else "num_requests_running"
+        wait_for(lambda: gauge(host.url, name) == 1)
+        before = llm.metrics().num_output_tokens
+        leaver.close()
+        if waiting:
+            wait_for(lambda: gauge(host.url, name) == 0 or not host.service._num_admitted > num_others)
+        else:
+            wait_for(lambda: host.service._num_admitted == 0)
+        gate.open()
+        for other in others:
+            other.close()
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 0 == gauge(host.url, "num_requests_waiting"))
+        assert waiting or llm.metrics().num_output_tokens <= before + 2
+    assert post(host, max_tokens=2).status_code == 200
+
+
+def test_slow_senders_and_readers_hold_nobody_up(host: Hosted) -> None:
+    idle = [raw(host, "/v1/completions", LONG, cut=5) for _ in range(100)]
+    readers = [raw(host, "/v1/completions", LONG | {"stream": True, "logprobs": 20}) for _ in range(8)]
+    for _ in range(3):
+        assert post(host, max_tokens=3).status_code == 200
+    wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
+    for connection in idle + readers:
+        connection.close()
+    wait_for(lambda: host.service._num_admitted == 0)
+
+
+def test_many_streams_at_once(host: Hosted) -> None:
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 20, "stream": True, "seed": 3, "ignore_eos": True}
+
+    async def read(client: httpx.AsyncClient) -> str:
+        text = ""
+        async with client.stream("POST", f"{host.url}/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            last = ""
+            async for line in answer.aiter_lines():
+                last = line or last
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+            assert last == "data: [DONE]"
+        return text
+
+    async def main() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=SECONDS, limits=limits) as client:
+            return await asyncio.gather(*(read(client) for _ in range(256)))
+
+    assert set(asyncio.run(main())) == {post(host, **{**body, "stream": False}).json()["choices"][0]["text"]}
+
+
+def test_a_full_queue(llm: LLM) -> None:
+    with hosted(llm, max_queued_requests=2) as host, Gate(llm) as gate:
+        running = [raw(host, "/v1/completions", LONG)]
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        waiting = [raw(host, "/v1/completions", LONG) for _ in range(2)]
+        wait_for(lambda: gauge(host.url, "num_requests_waiting") == 2)
+        for stream in (False, True):
+            refused = post(host, stream=stream)
+            assert refused.status_code == 429, refused.text
+            assert int(refused.headers["retry-after"]) > 0
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert gauge(host.url, "requests_refused_total") == 2
+        assert httpx.get(f"{host.url}/health").status_code == 200
+        gate.open()
+        for connection in running + waiting:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            connection.close()
+
+
+def test_too_many_prompt_tokens(llm: LLM) -> None:
+    with hosted(llm, max_queued_tokens=50) as host, Gate(llm) as gate:
+        first = raw(host, "/v1/completions", LONG | {"prompt": "x" * 60})  # alone it may be as long as it likes
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        assert post(host).status_code == 429
+        gate.open()
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        first.close()
+        wait_for(lambda: host.service._num_admitted == 0)
+        assert post(host, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_time_limit(llm: LLM, stream: bool) -> None:
+    with hosted(llm, request_timeout=0.2) as host, Gate(llm) as gate:
+        answer = post(host, stream=stream)
+        if stream:
+            assert answer.status_code == 200
+            error = json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))["error"]
+            assert "[DONE]" not in answer.text
+        else:
+            assert answer.status_code == 504
+            error = answer.json()["error"]
+        assert error["code"] == "timeout" and "0.2 s" in error["message"]
+        gate.open()
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
+def test_a_request_that_fails_is_one_error(
+    host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch, stream: bool, endpoint: str
+) -> None:
+    make = llm._requests.make
+
+    def failing(prompts: Any, params: Any, sampling: Any) -> Any:
+        def fail(token_ids: Any, logits: Any) -> Any:
+            raise OSError("on purpose")
+
+        return make(prompts, params, {**sampling, "logits_processor": fail})
+
+    monkeypatch.setattr(llm._requests, "make", failing)
+    prompt: dict[str, Any] = (
+        {"prompt": "x"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    body = {"model": "tiny", "stream": stream, "n": 2, **prompt}
+    answer = httpx.post(f"{host.url}/v1/{endpoint}", json=body, timeout=SECONDS)
+    if stream:
+        events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n") if event]
+        assert [list(event) for event in events if "error" in event] == [["error"]]
+        error = events[-1]["error"]
+    else:
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+    assert error["type"] == "server_error" and "on purpose" in error["message"]
+    monkeypatch.undo()
+    assert post(host, max_tokens=1).status_code == 200
+
+
+def test_what_nobody_foresaw(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(llm._requests, "make", broken)
+    for stream in (False, True):
+        answer = post(host, stream=stream)
+        assert answer.status_code == 500 and "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dead_engine(tiny_folder: Path, stream: bool) -> None:
+    with LLM(tiny_folder) as llm, hosted(llm) as host:
+        assert httpx.get(f"{host.url}/health").status_code == 200
+        llm.close()
+        assert post(host, stream=stream).status_code == 503
+        health = httpx.get(f"{host.url}/health")
+        assert (health.status_code, health.json()) == (503, {"status": "dead"})
+        assert httpx.get(f"{host.url}/metrics").status_code == 200
+        assert isinstance(host.service.death, EngineDeadError)
+
+
+def test_loading(llm: LLM) -> None:
+    with hosted(None) as host:
+        health = httpx.get(f"{host.url}/health")
+        assert (health.status_code, health.json()) == (503, {"status": "loading"})
+        for answer in (post(host), httpx.get(f"{host.url}/v1/models")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "loading")
+            assert "retry-after" in answer.headers
+        host.call(lambda: host.service.serve(llm))
+        wait_for(lambda: httpx.get(f"{host.url}/health").status_code == 200)
+        assert post(host, max_tokens=1).status_code == 200
+
+
+def test_guards(llm: LLM) -> None:
+    settings: dict[str, Any] = {"api_keys": ("one", "two"), "max_body_bytes": 1000, "allowed_hosts": ("127.0.0.1",)}
+    with hosted(llm, **settings, allowed_origins=("https://good.example",)) as host:
+        url, key = f"{host.url}/v1/completions", {"Authorization": "Bearer two"}
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+
+        def error(answer: httpx.Response, status: int) -> dict[str, Any]:
+            assert answer.status_code == status, answer.text
+            found: dict[str, Any] = answer.json()["error"]
+            assert set(found) == {"message", "type", "param", "code"}
+            return found
+
+        assert httpx.post(url, json=body, headers=key).status_code == 200
+        assert httpx.post(url, json=body, headers={"x-api-key": "one"}).status_code == 200
+        for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "Basic one"}, {"x-api-key": ""}):
+            assert error(httpx.post(url, json=body, headers=headers), 401)["code"] == "invalid_api_key"
+        assert httpx.get(f"{host.url}/metrics").status_code == 401
+        assert httpx.get(f"{host.url}/").status_code == httpx.get(f"{host.url}/health").status_code == 200
+        error(httpx.post(url, content="x" * 1001, headers=key | {"content-type": "application/json"}), 413)
+
+        def chunks() -> Iterator[bytes]:
+            for _ in range(20):
+                yield b" " * 100
+
+        error(httpx.post(url, content=chunks(), headers=key | {"content-type": "application/json"}), 413)
+        error(httpx.post(url, content=json.dumps(body), headers=key | {"content-type": "text/plain"}), 415)
+        error(httpx.get(url, headers=key), 405)
+        error(httpx.get(f"{host.url}/v2/models", headers=key), 404)
+        error(httpx.get(f"{host.url}/v1/models", headers=key | {"Host": "evil.example"}), 403)
+        for content in (b"{", b"[1]", b"\xff", b"[" * 900, b'"x"', b""):
+            error(httpx.post(url, content=content, headers=key | {"content-type": "application/json"}), 400)
+        for origin, allowed in (("https://good.example", True), ("https://evil.example", False)):
+            answer = httpx.post(url, json=body, headers=key | {"Origin": origin})
+            assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            assert httpx.options(url, headers=asked).status_code == (204 if allowed else 403)
+
+
+# ---- the process ----
+
+
+def start_long(server: ServerProcess) -> threading.Thread:
+    """A stream of many tokens; the thread's `lines` are what came of it."""
+    thread: Any = None
+
+    def read() -> None:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 32}
+        try:
+            url = f"{server.url}/v1/completions"
+            with httpx.stream("POST", url, json=body, headers=headers, timeout=SECONDS) as answer:
+                for line in answer.iter_lines():
+                    thread.lines.append(line)
+        except httpx.HTTPError as error:
+            thread.lines.append(repr(error))
+
+    thread = threading.Thread(target=read)
+    thread.lines = []
+    thread.start()
+    wait_for(lambda: len(thread.lines) > 3)
+    return thread
+
+
+def test_sigterm_lets_what_runs_end(tmp_path: Path) -> None:
+    with served(folder=tmp_path) as server:
+        reader: Any = start_long(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not reader.is_alive() or httpx.get(f"{server.url}/health").status_code == 503)
+        assert server.wait() == 0, server.lines
+        reader.join(SECONDS)
+        assert [line for line in reader.lines if line][-1] == "data: [DONE]"
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with served(folder=tmp_path) as server:
+        reader: Any = start_long(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        assert reader.is_alive()
+        assert server.stop() == 0, server.lines
+        reader.join(SECONDS)
+        assert "data: [DONE]" not in reader.lines
+        assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+SCRIPT = """
+import sys, threading, infinilm.llm
+from infinilm.cli.main import main
+class Slow(infinilm.llm.LLM):
+    def __init__(self, *args, **kwargs):
+        if {dies}:
+            super().__init__(*args, **kwargs)
+            return
+        sys.stderr.write("loading at http://x\\n")
+        threading.Event().wait()
+    def asubmit(self, *args, **kwargs):
+        self.close()
+        return super().asubmit(*args, **kwargs)
+infinilm.llm.LLM = Slow
+sys.exit(main(["serve", "--port", "0"]))
+"""
+
+
+def test_sigterm_while_it_loads(tmp_path: Path) -> None:
+    with started("-c", SCRIPT.format(dies=False), folder=tmp_path) as server:
+        assert server.stop() == 0, server.lines
+
+
+def test_the_exit_code_of_a_dead_engine(tmp_path: Path) -> None:
+    with started("-c", SCRIPT.format(dies=True), folder=tmp_path) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json={"model": "demo", "prompt": "x"}, timeout=SECONDS)
+        assert answer.status_code == 503
+        assert server.wait() == 3, server.lines
+        assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+def test_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl")
+    with served("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate), folder=tmp_path) as server:
+        assert server.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        assert httpx.get(f"{server.url}/health", verify=trusted, timeout=SECONDS).json() == {"status": "ok"}
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ssl-keyfile", "x"], "--ssl-certfile"),
+        (["--ssl-keyfile", "x", "--ssl-certfile", "y"], "there is no file"),
+        (["--port", "1", "--host", "192.0.2.1"], "cannot listen at 192.0.2.1:1"),
+        (["no/such/model"], "no/such/model"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from infinilm.cli.main import main
+
+    assert main(["serve", "--port", "0", *arguments]) not in (0, 3)
+    printed = capsys.readouterr().err
+    assert message in printed and "Traceback" not in printed

@@ -1,0 +1,163 @@
+"""The chat page, in a real browser; anything on the console fails the test."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.browser import BINARY, Browser, browser
+from server.support import KEY, ServerProcess
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium is installed")
+
+IDLE = "document.getElementById('send').textContent === 'Send'"
+LAST = "[...document.querySelectorAll('.message.assistant .text')].at(-1).innerText"
+
+
+@pytest.fixture
+def page(server: ServerProcess, tmp_path: Path) -> Iterator[Browser]:
+    with browser(tmp_path / "profile") as opened:
+        opened.resize(1000, 800)
+        opened.open(server.url)
+        opened.errors.clear()  # without a key the first look at the models is refused, which the console tells
+        set_up(opened, {"key": KEY, "seed": 1, "max_tokens": 30})
+        yield opened
+        assert not opened.errors
+
+
+def set_up(page: Browser, settings: dict[str, object], talks: list[object] | None = None) -> None:
+    """Write what the page keeps in the browser, and load it anew."""
+    page.run(f"localStorage.setItem('infinilm.settings', {json.dumps(json.dumps(settings))})")
+    if talks is not None:
+        page.run(f"localStorage.setItem('infinilm.talks', {json.dumps(json.dumps(talks))})")
+        page.run("localStorage.setItem('infinilm.open', JSON.stringify('t'))")
+    page.run("location.reload()")
+    page.wait("document.readyState === 'complete' && document.getElementById('model')?.textContent === 'demo'")
+
+
+def ask(page: Browser, text: str) -> str:
+    page.type(text)
+    page.run("document.getElementById('send').click()")
+    page.wait(f"document.querySelectorAll('.message').length > 1 && {IDLE}")
+    answer: str = page.run(LAST)
+    return answer
+
+
+def look(page: Browser, name: str) -> None:
+    """Keep a picture, where somebody asked for it."""
+    if folder := os.environ.get("INFINILM_SCREENSHOTS"):
+        page.screenshot(Path(folder) / f"{name}.png")
+
+
+def test_talk_regenerate_edit(page: Browser) -> None:
+    first = ask(page, "Tell me a story")
+    assert len(first) > 20
+    assert "of 512 tokens" in page.run("document.getElementById('state').textContent")
+    look(page, "talk")
+    press = "[...document.querySelectorAll('.message button')].find(b => b.textContent === '{}').click()"
+    page.run(press.format("Regenerate"))
+    page.wait(IDLE)
+    assert page.run(LAST) == first  # the seed is set
+    page.run(press.format("Edit"))
+    assert page.run("document.getElementById('input').value") == "Tell me a story"
+    assert page.run("document.querySelectorAll('.message').length") == 0
+    page.run("document.getElementById('send').click()")
+    page.wait(f"document.querySelectorAll('.message').length > 1 && {IDLE}")
+    assert page.run(LAST) == first
+    page.run("location.reload()")
+    page.wait("document.querySelectorAll('.message').length === 2")  # kept in the browser
+
+
+def test_stop(page: Browser) -> None:
+    set_up(page, {"key": KEY, "max_tokens": 400})
+    page.type("Tell me a long story")
+    page.run("document.getElementById('send').click()")
+    page.wait(f"document.querySelector('.message.assistant .text')?.innerText.length > 5 || {IDLE}")
+    page.run("if (document.getElementById('send').textContent === 'Stop') document.getElementById('send').click()")
+    page.wait(IDLE)
+    assert page.run(LAST)
+
+
+MARKDOWN = """# Title
+
+Some **bold**, *slanted* and `code`. <img src=x onerror="window.broken = 1"> [a link](https://example.org)
+[bad](javascript:alert(1)) <script>window.broken = 1</script>
+
+- one
+  - two
+1. first
+
+```python
+print("<b>hi</b>")
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+
+
+def test_markdown_is_shown_and_never_run(page: Browser) -> None:
+    messages = [{"role": "user", "content": "<b>x</b>"}, {"role": "assistant", "content": MARKDOWN, "reasoning": "why"}]
+    set_up(page, {"key": KEY}, [{"id": "t", "title": "<i>t</i>", "messages": messages}])
+    page.wait("document.querySelectorAll('.message').length === 2")
+    look(page, "markdown")
+    inside = ".message.assistant .text"
+    for tag, count in {
+        "strong": 1,
+        "em": 1,
+        "pre": 1,
+        "table": 1,
+        "li": 3,
+        "ul": 2,
+        "ol": 1,
+        "a": 1,
+        "img": 0,
+        "script": 0,
+        "b": 0,
+    }.items():
+        assert page.run(f"document.querySelectorAll('{inside} {tag}').length") == count, tag
+    assert page.run(f"document.querySelector('{inside} a').protocol") == "https:"
+    assert page.run(f"document.querySelector('{inside} pre').innerText") == 'print("<b>hi</b>")'
+    assert page.run("document.querySelector('.user .text').innerText") == "<b>x</b>"
+    assert page.run("window.broken") is None
+
+
+def test_nothing_is_wider_than_a_phone(page: Browser) -> None:
+    messages = [{"role": "user", "content": "x" * 300}, {"role": "assistant", "content": MARKDOWN + "y" * 500}]
+    set_up(page, {"key": KEY}, [{"id": "t", "title": "t" * 100, "messages": messages}])
+    page.resize(360, 640, dark=True)
+    assert page.run("document.documentElement.scrollWidth") <= 360
+    look(page, "phone")
+    page.run("document.getElementById('menu').click()")
+    page.wait("document.getElementById('side').getBoundingClientRect().left >= 0")
+    look(page, "phone-side")
+    page.run("document.getElementById('settings').click()")
+    assert page.run("document.getElementById('dialog').getBoundingClientRect().right") <= 360
+
+
+def test_settings_and_deleting(page: Browser) -> None:
+    page.run("document.getElementById('settings').click()")
+    page.run("document.getElementById('temperature').value = 'hot'")
+    page.run("document.getElementById('save').click()")
+    assert page.run("document.getElementById('dialog').open")
+    assert "hot" in page.run("document.getElementById('wrong').textContent")
+    page.run("document.getElementById('temperature').value = '0'")
+    page.run("document.getElementById('save').click()")
+    assert not page.run("document.getElementById('dialog').open")
+    assert page.run("JSON.parse(localStorage.getItem('infinilm.settings')).temperature") == 0
+    ask(page, "Tell me a story")
+    assert page.run("document.querySelectorAll('#list li').length") == 1
+    page.run("document.querySelector('#list li button:last-child').click()")
+    page.wait("document.querySelectorAll('#list li').length === 0")
+
+
+def test_errors_are_told(page: Browser) -> None:
+    set_up(page, {"key": KEY, "max_tokens": 5}, [{"id": "t", "title": "", "messages": []}])
+    ask(page, "word " * 2000)
+    assert "context" in page.run("document.querySelector('.message .error').textContent")
+    page.errors.clear()  # the console tells of status 400

@@ -1,0 +1,243 @@
+"""Tools, in three APIs and the words of three families of models: what the model writes is scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from llm import tiny
+
+from server.support import SECONDS, Hosted, ScriptedLLM, hosted
+from server.templates import TEMPLATES, THINKING, WRITERS
+
+PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "description": "It is", "parameters": PARAMETERS}}
+    for name in ("weather", "time")
+]
+CALLS: list[tuple[str, dict[str, Any]]] = [("weather", {"city": "Zürich", "n": [1, {"a": "}"}]}), ("time", {})]
+QUESTION: Any = [{"role": "user", "content": "How is it?"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("tools") / "tiny", max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="module", params=list(TEMPLATES))
+def family(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, ScriptedLLM, Hosted]]:
+    with ScriptedLLM(folder, chat_template=TEMPLATES[request.param]) as llm, hosted(llm) as host:
+        yield request.param, llm, host
+
+
+@pytest.fixture
+def thinker(folder: Path) -> Iterator[tuple[ScriptedLLM, Hosted]]:
+    with ScriptedLLM(folder, chat_template=THINKING) as llm, hosted(llm) as host:
+        yield llm, host
+
+
+def chat(host: Hosted) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{host.url}/v1", api_key="none", max_retries=0, timeout=SECONDS)
+
+
+def claude(host: Hosted) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=host.url, api_key="none", max_retries=0, timeout=SECONDS)
+
+
+def test_calls_of_a_chat(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    name, llm, host = family
+    llm.script = WRITERS[name](CALLS)
+    call: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "tools": TOOLS}
+    with chat(host) as client:
+        (choice,) = client.chat.completions.create(**call).choices
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        found: Any = choice.message.tool_calls
+        assert [(c.function.name, json.loads(c.function.arguments)) for c in found] == CALLS
+        assert len({c.id for c in found}) == 2
+        streamed: dict[int, list[Any]] = {}
+        last = None
+        for chunk in client.chat.completions.create(**call, stream=True):
+            for delta in chunk.choices[0].delta.tool_calls or ():
+                streamed.setdefault(delta.index, []).append(delta)
+            last = chunk.choices[0].finish_reason
+        assert last == "tool_calls"
+        for i, deltas in streamed.items():
+            assert deltas[0].id and deltas[0].type == "function" and deltas[0].function.name == CALLS[i][0]
+            assert all(d.id is None and d.function.name is None for d in deltas[1:])
+            assert json.loads("".join(d.function.arguments for d in deltas)) == CALLS[i][1]
+        assert len(streamed) == 2
+        one = client.chat.completions.create(**call, parallel_tool_calls=False).choices[0].message.tool_calls
+        assert one is not None and len(one) == 1
+        # With tools out of play, the same text is content.
+        plain = client.chat.completions.create(**call, tool_choice="none").choices[0]
+        assert (plain.message.tool_calls, plain.finish_reason) == (None, "stop")
+        assert plain.message.content == llm.script
+        llm.script = "It is fine."
+        plain = client.chat.completions.create(**call).choices[0]
+        assert (plain.message.content, plain.finish_reason) == ("It is fine.", "stop")
+
+
+def test_results_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """What each API sends in the second turn is the same prompt."""
+    name, llm, host = family
+    llm.script = WRITERS[name](CALLS[:1])
+    with chat(host) as client, claude(host) as other:
+        first = client.chat.completions.create(model="tiny", messages=QUESTION, tools=TOOLS).choices[0].message
+        assert first.tool_calls is not None
+        call_id = first.tool_calls[0].id
+        turns: list[Any] = [*QUESTION, first, {"role": "tool", "tool_call_id": call_id, "content": "Rain"}]
+        arguments: Any = first.tool_calls[0].function.arguments  # type: ignore[union-attr]
+        llm.script = "Rain, it seems."
+        answer = client.chat.completions.create(model="tiny", messages=turns, tools=TOOLS)
+        assert answer.choices[0].message.content == llm.script
+        items: Any = [
+            *QUESTION,
+            {"type": "function_call", "call_id": call_id, "name": "weather", "arguments": arguments},
+            {"type": "function_call_output", "call_id": call_id, "output": "Rain"},
+        ]
+        flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        response = client.responses.create(model="tiny", input=items, tools=flat)
+        assert response.output_text == llm.script
+        blocks: Any = [
+            *QUESTION,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": call_id, "name": "weather", "input": json.loads(arguments)}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call_id, "content": "Rain"}]},
+        ]
+        schemas: Any = [
+            {"name": f["function"]["name"], "description": "It is", "input_schema": PARAMETERS} for f in TOOLS
+        ]
+        message = other.messages.create(model="tiny", max_tokens=50, messages=blocks, tools=schemas)
+        assert message.content[0].text == llm.script  # type: ignore[union-attr]
+        tokens = answer.usage.prompt_tokens if answer.usage else 0
+        assert response.usage is not None and response.usage.input_tokens == tokens
+        assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == tokens
+        counted = other.messages.count_tokens(model="tiny", messages=blocks, tools=schemas)
+        assert counted.input_tokens == tokens
+
+
+def test_calls_of_a_response(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    name, llm, host = family
+    llm.script = WRITERS[name](CALLS)
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS] + [{"type": "web_search"}]
+    call: dict[str, Any] = {"model": "tiny", "input": "How is it?", "tools": tools}
+    with chat(host) as client:
+        response = client.responses.create(**call)
+        found: Any = response.output
+        assert [(c.type, c.name, json.loads(c.arguments)) for c in found] == [("function_call", *c) for c in CALLS]
+        events = list(client.responses.create(**call, stream=True))
+        assert [e.sequence_number for e in events] == list(range(len(events)))
+        assert events[0].type == "response.created"
+        end: Any = events[-1]
+        assert end.type == "response.completed"
+        assert [(c.name, c.arguments) for c in end.response.output] == [(c.name, c.arguments) for c in found]
+        for index, item in enumerate(found):
+            deltas = [
+                e.delta
+                for e in events
+                if e.type == "response.function_call_arguments.delta" and e.output_index == index
+            ]
+            assert "".join(deltas) == item.arguments
+
+
+def test_calls_of_a_message(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    name, llm, host = family
+    llm.script = WRITERS[name](CALLS)
+    tools: Any = [{"name": f["function"]["name"], "input_schema": PARAMETERS} for f in TOOLS]
+    tools.append({"type": "web_search_20250305", "name": "web_search"})
+    call: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "messages": QUESTION, "tools": tools}
+    with claude(host) as client:
+        message = client.messages.create(**call)
+        assert message.stop_reason == "tool_use"
+        found: Any = message.content
+        assert [(b.type, b.name, b.input) for b in found] == [("tool_use", *c) for c in CALLS]
+        with client.messages.stream(**call) as stream:
+            streamed: Any = stream.get_final_message()
+        assert [(b.type, b.name, b.input) for b in streamed.content] == [("tool_use", *c) for c in CALLS]
+        assert streamed.stop_reason == "tool_use"
+        assert streamed.usage.output_tokens == message.usage.output_tokens
+        with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+            client.messages.create(**call, tool_choice={"type": "any"})
+
+
+def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
+    llm, host = thinker
+    llm.script = "Let me see. </think>\n\nIt rains."
+    with chat(host) as client, claude(host) as other:
+        answer: Any = client.chat.completions.create(model="tiny", messages=QUESTION).choices[0].message
+        assert (answer.content, answer.reasoning_content, answer.reasoning) == (
+            "It rains.",
+            "Let me see. ",
+            "Let me see. ",
+        )
+        response: Any = client.responses.create(model="tiny", input="How is it?").output
+        assert [item.type for item in response] == ["reasoning", "message"]
+        assert response[0].content[0].text == "Let me see. " and response[1].content[0].text == "It rains."
+        with other.messages.stream(model="tiny", max_tokens=50, messages=QUESTION) as stream:
+            message: Any = stream.get_final_message()
+        assert [block.type for block in message.content] == ["thinking", "text"]
+        assert message.content[0].thinking == "Let me see. " and message.content[1].text == "It rains."
+
+
+def test_responses_are_chats(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    _, llm, host = family
+    llm.script = "A plain answer, said in a few words."
+    with chat(host) as client:
+        response = client.responses.create(model="tiny", input="Hi", instructions="Be brief", store=False)
+        assert (response.output_text, response.status) == (llm.script, "completed")
+        said: Any = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
+        usage = client.chat.completions.create(model="tiny", messages=said).usage
+        assert response.usage is not None and usage is not None
+        assert response.usage.input_tokens == usage.prompt_tokens
+        with client.responses.stream(model="tiny", input="Hi") as stream:
+            text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+            assert text == stream.get_final_response().output_text == llm.script
+        short = client.responses.create(model="tiny", input="Hi", max_output_tokens=3)
+        assert short.status == "incomplete" and short.incomplete_details is not None
+        assert short.incomplete_details.reason == "max_output_tokens"
+        bad: list[tuple[dict[str, Any], str]] = [
+            ({"previous_response_id": "resp_1"}, "previous_response_id"),
+            ({"background": True}, "background"),
+            ({"truncation": "auto"}, "truncation"),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+            ({"tempratur": 1}, "tempratur"),
+        ]
+        for fields, param in bad:
+            body = {"model": "tiny", "input": "Hi", **fields}
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.post("/responses", body=body, cast_to=object)
+            assert caught.value.param == param, caught.value.message
+
+
+def test_messages_are_chats(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    _, llm, host = family
+    llm.script = "A plain answer, said in a few words."
+    call: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "messages": QUESTION}
+    call["system"] = [{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral"}}]
+    with claude(host) as client:
+        message: Any = client.messages.create(**call)
+        assert (message.content[0].text, message.stop_reason) == (llm.script, "end_turn")
+        with client.messages.stream(**call) as stream:
+            assert "".join(stream.text_stream) == llm.script
+        stopped: Any = client.messages.create(**call, stop_sequences=["said"])
+        assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "said")
+        short = client.messages.create(**{**call, "max_tokens": 2})
+        assert short.stop_reason == "max_tokens"
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.create(**{**call, "model": "claude"})
+        image = {"type": "image", "source": {"type": "url", "url": "x"}}
+        with pytest.raises(anthropic.BadRequestError, match="image"):
+            client.messages.create(**{**call, "messages": [{"role": "user", "content": [image]}]})
+    answer = httpx.post(f"{host.url}/v1/messages", json={"model": "tiny", "messages": QUESTION})
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error" and "max_tokens" in answer.json()["error"]["message"]
