@@ -228,14 +228,3 @@ def test_no_inputs(isa: str, num_tokens: int, kind: str) -> None:
     got = support.run_linear(b, prepared, np.zeros((num_tokens, 0), np.float32), prepared.out_features)
     expected = bias / (1 + np.exp(-bias)) * bias if kind == "silu_mul" else np.concatenate((bias, bias))
     np.testing.assert_allclose(got, np.tile(expected, (num_tokens, 1)), rtol=1e-6)
-
-
-@each_isa
-@pytest.mark.parametrize("tokens", [1, 24, 25, 300])
-def test_without_inputs_only_the_bias_is_left(isa: str, tokens: int) -> None:
-    weight, bias = np.zeros((20, 0), np.float32), np.arange(20, dtype=np.float32)
-    b = backend(isa, 2)
-    layer = b.prepare_linear([(support.tensor(weight), support.tensor(bias))])
-    out = np.full((tokens, 20), np.nan, np.float32)
-    b.linear(support.tensor(np.zeros((tokens, 0), np.float32)), layer, support.tensor(out))
-    support.assert_bitwise(out, np.broadcast_to(bias, out.shape).copy())
