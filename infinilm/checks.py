@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from infinilm.errors import ConfigError, InfinilmError
 
-__all__ = ["DTYPES", "as_boolean", "as_integer", "dtype_name", "short_repr"]
+__all__ = ["DTYPES", "OfThisProcess", "as_boolean", "as_integer", "dtype_name", "short_repr"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What an engine can compute in."""
@@ -15,6 +15,19 @@ INT_LIMIT = 2**31
 """Sizes and lengths are 32-bit in the core."""
 
 _DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+class OfThisProcess:
+    """Base of what has threads and memory of this process: it cannot be pickled, nor be there twice.
+
+    A copy would share them with the original, and end them for it when it goes.
+    """
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied: it has threads and memory of this process; "
+            "make another one where it is needed"
+        )
 
 
 def short_repr(value: object, limit: int = 80) -> str:

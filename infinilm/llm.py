@@ -20,7 +20,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checkpoint.folder import Checkpoint, load_weights
-from infinilm.checks import as_boolean, as_integer
+from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-class LLM:
+class LLM(OfThisProcess):
     """A model ready to generate.
 
     Parameters

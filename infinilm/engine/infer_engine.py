@@ -23,6 +23,7 @@ from infinilm import _core
 from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
+from infinilm.checks import OfThisProcess
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import as_tensor
@@ -70,7 +71,7 @@ def _close_all() -> None:
                 engine.close()
 
 
-class InferEngine:
+class InferEngine(OfThisProcess):
     """A model, its weights and its KV cache. A context manager; several threads may share it.
 
     Weights are loaded by `load_weights`, or one by one. The first forward checks that all are loaded. After an error

@@ -148,6 +148,7 @@ class AutoModelForCausalLM:
         *,
         torch_dtype: Any = None,
         device_map: Any = None,
+        revision: str | None = None,
         **unknown: NoReturn,
     ) -> CausalLM:
         """Open a checkpoint; the same as `AutoLlamaModel.from_pretrained`, in the words of transformers.
@@ -160,6 +161,8 @@ class AutoModelForCausalLM:
             Another name of `dtype`.
         device_map
             Another name of `device`: "auto", a device, or a dict that has one device for all.
+        revision
+            Branch, tag or commit of a hub id.
 
         Returns
         -------
@@ -174,7 +177,7 @@ class AutoModelForCausalLM:
             As `AutoLlamaModel.from_pretrained`.
         """
         for name in unknown:
-            raise unknown_parameter("from_pretrained()", name, (*_PARAMETERS, "torch_dtype", "device_map"))
+            raise unknown_parameter("from_pretrained()", name, (*_PARAMETERS, "torch_dtype", "device_map", "revision"))
         if torch_dtype is not None:
             if dtype is not None and dtype_name(dtype) != dtype_name(torch_dtype):
                 raise ConfigError(f"torch_dtype is {torch_dtype} and dtype is {dtype}; they mean the same, give one")
@@ -184,6 +187,7 @@ class AutoModelForCausalLM:
                 raise ConfigError(f"device_map is {device_map!r} and device is {device!r}; give one")
             device = _one_device(device_map)
         dtype = None if isinstance(dtype, str) and dtype == "auto" else dtype
+        path = path if revision is None else resolve_model(path, revision)
         return CausalLM(AutoLlamaModel.from_pretrained(path, device, dtype, backend, distributed_config, cache_config))
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from infinilm.checks import OfThisProcess
 from infinilm.errors import RequestError
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.engine_thread import EngineThread
@@ -141,7 +142,7 @@ def _added(wakers: Wakers, wake: Callable[[], object]) -> Iterator[None]:
             wakers.remove(wake)
 
 
-class Request:
+class Request(OfThisProcess):
     """A running request: wait for its result, follow its events, or cancel it. Made by `LLM.submit`.
 
     In asyncio, ``await request`` gives the result, and ``async for event in request`` follows the events. A task that

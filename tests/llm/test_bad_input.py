@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import pathlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +288,17 @@ def test_unknown_settings_of_a_plan(folder: Path) -> None:
 def test_repr(folder: Path) -> None:
     with LLM(folder) as model:
         assert repr(model) == f"<LLM {folder}: LlamaForCausalLM, float32 on cpu, max_model_len=128>"
+
+
+def test_what_has_threads_is_not_copied(folder: Path) -> None:
+    """A copy of a request would cancel it when it goes."""
+    with LLM(folder) as model, infinilm.InferEngine(folder) as engine:
+        request = model.submit([1, 2], max_tokens=4, ignore_eos=True)
+        for item in (model, engine, request):
+            for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match=f"{type(item).__name__} cannot be pickled or copied: it has"):
+                    duplicate(item)
+        assert request.result().outputs[0].finish_reason == "length"
 
 
 def test_cuda_is_refused_with_the_reason(folder: Path) -> None:

@@ -210,6 +210,8 @@ def test_from_pretrained_in_their_words(folder: Path) -> None:
         AutoModelForCausalLM.from_pretrained(folder, torch_dtype="float32", dtype="bfloat16")
     with pytest.raises(ConfigError, match="one device for all"):
         AutoModelForCausalLM.from_pretrained(folder, device_map={"a": 0, "b": 1})
+    with pytest.raises(ConfigError, match="revision"):  # of a folder; what names one is a hub id
+        AutoModelForCausalLM.from_pretrained(folder, revision="v2")
     with pytest.raises(TypeError, match="did you mean 'torch_dtype'"):
         AutoModelForCausalLM.from_pretrained(folder, torch_dtypes="float32")  # type: ignore[arg-type]
 
