@@ -223,7 +223,14 @@ class LLM(OfThisProcess):
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         self._requests = RequestMaker(
-            plan.config, self.tokenizer, self.generation_config, self.max_model_len, seed, limits, max_open
+            plan.config,
+            self.tokenizer,
+            self.chat_template,
+            self.generation_config,
+            self.max_model_len,
+            seed,
+            limits,
+            max_open,
         )
         self.generation_config.warn()
         self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
@@ -345,9 +352,7 @@ class LLM(OfThisProcess):
         ConfigError
             The model has no chat template.
         """
-        prompts = self._requests.of_chats(
-            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
-        )
+        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
 
     def stream_chat(
@@ -361,9 +366,7 @@ class LLM(OfThisProcess):
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
         """`chat` token by token, see `stream`."""
-        prompts = self._requests.of_chats(
-            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
-        )
+        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
         return self.stream(prompts, sampling_params, **sampling)
 
     async def achat(
@@ -377,9 +380,7 @@ class LLM(OfThisProcess):
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
-        prompts = self._requests.of_chats(
-            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
-        )
+        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
         return await self.agenerate(prompts, sampling_params, **sampling)
 
     def astream_chat(
@@ -393,9 +394,7 @@ class LLM(OfThisProcess):
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`chat` token by token for asyncio, see `astream`."""
-        prompts = self._requests.of_chats(
-            self.chat_template, messages, tools, add_generation_prompt, chat_template_kwargs
-        )
+        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
         return self.astream(prompts, sampling_params, **sampling)
 
     def render_chat(
@@ -469,11 +468,8 @@ class LLM(OfThisProcess):
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
-        Returns
-        -------
-        AsyncRequests
-            ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and
-            ``async with`` cancels what is unfinished at its end.
+        ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
+        ``async with llm.asubmit(...) as running`` cancels what is unfinished.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         return streams.AsyncRequests(self, self._thread, requests)
@@ -501,15 +497,8 @@ class LLM(OfThisProcess):
         top
             How many of the most probable tokens to give at each place.
 
-        Returns
-        -------
-        list[Score]
-            One per prompt, in order.
-
-        Raises
-        ------
-        RequestError
-            A prompt that can never be served, or `top` out of range. Nothing was run then.
+        Returns one `Score` per prompt, in order. RequestError: a prompt that can never be served, or `top` out of
+        range; nothing has run then.
         """
         self._requests.check_top("top", top)
         reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top))
@@ -519,26 +508,10 @@ class LLM(OfThisProcess):
         ]
 
     def embed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
-        """Vectors of texts: the hidden states after the final norm, of each as one of length 1.
+        """Vectors of texts, of length 1, from the hidden states after the final norm; float32 [num_prompts, hidden_size].
 
-        They do not depend on what else runs. How well they tell texts apart is up to the model: those made for
-        embeddings are trained for it.
-
-        Parameters
-        ----------
-        prompts
-            A text, a list of token ids, or a list of either.
-        pooling
-            "mean" of all tokens, or the "last" token, as the model was trained.
-
-        Returns
-        -------
-        float32 array, [num_prompts, hidden_size]
-
-        Raises
-        ------
-        RequestError
-            A prompt that can never be served, or another pooling. Nothing was run then.
+        `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
+        else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
         """
         if pooling not in ("mean", "last"):
             raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")

@@ -417,8 +417,8 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
-        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a
-        CPU, of all ranks together) to plan for. The devices need not be present then.
+        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on
+        a CPU, of all ranks together) to plan for. The devices need not be present then.
 
     Raises
     ------

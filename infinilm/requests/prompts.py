@@ -64,6 +64,7 @@ class RequestMaker:
         self,
         config: LlamaConfig,
         tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
         generation_config: GenerationConfig,
         max_model_len: int,
         seed: int | None,
@@ -72,6 +73,7 @@ class RequestMaker:
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._chat_template = chat_template
         self._generation_config = generation_config
         self._max_model_len = max_model_len
         self._limits = limits
@@ -116,7 +118,6 @@ class RequestMaker:
 
     def of_chats(
         self,
-        chat_template: ChatTemplate,
         messages: Conversations,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
@@ -126,7 +127,7 @@ class RequestMaker:
         several = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
         options = {"tools": tools, "add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
-        texts = [chat_template.render(conversation, **options) for conversation in conversations]
+        texts = [self._chat_template.render(conversation, **options) for conversation in conversations]
         # The template writes the special tokens itself.
         return [{"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, False)} for text in texts]
 
