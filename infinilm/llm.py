@@ -508,7 +508,7 @@ class LLM(OfThisProcess):
         ]
 
     def embed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
-        """Vectors of texts, of length 1, from the hidden states after the final norm; float32 [num_prompts, hidden_size].
+        """Vectors of texts, of length 1, of hidden states after the final norm: float32 [num_prompts, hidden_size].
 
         `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
         else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
