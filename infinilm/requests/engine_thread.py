@@ -95,7 +95,7 @@ class EngineThread:
         self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
         self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
         self._num_queued = 0  # works in the inbox, and those that follow them
-        self._taken: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
+        self._unstarted: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
         self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
         self._forgets_prefixes = False  # before the next step is made
         self._closed = False
@@ -283,7 +283,7 @@ class EngineThread:
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
         # `close` sets the flag before it puts None into the inbox, and that None may have been taken out already.
-        if not (self._closed or self._taken or self._in_flight or self.scheduler.has_work):
+        if not (self._closed or self._unstarted or self._in_flight or self.scheduler.has_work):
             self._take(self._inbox.get())
         return not self._closed
 
@@ -298,7 +298,7 @@ class EngineThread:
     def _take(self, works: list[Work] | None) -> None:
         with self._lock:
             for work in works or ():
-                self._taken.append(work)
+                self._unstarted.append(work)
                 self._adopt(work)
             self._num_queued -= _count(works or ())
 
@@ -415,8 +415,8 @@ class EngineThread:
         if self._forgets_prefixes:  # after emptying the inbox: works put there after the call are not started yet
             self._forgets_prefixes = False
             self.scheduler.reset_prefix_cache()
-        for _ in range(min(len(self._taken), _MAX_STARTS)):
-            work = self._taken.popleft()
+        for _ in range(min(len(self._unstarted), _MAX_STARTS)):
+            work = self._unstarted.popleft()
             if work.finish_reason is None:  # else cancelled
                 news += self._start(work)
         return news
@@ -456,9 +456,9 @@ class EngineThread:
                     failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
         now = time.perf_counter()
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
-        news: list[News] = [sequence.owner.next_token for sequence in sampled.heard]
+        news: list[News] = [sequence.owner.next_token for sequence in sampled.streamed]
         changed: list[Work] = []  # works that have ended, or that others wait for
-        for sequence, row, token_id in sampled.taken:
+        for sequence, row, token_id in sampled.owner_tokens:
             work: Completion = sequence.owner
             own = logits[row] if logits is not None and sequence.needs_logits else None
             item = self._guarded(work, work.take_token, token_id, own)

@@ -216,7 +216,7 @@ class Completion(Work):
         self.cumulative_logprob = 0.0
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
-        sequence.is_plain = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
+        sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
@@ -255,7 +255,7 @@ class Completion(Work):
         if self.finish_reason is None and num_tokens >= self.max_new_tokens:
             self.finish_reason = "length"
         self._note_needs()
-        if self.finish_reason is None and not self.sequence.is_watched:
+        if self.finish_reason is None and not self.sequence.is_streamed:
             return None
         top = self.logprobs[-1] if self.logprobs else None
         return News(
@@ -436,7 +436,7 @@ class GenerationRequest:
         self.works: list[Work] = []  # submitted to the scheduler, in this order; followers come later
         first = completions[0]
         first.followers = list(completions[1:])
-        first.sequence.is_plain &= not first.followers  # followers wait for its first token
+        first.sequence.owner_sees_end_only &= not first.followers  # followers wait for its first token
         self.works.append(first)
         sequence = first.sequence
         self._params: SamplingParams = sequence.params
@@ -468,7 +468,7 @@ class GenerationRequest:
         """Let the engine thread call `deliver` with the news of the completions, or only with the last of each."""
         for completion in self.completions:
             completion.deliver = deliver
-            completion.sequence.is_watched = not ends_only
+            completion.sequence.is_streamed = not ends_only
 
     def output(self, readers: Mapping[Work, CompletionReader] | None = None) -> RequestOutput:
         """The result so far, with the timings of the first completion.

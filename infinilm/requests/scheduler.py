@@ -129,8 +129,8 @@ class Scheduler:
         self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
         self._prompt_lens = np.zeros(max_num_seqs, np.int32)
         self._collects = np.zeros(max_num_seqs, np.bool_)
-        self._is_plain = np.zeros(max_num_seqs, np.bool_)
-        self._is_watched = np.zeros(max_num_seqs, np.bool_)
+        self._owner_sees_end_only = np.zeros(max_num_seqs, np.bool_)
+        self._is_streamed = np.zeros(max_num_seqs, np.bool_)
         self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when the sequence got its slot
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
@@ -263,14 +263,14 @@ class Scheduler:
             sequence.output_token_ids.append(token_id)
             sequence.token_times.append(now)
         # The owner takes in a token that ends its sequence.
-        goes_on = self._is_plain[slots] & (positions + 1 < self._max_num_tokens[slots])
+        goes_on = self._owner_sees_end_only[slots] & (positions + 1 < self._max_num_tokens[slots])
         if not self._running_stop_token_ids().isdisjoint(token_ids):
             for i, (sequence, token_id) in enumerate(zip(samples, token_ids, strict=True)):
                 goes_on[i] &= token_id not in sequence.stop_token_ids
-        taken = [(samples[i], rows[i], token_ids[i]) for i in np.flatnonzero(~goes_on).tolist()]
-        heard = np.flatnonzero(goes_on & self._is_watched[slots])
-        everybody = len(heard) == len(samples)
-        return Sampled(len(samples), taken, samples if everybody else [samples[i] for i in heard.tolist()])
+        owner_tokens = [(samples[i], rows[i], token_ids[i]) for i in np.flatnonzero(~goes_on).tolist()]
+        streamed = np.flatnonzero(goes_on & self._is_streamed[slots])
+        is_all = len(streamed) == len(samples)
+        return Sampled(len(samples), owner_tokens, samples if is_all else [samples[i] for i in streamed.tolist()])
 
     def undo(self, step: Step) -> None:
         """Take back an aborted step. Its sequences are to be removed next. Of several steps, undo the newest first.
@@ -447,8 +447,8 @@ class Scheduler:
         params = sequence.params
         self._prompt_lens[slot] = len(sequence.prompt_token_ids)
         self._collects[slot] = sequence.collect_logits
-        self._is_plain[slot] = sequence.is_plain
-        self._is_watched[slot] = sequence.is_watched
+        self._owner_sees_end_only[slot] = sequence.owner_sees_end_only
+        self._is_streamed[slot] = sequence.is_streamed
         self._needed_logits[slot] = sequence.needs_logits
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k

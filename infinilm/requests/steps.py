@@ -27,8 +27,8 @@ class Sequence:
     seed: int
     owner: Any = None
     stop_token_ids: frozenset[int] = frozenset()  # each of them ends the sequence
-    is_plain: bool = False  # the owner takes in only the token that ends the sequence
-    is_watched: bool = True  # the caller wants news of every token
+    owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
+    is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
     collect_hidden: bool = False  # with collect_logits: keep the output of the final norm instead of the logits
     # needs_logits: the owner changes or reads the logits of the next token. draws_on_host: the host draws that token,
@@ -76,5 +76,5 @@ class Sampled:
     """The new tokens of a step."""
 
     num_tokens: int
-    taken: list[tuple[Sequence, int, int]]  # tokens that owners must take in: (sequence, its row, new token id)
-    heard: list[Sequence]  # plain sequences that continue and are watched
+    owner_tokens: list[tuple[Sequence, int, int]]  # tokens that owners must take in: (sequence, its row, new token id)
+    streamed: list[Sequence]  # plain sequences that continue and are watched

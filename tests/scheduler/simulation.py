@@ -96,13 +96,13 @@ class Engine:
         for sequence in alive:
             assert len(sequence.token_times) == len(sequence.output_token_ids)
             assert sequence.token_times[-1] == self.num_steps
-        taken = [sequence for sequence in alive if not sequence.is_plain or has_ended(sequence)]
+        taken = [sequence for sequence in alive if not sequence.owner_sees_end_only or has_ended(sequence)]
         assert [(sequence, sequence.output_token_ids[-1]) for sequence in taken] == [
-            (s, t) for s, _, t in sampled.taken
+            (s, t) for s, _, t in sampled.owner_tokens
         ]
-        assert all(step.samples[row] is sequence for sequence, row, _ in sampled.taken)
-        assert sampled.heard == [sequence for sequence in alive if sequence.is_watched and sequence not in taken]
-        return sampled.taken
+        assert all(step.samples[row] is sequence for sequence, row, _ in sampled.owner_tokens)
+        assert sampled.streamed == [sequence for sequence in alive if sequence.is_streamed and sequence not in taken]
+        return sampled.owner_tokens
 
     def forward(self, step: Step) -> Any:
         batch, manager = step.batch, self.scheduler.blocks

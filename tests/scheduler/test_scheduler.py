@@ -86,8 +86,8 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
             sequence = make_sequence(
                 prompt,
                 int(rng.integers(1, MAX_LEN - len(prompt) + 1)),
-                is_plain=rng.random() < 0.7,
-                is_watched=rng.random() < 0.5,
+                owner_sees_end_only=rng.random() < 0.7,
+                is_streamed=rng.random() < 0.5,
                 stop_token_ids=frozenset(rng.integers(0, VOCAB_SIZE, rng.integers(0, 3)).tolist()),
             )
             work += len(prompt) + sequence.params.max_tokens
@@ -308,7 +308,7 @@ def test_cancelled_while_the_step_runs() -> None:
     assert step is not None
     output = engine.forward(step)
     scheduler.remove(sequences[1])
-    assert [s for s, _, _ in scheduler.update(step, output, 1.0).taken] == [sequences[0]]
+    assert [s for s, _, _ in scheduler.update(step, output, 1.0).owner_tokens] == [sequences[0]]
     sequences.pop(1)
     drain(engine, sequences)
     check_empty(scheduler)
