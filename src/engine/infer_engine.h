@@ -4,9 +4,9 @@
 //
 // States: loading (until finish_loading), ready, dead, closed. What every rank refuses alike, such as a step that fails
 // validation, leaves the engine as it was. With several ranks, one that fails alone, or while the others count on it,
-// stops them all: the engine is dead, and every call throws EngineDeadError around the first cause. A single rank has
-// nobody to let down and never dies. In a process that was forked from the engine's, which has none of its threads,
-// every call throws EngineDeadError, and close abandons what there is.
+// stops them all: the engine is dead, and every call throws EngineDeadError around the first cause. An engine of one
+// rank does not die this way, as no other rank waits for it. A process that was forked from the engine's has none of
+// its threads: every call throws EngineDeadError there, and close abandons what there is.
 #pragma once
 
 #include <atomic>
