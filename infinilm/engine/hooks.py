@@ -327,7 +327,8 @@ class EngineHooks:
         self._given = True
 
     def take_back(self) -> None:
-        """Have the core drop its hooks."""
+        """Have the core drop its hooks, and keep none: a hook may refer to the LLM, which could not be collected then."""
+        self._current = ()
         if self._given:
             self._given = False
             with contextlib.suppress(EngineDeadError):  # a dead engine has dropped them already

@@ -110,7 +110,7 @@ def test_preemptions_are_counted(folder: Path, capsys: pytest.CaptureFixture[str
         (["--num-requests", "8"], "--num-requests is for bench with --trace"),
         (["--no-progress"], "--no-progress is for bench with --trace"),
         (["--trace", "--model", "demo"], "--model"),
-        (["--trace", "--kv-cache", "8KiB", "--trace-lengths", "60:64"], "kv_cache"),
+        (["--trace", "--kv-cache", "8KiB", "--trace-lengths", "60:64"], "raise --kv-cache"),
     ],
     ids=str,
 )

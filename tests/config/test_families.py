@@ -204,6 +204,7 @@ ATTENTION = typed(
 )
 SPEC = typed(
     dtype=str,
+    quantization=str,
     vocab_size=int,
     hidden_size=int,
     num_layers=int,
@@ -232,6 +233,7 @@ def test_build_spec_fills_every_field():
     spec = build_spec(config, dtype="bfloat16", max_model_len=77)
     assert vars(spec) == {
         "dtype": "bfloat16",
+        "quantization": "none",
         "vocab_size": 50,
         "hidden_size": 32,
         "num_layers": 3,
