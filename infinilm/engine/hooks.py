@@ -327,7 +327,7 @@ class EngineHooks:
         self._given = True
 
     def take_back(self) -> None:
-        """Have the core drop its hooks, and keep none: a hook may refer to the LLM, which could not be collected then."""
+        """Have the core drop its hooks, and keep none: a hook may refer to the LLM and keep it from being collected."""
         self._current = ()
         if self._given:
             self._given = False
