@@ -286,7 +286,7 @@ def test_unknown_settings_of_a_plan(folder: Path) -> None:
 
 
 def test_repr(folder: Path) -> None:
-    with LLM(folder) as model:
+    with LLM(folder, tensor_parallel_size=1) as model:
         assert repr(model) == f"<LLM {folder}: LlamaForCausalLM, float32 on cpu, max_model_len=128>"
 
 

@@ -113,7 +113,10 @@ def test_reset_cache_changes_the_dtype(folder: Path) -> None:
 
 
 def test_compare_knows_what_a_16_bit_cache_explains(folder: Path) -> None:
-    with ReferenceModel.from_pretrained(folder) as reference, LLM(folder, kv_cache_dtype="bfloat16") as llm:
+    with (
+        ReferenceModel.from_pretrained(folder) as reference,
+        LLM(folder, tensor_parallel_size=1, kv_cache_dtype="bfloat16") as llm,
+    ):
         assert compare(llm, reference).equal
 
 

@@ -37,7 +37,7 @@ CALLS: dict[str, Call] = {
 @pytest.mark.parametrize("place", ["processor", "hook"])
 def test_calls_that_would_wait_for_themselves(folder: Path, name: str, place: str) -> None:
     hooks = infinilm.HookRegistry()
-    with LLM(folder, hooks=hooks, enable_prefix_caching=False) as llm:
+    with LLM(folder, hooks=hooks, enable_prefix_caching=False, tensor_parallel_size=1) as llm:
         expected = one(llm, "the", **SETTINGS)
         started = threading.Event()
         earlier: list[infinilm.Request] = []

@@ -407,7 +407,7 @@ def test_requests_of_a_failed_step_share_no_exception(folder: Path) -> None:
         raise ValueError("on purpose")
 
     hooks = infinilm.HookRegistry()
-    with LLM(folder, hooks=hooks) as model:
+    with LLM(folder, hooks=hooks, tensor_parallel_size=1) as model:
         hooks.register_hook("logits", fail)
         requests = [model.submit("the", n=2, prompt_logprobs=1, **SETTINGS) for _ in range(2)]
         requests += [model.submit("an", **SETTINGS) for _ in range(2)]
