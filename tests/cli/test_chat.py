@@ -117,6 +117,17 @@ class Person:
         os.write(self.master, text.encode())
 
     def press_ctrl_c(self) -> None:
+        """As a person does: after the program has come to rest.
+
+        Python's `input` notices a signal that comes between its echo of a key and its wait for the next only with that
+        next key.
+        """
+        stat = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat")
+        end, num_at_rest = time.monotonic() + 60, 0
+        while num_at_rest < 5:  # in a row, 10 ms apart
+            assert time.monotonic() < end, "the program does not come to rest"
+            num_at_rest = num_at_rest + 1 if stat.read_text().rsplit(")", 1)[1].split()[0] == "S" else 0
+            time.sleep(0.01)
         self.process.send_signal(signal.SIGINT)
 
     def wait_for(self, pattern: str) -> str:
