@@ -23,7 +23,7 @@ def page(server: ServerProcess, tmp_path: Path) -> Iterator[Browser]:
     with browser(tmp_path / "profile") as opened:
         opened.resize(1000, 800)
         opened.open(server.url)
-        opened.errors.clear()  # without a key the first look at the models is refused, which the console tells
+        opened.wait_for_error()  # without a key the first look at the models is refused, which the console tells
         set_up(opened, {"key": KEY, "seed": 1, "max_tokens": 30})
         yield opened
         assert not opened.errors
@@ -160,4 +160,4 @@ def test_errors_are_told(page: Browser) -> None:
     set_up(page, {"key": KEY, "max_tokens": 5}, [{"id": "t", "title": "", "messages": []}])
     ask(page, "word " * 2000)
     assert "context" in page.run("document.querySelector('.message .error').textContent")
-    page.errors.clear()  # the console tells of status 400
+    page.wait_for_error()  # the console tells of status 400
