@@ -35,8 +35,13 @@ def set_up(page: Browser, settings: dict[str, object], talks: list[object] | Non
     if talks is not None:
         page.run(f"localStorage.setItem('infinilm.talks', {json.dumps(json.dumps(talks))})")
         page.run("localStorage.setItem('infinilm.open', JSON.stringify('t'))")
-    page.run("location.reload()")
-    page.wait("document.readyState === 'complete' && document.getElementById('model')?.textContent === 'demo'")
+    reload(page)
+    page.wait("document.getElementById('model').textContent === 'demo'")
+
+
+def reload(page: Browser) -> None:
+    page.run("window.isOld = true; location.reload()")
+    page.wait("!window.isOld && document.readyState === 'complete' && !!document.getElementById('model')")
 
 
 def ask(page: Browser, text: str) -> str:
@@ -68,7 +73,7 @@ def test_talk_regenerate_edit(page: Browser) -> None:
     page.run("document.getElementById('send').click()")
     page.wait(f"document.querySelectorAll('.message').length > 1 && {IDLE}")
     assert page.run(LAST) == first
-    page.run("location.reload()")
+    reload(page)
     page.wait("document.querySelectorAll('.message').length === 2")  # kept in the browser
 
 
