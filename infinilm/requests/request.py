@@ -20,6 +20,7 @@ import numpy.typing as npt
 from infinilm.errors import InfinilmError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
+from infinilm.requests.constraint import Matcher
 from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
@@ -426,12 +427,19 @@ class GenerationRequest:
     prompt : str or None
     completions : list of Completion
         `n` of them.
+    constraint : Matcher, optional
+        What the completions may say, at its beginning; each gets a copy of its own.
     """
 
-    def __init__(self, request_id: str, prompt: str | None, completions: list[Completion]) -> None:
+    def __init__(
+        self, request_id: str, prompt: str | None, completions: list[Completion], constraint: Matcher | None = None
+    ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.completions = completions
+        if constraint is not None:
+            for completion in completions:
+                completion.sequence.constraint = constraint.copy()
         self.arrival = time.perf_counter()
         self.works: list[Work] = []  # submitted to the scheduler, in this order; followers come later
         first = completions[0]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from infinilm import _core
 
 if TYPE_CHECKING:
+    from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -27,6 +28,7 @@ class Sequence:
     seed: int
     owner: Any = None
     stop_token_ids: frozenset[int] = frozenset()  # each of them ends the sequence
+    constraint: Matcher | None = None  # what it may say next; of this sequence alone
     owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
