@@ -1,7 +1,7 @@
 """JSON schemas that can be enforced while text is generated: everything else is refused by its path.
 
-llguidance, which makes grammars of schemas, ignores keywords that it does not know, and some that it knows cost minutes.
-So a schema is read here first. The keywords are those of llguidance 1.7 and later (its docs/json_schema.md).
+llguidance, which makes grammars of schemas, ignores keywords that it does not know, and some that it knows can cost
+minutes. So a schema is read here first. The keywords are those of llguidance 1.7 and later (its docs/json_schema.md).
 """
 
 from __future__ import annotations
@@ -28,27 +28,17 @@ _ENFORCED = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 )
 # They say something about values, and allow or forbid none.
-_ANNOTATIONS = frozenset(
-    [
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "readOnly",
-        "writeOnly",
-        "examples",
-        "example",
-        "deprecated",
-        "discriminator",
-        "contentMediaType",
-        "contentEncoding",
-    ]
+_ANNOTATIONS = (
+    *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "readOnly", "writeOnly"),
+    *("examples", "example", "deprecated", "discriminator", "contentMediaType", "contentEncoding"),
 )
-_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+# Keywords of JSON schema that nobody mistyped.
+_NOT_ENFORCED = (
+    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties"),
+    *("additionalItems", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$vocabulary", "x-guidance"),
+)
+_FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 
 _MAX_DEPTH = 48
 # A row of llguidance's parser, which has at most 2,000 items, has about four for each property that may be left out.
@@ -106,8 +96,8 @@ class _Check:
             self._refuse("the schema", f"is nested more than {_MAX_DEPTH} deep")
         for key in schema:
             if key not in _ENFORCED and key not in _ANNOTATIONS and (key == "x-guidance" or not key.startswith("x-")):
-                hint = did_you_mean(key, _ENFORCED)
-                self._refuse(f"{path}.{key}", f"cannot be enforced: it is no keyword that is known here{hint}")
+                hint = "" if key in _NOT_ENFORCED else did_you_mean(key, _ENFORCED)
+                self._refuse(f"{path}.{key}", f"is a keyword that cannot be enforced{hint}")
         if isinstance(schema.get("items"), list):
             self._refuse(f"{path}.items", "cannot be enforced: it is a list; use prefixItems")
         self._check_format(schema, path)
@@ -121,7 +111,7 @@ class _Check:
         if "format" in schema and ("string" in kinds if isinstance(kinds, (str, list)) else True):
             value = schema["format"]
             if not isinstance(value, str) or value not in _FORMATS:
-                known = ", ".join(sorted(_FORMATS))
+                known = ", ".join(_FORMATS)
                 self._refuse(f"{path}.format", f"cannot be enforced: {short_repr(value, 40)} is none of {known}")
 
     def _check_properties(self, schema: Mapping[str, Any], path: str) -> None:
@@ -135,7 +125,7 @@ class _Check:
         if num_optional > _MAX_OPTIONAL:
             self._refuse(
                 f"{path}.properties",
-                f"costs too much: it has {num_optional} properties that are not required, at most {_MAX_OPTIONAL} may be",
+                f"costs too much: {num_optional} of them are not required, and at most {_MAX_OPTIONAL} may be",
             )
         least = schema.get("minProperties", 0)
         if isinstance(least, (int, float)) and least > max(1, len(set(required))):
@@ -161,6 +151,6 @@ class _Check:
         if max(self._multiple, self._num_states) > _MAX_MULTIPLE:
             self._refuse(
                 f"{path}.multipleOf",
-                f"costs too much: the digits of all multipleOf of a schema may have a common multiple and a sum of at "
-                f"most {_MAX_MULTIPLE}",
+                f"costs too much: the least common multiple and the sum of all multipleOf of a schema, without the "
+                f"decimal point, may be {_MAX_MULTIPLE} at most",
             )

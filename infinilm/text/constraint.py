@@ -126,7 +126,7 @@ class Grammars:
         except ValueError as error:
             raise RequestError(f"{constraint.name}: {error}") from None
         limits = library.LLParserLimits(verbose_errors=False)
-        matcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        matcher: LLMatcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             path = _locate(json.loads(constraint.text)) if constraint.kind == "json_schema" else ""
             raise RequestError(f"{constraint.name}: {path}{_reason(matcher.get_error())}")
@@ -203,7 +203,8 @@ def _locate(schema: Mapping[str, Any]) -> str:
 
     def error_of(part: Any) -> str:
         grammar = library.LLMatcher.grammar_from_json_schema(json.dumps(part), overrides=dict(JSON_OPTIONS))
-        return str(library.LLMatcher.validate_grammar(grammar, limits=library.LLParserLimits(verbose_errors=False)))
+        error = library.LLMatcher.validate_grammar(grammar, limits=library.LLParserLimits(verbose_errors=False))
+        return str(error).partition("\n  while processing")[0]
 
     path, whole = "$", error_of(schema)
     part: Mapping[str, Any] = schema
