@@ -11,7 +11,7 @@ import numpy.typing as npt
 from infinilm import _core
 
 if TYPE_CHECKING:
-    from infinilm.requests.constraint import Matcher
+    from infinilm.requests.constraint import Matcher, StepMasks
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -28,7 +28,8 @@ class Sequence:
     seed: int
     owner: Any = None
     stop_token_ids: frozenset[int] = frozenset()  # each of them ends the sequence
-    constraint: Matcher | None = None  # what it may say next; of this sequence alone
+    constraint: Matcher | None = None  # what it may say next; of this sequence alone, which has all tokens so far
+    num_mask_words: int = 0  # of a mask of the constraint
     owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
@@ -65,6 +66,7 @@ class Step:
     logits_rows: list[tuple[Sequence, int, int, int]]  # (collecting sequence, position of its first row, rows [a, b))
     num_prompt_tokens: int
     draws_on_host: bool  # the host draws at least one of the tokens again
+    masks: StepMasks | None  # of the tokens drawn by the engine; to be filled in once the step before is done
     num_left: int  # the scheduler's count of sequences that left their slots, when this was made
 
     @property

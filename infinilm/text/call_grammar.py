@@ -52,31 +52,34 @@ class AnswerGrammar:
 
     def calls(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
         """Add calls of these tools, one or, with `several`, one after another; returns the name of their rule."""
-        call = " | ".join(f"call{i}" for i in range(len(tools)))
+        self._add_calls(form.pattern, tools)
+        more = f" ({self._text(form.between)} call)*" if several else ""
+        self._rules.append(f"calls: {self._text(form.around[0])} call{more} {self._text(form.around[1])}")
+        return "calls"
+
+    def among_text(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
+        """Add text in which the model may begin a call, and must then end it; returns the name of the rule."""
+        begin = form.begin
+        if begin and self._special(begin) is None:  # what has begun is known by its text
+            pattern = re.escape(begin).replace("/", "\\/")
+            self._add_calls(form.pattern.removeprefix(begin), tools)
+            self._rules += [f"before[lazy]: /(?s:.*){pattern}/", f"some: (before call)* {_ANY_TEXT}"]
+            return "some"
+        self.calls(form, tools, several=several)
+        # No text has a special token in it; without any mark, calls begin with the first character.
+        self._rules.append(f"some: {_ANY_TEXT} calls?" if begin else "some: calls | /[^{](?s:.*)/")
+        return "some"
+
+    def _add_calls(self, pattern: str, tools: Sequence[Tool]) -> None:
         for i, tool in enumerate(tools):
             schema = json.dumps({"x-guidance": dict(JSON_OPTIONS), **tool.parameters})
             self._rules.append(f"arguments{i}: %json {schema}")
-            self._rules.append(f"call{i}: {self._call(form.pattern, tool.name, f'arguments{i}')}")
-        more = f" ({self._text(form.between)} call)*" if several and form.between else " call*" if several else ""
-        self._rules.append(f"call: {call}")
-        self._rules.append(f"calls: {self._text(form.around[0])} call{more} {self._text(form.around[1])}")
-        return "calls"
+            self._rules.append(f"call{i}: {self._call(pattern, tool.name, f'arguments{i}')}")
+        self._rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
 
     def add(self, rules: str) -> None:
         """Add a rule in Lark."""
         self._rules.append(rules.strip())
-
-    def among_text(self, form: ToolCallFormat) -> str:
-        """Add text with calls in it wherever the model begins one; returns the name of the rule."""
-        begin = form.begin
-        if not begin:  # calls from the first character on, or none
-            self._rules.append(f"some: calls | /[^{{](?s:.*)/ | {self._text('')}")
-        elif (mark := self._special(begin)) is not None:
-            self._rules.append(f"some: {_ANY_TEXT} calls? | calls  // {mark} begins them, and no text has it")
-        else:
-            pattern = re.escape(begin).replace("/", "\\/")
-            self._rules += [f"before[lazy]: /(?s:.*){pattern}/", f"some: (before rest)* {_ANY_TEXT}"]
-        return "some"
 
     def text(self, rule: str, prompt: str, *, has_reasoning: bool) -> str:
         """The grammar of a rule that was added, behind the reasoning if the model begins, or has begun, with one."""
