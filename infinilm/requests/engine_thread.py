@@ -411,8 +411,8 @@ class EngineThread:
         if isinstance(error, EngineDeadError):
             self._death = error.__cause__ or error  # what happened to the first rank that failed
         if self._in_flight is not None:
-            self._in_flight.pending.abort()  # it may wait for masks
             with contextlib.suppress(BaseException):
+                self._in_flight.pending.abort()  # it may wait for masks
                 self._wait_for(self._in_flight)
             self._in_flight = None
         self.scheduler.recompute_all()

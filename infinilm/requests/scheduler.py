@@ -24,8 +24,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.requests.block_manager import BlockManager
-from infinilm.requests.constraint import StepMasks
-from infinilm.requests.steps import IndexArray, Int32Array, Sampled, Sequence, Step
+from infinilm.requests.steps import IndexArray, Int32Array, Sampled, Sequence, Step, StepMasks
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from infinilm import _core
 
 if TYPE_CHECKING:
-    from infinilm.requests.constraint import Matcher, StepMasks
+    from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -51,6 +51,45 @@ class Sequence:
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    """The masks of a step, one per sequence that has a constraint and whose token is drawn where the model runs.
+
+    A mask depends on the tokens of the step before, so it is filled in when these are known, while the step runs.
+    """
+
+    sequences: list[Sequence]
+    allowed: Int32Array  # [len(sequences), num_mask_words]
+    allowed_row: Int32Array  # [num_rows]: index into `sequences`, or -1
+
+    @staticmethod
+    def of(samples: list[Sequence], num_rows: int) -> StepMasks | None:
+        """Masks, not filled in yet, of a step that samples these in its first rows; None if it needs none."""
+        rows = [row for row, s in enumerate(samples) if s.constraint is not None and not s.draws_on_host]
+        if not rows:
+            return None
+        sequences = [samples[row] for row in rows]
+        allowed_row = np.full(num_rows, -1, np.int32)
+        allowed_row[rows] = np.arange(len(rows), dtype=np.int32)
+        return StepMasks(sequences, np.empty((len(rows), sequences[0].num_mask_words), np.int32), allowed_row)
+
+    def fill(self) -> list[tuple[Sequence, BaseException]]:
+        """Ask every matcher; returns the sequences whose matcher failed, and how.
+
+        The rows of these, and of sequences that have ended meanwhile, allow everything: nobody wants their tokens.
+        """
+        failures: list[tuple[Sequence, BaseException]] = []
+        for sequence, row in zip(self.sequences, self.allowed, strict=True):
+            if sequence.constraint is not None and sequence.owner.finish_reason is None:
+                try:
+                    sequence.constraint.fill(row)
+                    continue
+                except BaseException as error:  # of user code, in the engine thread
+                    failures.append((sequence, error))
+            row.fill(-1)
+        return failures
 
 
 @dataclass(slots=True)

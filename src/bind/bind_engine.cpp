@@ -401,6 +401,8 @@ void bind_engine(nb::module_& m) {
                 auto& arrays = nb::cast<const Batch&>(batch);
                 std::future<StepOutput> step;
                 const auto abort = std::make_shared<StepAbort>();
+                if (late_masks && !arrays.allowed)
+                    throw Error("submit: late_masks of a batch without `allowed`: there is nothing to wait for");
                 const auto masks = late_masks ? std::make_shared<LateMasks>() : nullptr;
                 {
                     const ReleaseGil release;
