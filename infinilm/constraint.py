@@ -134,9 +134,10 @@ def _read_json(text: str, name: str) -> Mapping[str, Any]:
     return value
 
 
-# The parts of a Lark grammar, as llguidance's lexer has them: comments, texts and regular expressions hide the others.
+# The parts of a Lark grammar, as llguidance's lexer has them: comments, texts, regular expressions and special tokens
+# hide the others.
 _PARTS = re.compile(
-    r"""(?P<hidden>(?:\#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/)"""
+    r"""(?P<hidden>(?:\#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>)"""
     r"|(?P<json>%(?:json|regex|llguidance)\b)|(?P<operator>[&~])|(?P<option>\b(?:stop|temperature)\s*=)"
 )
 _SPACE = re.compile(r"\s*")

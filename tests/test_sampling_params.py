@@ -19,7 +19,8 @@ def test_defaults_are_those_of_the_contract():
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "logit_bias": None, "allowed_token_ids": None, "seed": None, "max_tokens": None, "min_tokens": 0,
         "stop": (), "stop_token_ids": (), "include_stop_str_in_output": False, "ignore_eos": False,
-        "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "skip_special_tokens": True,
+        "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "constraint": None,
+        "skip_special_tokens": True,
     }  # fmt: skip
     assert dataclasses.asdict(SamplingParams()) == expected
     assert NAMES == list(expected) == list(_CHECKS)
