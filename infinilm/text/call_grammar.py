@@ -18,7 +18,7 @@ from infinilm.text.tool_calls import ToolCallFormat
 
 __all__ = ["AnswerGrammar", "Tool"]
 
-_PARTS = re.compile(r"NAME|TOOL|ARGUMENTS")
+_PARTS = re.compile(r"\$(?:NAME|TOOL|ARGUMENTS)")
 _ANY_TEXT = "/(?s:.*)/"
 
 
@@ -63,7 +63,10 @@ class AnswerGrammar:
         if begin and self._special(begin) is None:  # what has begun is known by its text
             pattern = re.escape(begin).replace("/", "\\/")
             self._add_calls(form.pattern.removeprefix(begin), tools)
-            self._rules += [f"before[lazy]: /(?s:.*){pattern}/", f"some: (before call)* {_ANY_TEXT}"]
+            more = f" ({self._text(form.between)} call)*" if form.around[0] else ""
+            before, behind = self._text(form.around[0].removeprefix(begin)), self._text(form.around[1])
+            self._rules += [f"rest: {before} call{more} {behind}", f"before[lazy]: /(?s:.*){pattern}/"]
+            self._rules += [f"some: (before rest){'*' if several else '?'} {_ANY_TEXT}"]
             return "some"
         self.calls(form, tools, several=several)
         # No text has a special token in it; without any mark, calls begin with the first character.
@@ -104,8 +107,8 @@ class AnswerGrammar:
         place, parts = 0, []
         for part in _PARTS.finditer(pattern):
             parts.append(pattern[place : part.start()])
-            parts.append({"NAME": json.dumps(name), "TOOL": name}.get(part[0], ""))
-            if part[0] == "ARGUMENTS":
+            parts.append({"$NAME": json.dumps(name), "$TOOL": name}.get(part[0], ""))
+            if part[0] == "$ARGUMENTS":
                 joined = self._text("".join(parts))
                 return f"{joined} {arguments} {self._text(pattern[part.end() :])}"
             place = part.end()

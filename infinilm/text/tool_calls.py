@@ -37,8 +37,8 @@ class ToolCallFormat:
     name_before : str
         Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
     pattern : str
-        How the model writes a call, which is read in more ways than this: NAME is the name as JSON, TOOL the name as it
-        is, and ARGUMENTS the arguments.
+        How the model writes a call, which is read in more ways than this: $NAME is the name as JSON, $TOOL the name
+        as it is, and $ARGUMENTS the arguments.
     between : str
         What stands between two calls.
     around : tuple of str
@@ -50,7 +50,7 @@ class ToolCallFormat:
     end: str = ""
     separators: str = _SPACE
     name_before: str = ""
-    pattern: str = '{"name": NAME, "arguments": ARGUMENTS}'
+    pattern: str = '{"name": $NAME, "arguments": $ARGUMENTS}'
     between: str = "\n"
     around: tuple[str, str] = ("", "")
 
@@ -60,7 +60,7 @@ _HERMES = ToolCallFormat(  # Hermes 2 and 3, Qwen2.5, Qwen3
     "hermes",
     "<tool_call>",
     "</tool_call>",
-    pattern='<tool_call>\n{"name": NAME, "arguments": ARGUMENTS}\n</tool_call>',
+    pattern='<tool_call>\n{"name": $NAME, "arguments": $ARGUMENTS}\n</tool_call>',
 )
 _MISTRAL = ToolCallFormat(
     "mistral",
@@ -71,10 +71,10 @@ _MISTRAL = ToolCallFormat(
     around=("[TOOL_CALLS][", "]"),
 )
 _MISTRAL_NAMES = replace(  # of 2025
-    _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]TOOL[ARGS]ARGUMENTS", between="", around=("", "")
+    _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
 )
 _LLAMA3 = ToolCallFormat(
-    "llama3", "", separators=_SPACE + ";", pattern='{"name": NAME, "parameters": ARGUMENTS}', between="; "
+    "llama3", "", separators=_SPACE + ";", pattern='{"name": $NAME, "parameters": $ARGUMENTS}', between="; "
 )
 PLAIN_CALLS = ToolCallFormat("json", "", separators=_SPACE + ";", between="; ")
 """For models that were taught no way, whose calls are forced."""

@@ -69,7 +69,7 @@ def check(schema: Any, text: str) -> None:
     jsonschema.validate(json.loads(text), schema)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(schema=schemas(), seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 1.0, 3.0]))
 def test_what_ends_fits_its_schema(llm: LLM, schema: dict[str, Any], seed: int, temperature: float) -> None:
     params = SamplingParams(
