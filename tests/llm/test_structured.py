@@ -14,7 +14,7 @@ from hypothesis import event, given, settings, strategies as st
 
 from infinilm import LLM, Constraint, RequestError, SamplingParams
 
-NAMES = st.text("abcdefgh_é \"\\\n", min_size=1, max_size=6)
+NAMES = st.text('abcdefgh_é "\\\n', min_size=1, max_size=6)
 PROMPT = "Once upon a time"
 
 
@@ -176,7 +176,9 @@ def test_stop_strings_and_limits_cut(llm: LLM) -> None:
 
 def test_min_tokens_end_where_the_constraint_does(llm: LLM) -> None:
     """Also where more tokens were asked for than it lets come; where it lets more come, they come."""
-    (output,) = llm.generate(PROMPT, constraint=Constraint.choice(["abc"]), min_tokens=50, max_tokens=90, use_tqdm=False)
+    (output,) = llm.generate(
+        PROMPT, constraint=Constraint.choice(["abc"]), min_tokens=50, max_tokens=90, use_tqdm=False
+    )
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("abc", "stop")
     (output,) = llm.generate(PROMPT, constraint=Constraint.regex("a+"), min_tokens=50, max_tokens=90, use_tqdm=False)
     assert len(output.outputs[0].token_ids) >= 50
