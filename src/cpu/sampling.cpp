@@ -64,6 +64,22 @@ inline double exp_vectorised(double x) {
 
 }  // namespace
 
+// What a logit means in a row: the bucket of its distance from the largest, and its weight. Loops take a copy, which
+// the compiler keeps in registers.
+struct Scale {
+    float largest = 0, reach = 0, lowest = 0, per_bucket = 0;
+    double temperature = 0, one = 0;  // one: the weight of the largest logit
+
+    bool reaches(float logit) const { return largest - logit <= reach; }
+    int bucket(float logit) const {  // never falls as the logit falls: buckets are in the order of candidates
+        return static_cast<int>(std::min((largest - logit) * per_bucket, float{num_buckets - 1}));
+    }
+    uint64_t weight(float logit) const {
+        const double x = (double{logit > lowest ? logit : lowest} - largest) / temperature;
+        return std::bit_cast<uint64_t>(exp_vectorised(x) * one + 0x1p52) & 0xfffffffffffffu;
+    }
+};
+
 // What one thread finds in its part of a row.
 struct RowPart {
     float largest;
@@ -160,37 +176,30 @@ private:
             part.largest = std::max(part.largest, *std::max_element(largest, largest + 8));
             part.nan |= nan != 0;
         });
-        largest_ = least;
+        scale_.largest = least;
         bool nan = false;
-        for (const RowPart& part : parts_) largest_ = std::max(largest_, part.largest), nan |= part.nan;
+        for (const RowPart& part : parts_) scale_.largest = std::max(scale_.largest, part.largest), nan |= part.nan;
         if (nan) return SampleFault::nan;
-        if (!std::isinf(largest_)) return {};
-        return largest_ > 0 ? SampleFault::infinite : SampleFault::empty;
+        if (!std::isinf(scale_.largest)) return {};
+        return scale_.largest > 0 ? SampleFault::infinite : SampleFault::empty;
     }
 
     int32_t first_largest() const {
         const float* logits = compact_ ? left_logits_.data() : logits_;
-        const auto at = std::find(logits, logits + num_left(), largest_) - logits;
+        const auto at = std::find(logits, logits + num_left(), scale_.largest) - logits;
         return compact_ ? left_ids_[static_cast<size_t>(at)] : static_cast<int32_t>(at);
     }
 
     void start(float temperature) {
-        temperature_ = temperature;
-        one_ = std::ldexp(
+        Scale& s = scale_;
+        s.temperature = temperature;
+        s.one = std::ldexp(
             1.0, std::min(max_weight_bits, 63 - static_cast<int>(std::bit_width(static_cast<uint64_t>(size_)))));
-        reach_ = std::min(reach * temperature, std::numeric_limits<float>::max());
-        lowest_ = std::max(largest_ - 2 * reach_, -std::numeric_limits<float>::max());
-        per_bucket_ = std::min(num_buckets / reach_, 1e30f);  // finite, or 0 * infinity would be NaN
+        s.reach = std::min(reach * temperature, std::numeric_limits<float>::max());
+        s.lowest = std::max(s.largest - 2 * s.reach, -std::numeric_limits<float>::max());
+        s.per_bucket = std::min(num_buckets / s.reach, 1e30f);  // finite, or 0 * infinity would be NaN
         last_bucket_ = num_buckets - 1;
         last_count_ = everything;
-    }
-
-    int bucket(float logit) const {  // never falls as the logit falls: buckets are in the order of candidates
-        return static_cast<int>(std::min((largest_ - logit) * per_bucket_, float{num_buckets - 1}));
-    }
-    uint64_t weight(float logit) const {
-        const double x = (double{logit > lowest_ ? logit : lowest_} - largest_) / temperature_;
-        return std::bit_cast<uint64_t>(exp_vectorised(x) * one_ + 0x1p52) & 0xfffffffffffffu;
     }
 
     int64_t num_left() const { return compact_ ? num_left_ : size_; }
@@ -212,23 +221,24 @@ private:
         });
     }
 
-    // The candidates that pass, with their ids, into every part.
+    // The candidates whose bucket passes, with their ids, into every part.
     template <class Passes>
     void collect(Passes passes) {
         for (RowPart& part : parts_) part.logits.clear(), part.ids.clear();
-        for_stretches([&](RowPart& part, const float* logits, const int32_t* ids, int64_t n, int64_t first) {
-            for (int64_t i = 0; i < n; ++i)
-                if (largest_ - logits[i] <= reach_ && passes(logits[i])) {
-                    part.logits.push_back(logits[i]);
-                    part.ids.push_back(ids ? ids[i] : static_cast<int32_t>(first + i));
-                }
-        });
+        for_stretches(
+            [&, scale = scale_](RowPart& part, const float* logits, const int32_t* ids, int64_t n, int64_t first) {
+                for (int64_t i = 0; i < n; ++i)
+                    if (scale.reaches(logits[i]) && passes(scale.bucket(logits[i]))) {
+                        part.logits.push_back(logits[i]);
+                        part.ids.push_back(ids ? ids[i] : static_cast<int32_t>(first + i));
+                    }
+            });
     }
 
     // The candidates of bucket b in order; from bucket last_bucket_ only those kept.
     std::span<const Candidate> order(int b) {
         if (ordered_ != b) {
-            collect([&](float logit) { return bucket(logit) == b; });
+            collect([b](int bucket) { return bucket == b; });
             order_.clear();
             for (const RowPart& part : parts_)
                 for (size_t i = 0; i < part.ids.size(); ++i) order_.push_back({part.logits[i], part.ids[i]});
@@ -242,8 +252,8 @@ private:
     // top_k: finds the bucket of candidate k by counting.
     void keep_count(int64_t k) {
         for (RowPart& part : parts_) part.counts.fill(0);
-        for_stretches([&](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
-            for (int64_t i = 0; i < n; ++i) part.counts[bucket(logits[i])] += largest_ - logits[i] <= reach_;
+        for_stretches([scale = scale_](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
+            for (int64_t i = 0; i < n; ++i) part.counts[scale.bucket(logits[i])] += scale.reaches(logits[i]);
         });
         int64_t before = 0, here = 0;
         int b = 0;
@@ -258,7 +268,7 @@ private:
 
     // From here on only the candidates up to last_bucket_ are looked at, mostly far fewer than the vocabulary.
     void copy_out() {
-        collect([&](float logit) { return bucket(logit) <= last_bucket_; });
+        collect([last = last_bucket_](int bucket) { return bucket <= last; });
         make_room();
         num_left_ = 0;
         for (const RowPart& part : parts_) {
@@ -271,11 +281,11 @@ private:
 
     void sum_buckets() {
         for (RowPart& part : parts_) part.sums.fill(0);
-        for_stretches([&](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
+        for_stretches([scale = scale_](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
             uint64_t weights[stretch];
-            for (int64_t i = 0; i < n; ++i) weights[i] = weight(logits[i]);
+            for (int64_t i = 0; i < n; ++i) weights[i] = scale.weight(logits[i]);
             for (int64_t i = 0; i < n; ++i)
-                if (largest_ - logits[i] <= reach_) part.sums[bucket(logits[i])] += weights[i];
+                if (scale.reaches(logits[i])) part.sums[scale.bucket(logits[i])] += weights[i];
         });
         for (int b = 0; b < num_buckets; ++b) {
             sums_[b] = 0;
@@ -289,7 +299,7 @@ private:
         const std::span<const Candidate> candidates = order(b);
         sums_[b] = 0;
         for (int64_t i = 0; i < std::min<int64_t>(count, static_cast<int64_t>(candidates.size())); ++i)
-            sums_[b] += weight(candidates[static_cast<size_t>(i)].logit);
+            sums_[b] += scale_.weight(candidates[static_cast<size_t>(i)].logit);
         std::fill(sums_ + b + 1, sums_ + num_buckets, 0);
         last_bucket_ = b;
         last_count_ = count;
@@ -310,7 +320,7 @@ private:
         const std::span<const Candidate> candidates = order(b);
         size_t i = 0;
         for (; i + 1 < candidates.size(); ++i) {
-            running += weight(candidates[i].logit);
+            running += scale_.weight(candidates[i].logit);
             if (passes(static_cast<double>(running))) break;
         }
         found(b, i);
@@ -323,18 +333,19 @@ private:
     }
 
     int min_p_bucket(float min_p) const {
-        const double distance = -std::log(std::min(double{min_p}, 1.0)) * temperature_;
-        return static_cast<int>(std::min(distance * per_bucket_, num_buckets - 1.0));
+        const double distance = -std::log(std::min(double{min_p}, 1.0)) * scale_.temperature;
+        return static_cast<int>(std::min(distance * scale_.per_bucket, num_buckets - 1.0));
     }
 
     void keep_above(float min_p) {
-        const double least = std::min(double{min_p}, 1.0) * one_;
+        const double least = std::min(double{min_p}, 1.0) * scale_.one;
         // Rounding may put the boundary a bucket before or after.
         const int guess = min_p_bucket(min_p), last = std::min(last_bucket_, guess + 1);
         for (int b = std::max(0, std::min(last, guess - 1)); b <= last; ++b) {
             const std::span<const Candidate> candidates = order(b);
             size_t kept = 0;
-            while (kept < candidates.size() && static_cast<double>(weight(candidates[kept].logit)) >= least) ++kept;
+            while (kept < candidates.size() && static_cast<double>(scale_.weight(candidates[kept].logit)) >= least)
+                ++kept;
             if (kept < candidates.size() || b == last) return keep_until(b, static_cast<int64_t>(kept));
         }
     }
@@ -350,8 +361,7 @@ private:
     std::vector<RowPart> parts_;     // one per thread
     const float* logits_ = nullptr;  // [size_]
     int64_t size_ = 0;
-    float largest_ = 0, temperature_ = 0, reach_ = 0, lowest_ = 0, per_bucket_ = 0;
-    double one_ = 0;  // the weight of the largest logit
+    Scale scale_;
     uint64_t sums_[num_buckets] = {};
     int last_bucket_ = 0;
     int64_t last_count_ = 0;
