@@ -41,6 +41,7 @@ from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds
@@ -104,9 +105,8 @@ class LLM(OfThisProcess):
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
-        Called inside every step, with the tokens of all requests in it. Hooks may be registered and removed at any
-        time, which empties the prefix cache. Tokens found in the prefix cache are not computed, so hooks do not see
-        them. A hook that raises fails the requests of the step.
+        Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
+        may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
         Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
     load_format
@@ -222,10 +222,12 @@ class LLM(OfThisProcess):
             "sliding_window": common_window(spec.attention.sliding_window),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
             self.tokenizer,
             self.chat_template,
+            self.grammars,
             self.generation_config,
             self.max_model_len,
             seed,

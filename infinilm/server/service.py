@@ -51,6 +51,7 @@ class Service:
         self._llm: LLM | None = None
         # Embedding waits in a thread for the engine; not in those that tokenise for everybody.
         self.embedders = ThreadPoolExecutor(16, thread_name_prefix="infinilm-embed")
+        self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         self._num_admitted = 0  # calls between admission and their last byte
         self._num_prompt_tokens = 0  # of those
         self._idle = asyncio.Event()
@@ -185,6 +186,10 @@ class Service:
     async def running(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
         with self.admitted(sum(map(len, prompts))):
+            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
+                compile_it = self.llm.grammars.matcher
+                with bad_request(params.constraint.name):
+                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
             with bad_request():
                 started = self.llm.asubmit([list(prompt) for prompt in prompts], params)
             async with started as running:
