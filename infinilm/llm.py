@@ -464,15 +464,21 @@ class LLM(OfThisProcess):
         return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def asubmit(
-        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        ends_only: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
-        ``async with llm.asubmit(...) as running`` cancels what is unfinished.
+        ``async with llm.asubmit(...) as running`` cancels what is unfinished. With `ends_only` there are no events but
+        the last of each sequence, which costs less.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        return streams.AsyncRequests(self, self._thread, requests)
+        return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
 
     # ---- logits and log-probabilities ----
 

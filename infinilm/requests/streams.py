@@ -63,23 +63,34 @@ class AsyncRequests:
         self._requests = requests
         self._news: list[News] = []
         self._changed = asyncio.Event()
+        self._rests_until = 0.0  # by the clock of the loop, see `steps`
         mailbox = current_mailbox()
+        self._time = mailbox.loop.time
         self._num_open = _listen(requests, lambda news: mailbox.put(self._take, news), ends_only)
         thread.submit([work for request in requests for work in request.works])
 
     def _take(self, news: News) -> None:
         self._news.append(news)
-        self._changed.set()
+        if news.finish_reason is not None or self._time() >= self._rests_until:
+            self._changed.set()
 
-    async def steps(self) -> AsyncIterator[list[TokenEvent]]:
+    async def steps(self, rest: float = 0.0) -> AsyncIterator[list[TokenEvent]]:
         """The events, those that came at the same time together.
 
         Raises, after the last, what made the requests fail, if none of them succeeded.
+
+        Parameters
+        ----------
+        rest : float
+            Seconds. Tokens that come sooner after those before wait, without a timer, for the first token that comes
+            later, or the first end. So a fast model does not wake its reader for every token, and every token of a
+            slow one is there at once.
         """
         while self._num_open:
             self._thread.check_caller()
             await self._changed.wait()
             self._changed.clear()
+            self._rests_until = self._time() + rest if rest else 0.0
             news, self._news = self._news, []
             events = [event for event in (_event(self._thread, item) for item in news) if event is not None]
             self._num_open -= sum(event.finish_reason is not None for event in events)

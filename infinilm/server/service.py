@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.metadata
+import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from infinilm.server.metrics import Metrics
 from infinilm.server.settings import ServerSettings
 
 __all__ = ["Service", "bad_request"]
+
+logger = logging.getLogger("infinilm.server")
 
 T = TypeVar("T")
 
@@ -145,16 +148,7 @@ class Service:
                 raise ApiError(f"{name}: expected a text, a list of token ids, or a list of either", param=name)
         return result
 
-    # ---- time ----
-
-    @property
-    def time_limit(self) -> float | None:
-        """Seconds that a request may take."""
-        return self.settings.request_timeout or None
-
-    def timed_out(self) -> ApiError:
-        """What a request gets that took too long."""
-        return ApiError(f"the request took longer than {self.settings.request_timeout:g} s", 504, code="timeout")
+    # ---- requests ----
 
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
@@ -165,28 +159,52 @@ class Service:
             return ApiError("the engine died; the server must be started again", 503, code="dead")
         return ApiError(f"the request failed: {error}", 500)
 
-    async def in_time(self, chunks: AsyncIterator[T]) -> AsyncIterator[T]:
-        """Pass on what comes until the time of a request is over."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.time_limit if self.time_limit else None
-        iterator = chunks.__aiter__()
-        while True:
-            try:
-                following = iterator.__anext__()
-                yield await (following if end is None else asyncio.wait_for(following, max(end - loop.time(), 0)))
-            except StopAsyncIteration:
-                return
-            except (TimeoutError, asyncio.TimeoutError):
-                raise self.timed_out() from None
+    async def attended(self, receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end; it is cancelled when its client leaves or the time of a request is over.
 
-    # ---- requests ----
+        Parameters
+        ----------
+        receive : callable
+            Of ASGI, behind the body: it gives nothing more until the client leaves.
+        work : coroutine
+
+        Raises
+        ------
+        ApiError
+            The work was cancelled, or it failed.
+        """
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
+        limit = self.settings.request_timeout
+        try:
+            await asyncio.wait({working, leaving}, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if leaving.done():
+                raise ApiError("the client left", 499)  # nobody reads it
+            raise ApiError(f"the request took longer than {limit:g} s", 504, code="timeout")
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # of this request alone
+            logger.warning("a request failed: %s", error)
+            raise self.failed(error) from error
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def running(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> AsyncIterator[AsyncRequests]:
+    async def running(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool
+    ) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
         with self.admitted(sum(map(len, prompts))):
             with bad_request():
-                started = self.llm.asubmit([list(prompt) for prompt in prompts], params)
+                started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
             async with started as running:
                 yield running
                 self.metrics.finish(running.outputs())
