@@ -36,7 +36,7 @@ from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import reduce_prompts
+from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
@@ -519,9 +519,14 @@ class LLM(OfThisProcess):
         `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
         else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
         """
-        if pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
         reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in reduced])
+
+    async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
+        reduced = await areduce_prompts(
+            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True
+        )
         return np.stack([pool.vector() for _, _, pool in reduced])
 
     # ---- state ----

@@ -12,7 +12,7 @@ from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
 from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
 
-__all__ = ["AsyncRequests", "astream", "finish", "run_prompts", "stream"]
+__all__ = ["AsyncRequests", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
 
 
 def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
@@ -108,6 +108,11 @@ class AsyncRequests:
         """Everything so far, one for each prompt."""
         return [request.output() for request in self._requests]
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether every prompt has been computed: each has its first token, or has ended."""
+        return all(request.has_begun for request in self._requests)
+
     def cancel(self) -> None:
         """End what is unfinished as soon as the step that runs is done."""
         self._thread.cancel(_all_works(self._requests))
@@ -138,6 +143,23 @@ def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
         thread.submit(works)
         for _ in works:
             if (error := ends.get().error) is not None:
+                raise own_copy(error)
+    finally:
+        thread.cancel(works)
+
+
+async def arun_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
+    """`run_prompts` for asyncio."""
+    import asyncio  # it takes a while, and most programs do without
+
+    mailbox = current_mailbox()
+    ends: asyncio.Queue[News] = asyncio.Queue()
+    for work in works:
+        work.deliver = lambda news: mailbox.put(ends.put_nowait, news)
+    try:
+        thread.submit(works)
+        for _ in works:
+            if (error := (await ends.get()).error) is not None:
                 raise own_copy(error)
     finally:
         thread.cancel(works)

@@ -25,7 +25,7 @@ from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, Body, anything, boolean, text
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
-from infinilm.server.embeddings import embed
+from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import App, Guard, error_body
 from infinilm.server.messages import read_message
 from infinilm.server.responses import read_response
@@ -131,10 +131,15 @@ async def _count_tokens(service: Service, request: Request) -> Response:
 
 
 async def _embeddings(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    with service.admitted(0):
-        loop = asyncio.get_running_loop()
-        return JSONResponse(await loop.run_in_executor(service.embedders, embed, service, values))
+    call = await _read(service, request, read_embedding)
+
+    async def work() -> Response:
+        with bad_request("input"):
+            vectors = await service.llm.aembed(call.prompts, call.pooling)
+        return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
+
+    with service.admitted(call.num_tokens):
+        return await service.attended(request.receive, work())
 
 
 async def _blocks(service: Service, request: Request, call: ChatCall, builder: BlockBuilder) -> Response:

@@ -10,7 +10,6 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from infinilm.errors import CacheFullError, EngineDeadError
@@ -29,6 +28,19 @@ T = TypeVar("T")
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Call:
+    """What the queue holds of a call."""
+
+    num_tokens: int  # of its prompts
+    running: AsyncRequests | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a prompt of it is still to be computed."""
+        return self.running is None or not self.running.has_begun
 
 
 class Service:
@@ -52,10 +64,8 @@ class Service:
         self.version = importlib.metadata.version("infinilm")
         self.fingerprint = f"infinilm-{self.version}"
         self._llm: LLM | None = None
-        # Embedding waits in a thread for the engine; not in those that tokenise for everybody.
-        self.embedders = ThreadPoolExecutor(16, thread_name_prefix="infinilm-embed")
         self._num_admitted = 0  # calls between admission and their last byte
-        self._num_prompt_tokens = 0  # of those
+        self._waiting: list[_Call] = []  # those of them whose prompts were not all computed when last looked at
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -202,40 +212,47 @@ class Service:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool
     ) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
-        with self.admitted(sum(map(len, prompts))):
+        with self.admitted(sum(map(len, prompts))) as call:
             with bad_request():
                 started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
             async with started as running:
+                call.running = running
                 yield running
                 self.metrics.finish(running.outputs())
 
     @contextlib.contextmanager
-    def admitted(self, num_tokens: int) -> Iterator[None]:
+    def admitted(self, num_tokens: int) -> Iterator[_Call]:
         """Count a call whose prompts have so many tokens; ApiError if too many wait."""
-        self._admit(num_tokens)
+        call = self._admit(num_tokens)
         try:
-            yield
+            yield call
         except EngineDeadError as error:
             raise self.failed(error) from error
         finally:
             self._num_admitted -= 1
-            self._num_prompt_tokens -= num_tokens
+            if call in self._waiting:
+                self._waiting.remove(call)
             if self._num_admitted == 0:
                 self._idle.set()
 
-    def _admit(self, num_tokens: int) -> None:
+    def _admit(self, num_tokens: int) -> _Call:
         limits, llm = self.settings, self.llm
-        waiting = llm.metrics().num_waiting
-        over = self._num_prompt_tokens + num_tokens > limits.max_queued_tokens and self._num_admitted
-        if waiting >= limits.max_queued_requests or over:
-            what = f"{waiting} requests" if not over else f"prompts of {self._num_prompt_tokens} tokens"
+        num_waiting = llm.metrics().num_waiting
+        self._waiting = [call for call in self._waiting if call.waits]
+        waiting_tokens = sum(call.num_tokens for call in self._waiting)
+        # A prompt for which nothing has to wait may be as long as the context.
+        over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
+        if num_waiting >= limits.max_queued_requests or over:
+            what = f"{num_waiting} requests" if not over else f"prompts of {waiting_tokens} tokens"
             self.metrics.refused.inc()
             raise ApiError(
                 f"{what} wait already; try again later", 429, code="queue_full", headers={"Retry-After": "1"}
             )
         self._num_admitted += 1
-        self._num_prompt_tokens += num_tokens
         self._idle.clear()
+        call = _Call(num_tokens)
+        self._waiting.append(call)
+        return call
 
     async def drain(self) -> None:
         """Let nothing new in, and wait until what runs has ended."""
