@@ -3,8 +3,11 @@
 python tests/bench/serve_bench.py [MODEL] [--streams 1,32,256] [--tokens 256] [--rounds 5] [--threads]
 
 Every round runs the same prompts three times: by `LLM.generate` here, by a server as streams, and by that server as
-whole answers. The client is a process of its own that does little more than `recv`, so that it takes no CPU from the
-server which a client on another machine would not take: once all streams have begun, it reads every 5 ms what has come.
+whole answers. Ratios are of the same round; "best" is the fastest round of one against the fastest of the other, which
+other work on the machine disturbs least.
+
+The client is a process of its own that does little more than `recv`, so that it takes little CPU from the server, which
+a client on another machine would not do: once all streams have begun, it reads every 5 ms what has come.
 
 CPU per streamed token is the CPU time of the server's process, all threads, user and system, from the first connection
 to the last byte, less that of this process for the same tokens by `LLM.generate`, divided by the number of tokens. The
@@ -177,6 +180,13 @@ def median(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
 
 
+def ratio(rows: Sequence[Any], way: int) -> str:
+    """How fast a way is, as a share of the library: median of the rounds, their range, and best against best."""
+    shares = [row[0]["seconds"] / row[way]["seconds"] for row in rows]
+    best = min(row[0]["seconds"] for row in rows) / min(row[way]["seconds"] for row in rows)
+    return f"{median(shares)}, best {best:.2f}"
+
+
 def measure(bench: Bench, num_streams: int, num_tokens: int, num_rounds: int, shows_threads: bool) -> str:
     """A row of the table."""
     rows = []
@@ -193,8 +203,7 @@ def measure(bench: Bench, num_streams: int, num_tokens: int, num_rounds: int, sh
             print(f"    {name}: {median(spent, 1)} us of CPU per token")
     return (
         f"| {num_streams} | {median([total / lib['seconds'] for lib, _, _ in rows], 0)} "
-        f"| {median([lib['seconds'] / s['seconds'] for lib, s, _ in rows])} "
-        f"| {median([lib['seconds'] / w['seconds'] for lib, _, w in rows])} "
+        f"| {ratio(rows, 1)} | {ratio(rows, 2)} "
         f"| {median([lib['cpu'] / total * 1e6 for lib, _, _ in rows], 0)} "
         f"| {median([(s['cpu'] - lib['cpu']) / total * 1e6 for lib, s, _ in rows], 1)} "
         f"| {median([total / s['events'] for _, s, _ in rows], 1)} |"
@@ -208,6 +217,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--kv-cache", default="512MiB")
     parser.add_argument("--threads", action="store_true", help="also print the CPU time of the server's threads")
     args = parser.parse_args()
     counts = [int(item) for item in args.streams.split(",")]
@@ -215,6 +225,7 @@ def main() -> None:
         "max_num_seqs": max(counts),
         "seed": 1,
         "max_model_len": args.max_model_len,
+        "kv_cache": args.kv_cache,
     }
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     server = Server(args.model, *flags)
