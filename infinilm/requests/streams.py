@@ -74,23 +74,23 @@ class AsyncRequests:
         if news.finish_reason is not None or self._time() >= self._rests_until:
             self._changed.set()
 
-    async def steps(self, rest: float = 0.0) -> AsyncIterator[list[TokenEvent]]:
+    async def steps(self, rest: Callable[[], float] | None = None) -> AsyncIterator[list[TokenEvent]]:
         """The events, those that came at the same time together.
 
         Raises, after the last, what made the requests fail, if none of them succeeded.
 
         Parameters
         ----------
-        rest : float
-            Seconds. Tokens that come sooner after those before wait, without a timer, for the first token that comes
-            later, or the first end. So a fast model does not wake its reader for every token, and every token of a
-            slow one is there at once.
+        rest : callable, optional
+            Gives seconds. Tokens that come sooner after those before wait, without a timer, for the first token that
+            comes later, or the first end. So a fast model does not wake its reader for every token, and every token of
+            a slow one is there at once.
         """
         while self._num_open:
             self._thread.check_caller()
             await self._changed.wait()
             self._changed.clear()
-            self._rests_until = self._time() + rest if rest else 0.0
+            self._rests_until = self._time() + rest() if rest is not None else 0.0
             news, self._news = self._news, []
             events = [event for event in (_event(self._thread, item) for item in news) if event is not None]
             self._num_open -= sum(event.finish_reason is not None for event in events)

@@ -35,10 +35,6 @@ __all__ = ["make_app"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 
-# Seconds between the events of one stream, at least; the first token and the end wait for nothing. Faster than a screen
-# shows them, and so rare that the streams of a small model take little time from it.
-_REST = 0.02
-
 T = TypeVar("T")
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -220,7 +216,7 @@ class _Stream(Response):
 
         stream = self._answer(running)
         await send_some(stream.begin())
-        async for events in running.steps(_REST):
+        async for events in running.steps(self._service.rest):
             await send_some(stream.push(events))
         await send_some(stream.end())
 

@@ -26,6 +26,11 @@ logger = logging.getLogger("infinilm.server")
 
 T = TypeVar("T")
 
+# Every event of a stream takes some 20 us of CPU (docs/benchmarks.md, "Serving"), which the engine may need. So the
+# next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
+_REST_SECONDS = 0.02  # faster than people read
+_EVENTS_PER_SECOND = 2500  # of all streams together, about
+
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
 
@@ -159,6 +164,10 @@ class Service:
         return result
 
     # ---- requests ----
+
+    def rest(self) -> float:
+        """Seconds between two events of a stream, at least."""
+        return max(_REST_SECONDS, self._num_admitted / _EVENTS_PER_SECOND)
 
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""

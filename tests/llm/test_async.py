@@ -135,7 +135,7 @@ def test_asubmit_is_generate(llm: LLM, rest: float, ends_only: bool) -> None:
 
     async def main() -> list[list[infinilm.TokenEvent]]:
         async with llm.asubmit(PROMPTS, params, ends_only=ends_only) as running:
-            seen = [events async for events in running.steps(rest)]
+            seen = [events async for events in running.steps(lambda: rest)]
             assert [o.outputs for o in running.outputs()] == [o.outputs for o in expected]
             assert running.has_begun
         return seen
