@@ -226,8 +226,10 @@ class Service:
                 started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
             async with started as running:
                 call.running = running
-                yield running
-                self.metrics.finish(running.outputs())
+                try:
+                    yield running
+                finally:
+                    self.metrics.finish(running.outputs())
 
     @contextlib.contextmanager
     def admitted(self, num_tokens: int) -> Iterator[_Call]:

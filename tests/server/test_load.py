@@ -213,6 +213,7 @@ def test_time_limit(llm: LLM, stream: bool) -> None:
             assert answer.status_code == 504
             error = answer.json()["error"]
         assert error["code"] == "timeout" and "0.2 s" in error["message"]
+        assert gauge(host.url, "request_success_total") == 1  # counted as "abort"
         gate.open()
         wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
 
