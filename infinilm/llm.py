@@ -67,6 +67,7 @@ class LLM(OfThisProcess):
     quantization
         On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
         for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
+        Of a folder that `infinilm pack` made: as it was packed.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
