@@ -136,7 +136,7 @@ def test_sizes_that_do_not_fit(drawn: tuple[_core.ModelSpec, int], tp_size: int)
 def test_shards_share_the_memory_of_the_whole() -> None:
     """Rows and columns of read-only tensors are views; only kv heads that are not neighbours are copied."""
     spec = _core.ModelSpec()
-    spec.dtype, spec.vocab_size, spec.hidden_size, spec.num_layers, spec.max_model_len = "float32", 16, 8, 1, 8
+    spec.dtype, spec.vocab_size, spec.hidden_size, spec.num_layers, spec.max_model_len = "float32", 32, 8, 1, 8
     spec.attention.num_heads, spec.attention.num_kv_heads, spec.attention.head_dim = 4, 2, 2
     spec.attention.sliding_window, spec.mlp.intermediate_size = [0], 16
     spec.rope.inv_freq = [1.0]
