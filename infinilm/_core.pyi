@@ -69,7 +69,7 @@ def cuda_devices() -> list[dict[str, Any]]:
     """The usable GPUs, at least one. DeviceError: why there is none."""
 
 def default_num_threads() -> int:
-    """CPUs this process may use, no more than its cgroups' quota."""
+    """Cores this process may use, no more than its cgroups' quota."""
 
 def uniform(seed: int, position: int) -> float:
     """The uniform draw in [0, 1) of a request's seed at a position."""

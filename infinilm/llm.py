@@ -96,7 +96,7 @@ class LLM(OfThisProcess):
         On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
-        CPU threads; default: one per core this process may use.
+        CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
         Branch, tag or commit of a hub id; default: its main branch.
     seed

@@ -110,7 +110,7 @@ void bind_ops(nb::module_& m) {
         },
         nb::sig("def cuda_devices() -> list[dict[str, typing.Any]]"),
         "The usable GPUs, at least one. DeviceError: why there is none.");
-    m.def("default_num_threads", &default_num_threads, "CPUs this process may use, no more than its cgroups' quota.");
+    m.def("default_num_threads", &default_num_threads, "Cores this process may use, no more than its cgroups' quota.");
     m.def("uniform", &uniform, "seed"_a, "position"_a, "The uniform draw in [0, 1) of a request's seed at a position.");
     using Seeds = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
     using Draws = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -28,7 +28,7 @@ namespace infinilm {
 
 struct EngineOptions {
     std::vector<Device> devices{{}};  // of each rank; several may name the same one
-    int num_threads = 0;              // CPU threads of all ranks together; 0: one per available core
+    int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
     std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
     // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
     // hold to that.
