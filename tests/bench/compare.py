@@ -9,6 +9,9 @@ its own, which stays loaded. In a round each of them does the same piece of work
 are measured between them. A round in which other processes used more than --max-others cores is discarded and
 repeated, --tries times at most; then the least disturbed one counts, and the report says so.
 
+On a machine that others use, --cpu-time compares what can be compared there: one thread of each engine, and tokens per
+second of its CPU time, which other processes change less.
+
 Figures are medians over the rounds, with the first and the third quartile; so are ratios, which are taken within each
 round. Tokens/s of a decode are those of the median step.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import select
@@ -35,6 +39,7 @@ import synthetic
 from compare_engines import PACKAGES
 
 from infinilm import _core
+from infinilm.bench.others import Others
 
 HERE = Path(__file__).resolve().parent
 CONFIG = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}
@@ -160,35 +165,6 @@ def prepare(contender: Contender, checkpoint: Path, python: str) -> Path:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, its threads included; 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def busy_seconds() -> float:
-    """CPU time that all processes have used, and what the host of a virtual machine has taken."""
-    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-
-
-class Others:
-    """Cores that processes other than these used since it was made."""
-
-    def __init__(self, pids: Sequence[int]) -> None:
-        self.pids = [os.getpid(), *pids]
-        self.started, self.before = time.perf_counter(), self._used()
-
-    def _used(self) -> float:
-        return busy_seconds() - sum(map(cpu_seconds, self.pids))
-
-    def cores(self) -> float:
-        return max(0.0, (self._used() - self.before) / (time.perf_counter() - self.started))
 
 
 class EngineFailed(Exception):
@@ -358,7 +334,8 @@ def run_class(
     result = ClassResult()
     decodes = list(dict.fromkeys((s.batch, s.context) for s in sections if s.steps))
     shared = {
-        "threads": _core.default_num_threads(),
+        "threads": 1 if args.cpu_time else _core.default_num_threads(),
+        "cpu_time": args.cpu_time,
         "vocab_size": json.loads((checkpoint / "config.json").read_text())["vocab_size"],
         "prefill": max((s.context for s in sections if not s.steps), default=1),
         "decodes": decodes,
@@ -468,10 +445,13 @@ def report_class(
     lines += [f"{label} is not in the table: {why}." for label, why in result.failures.items()]
     all_rounds = [r for n in names for r in rounds[n]]
     disturbed = [r.others for r in all_rounds if r.others > args.max_others]
-    lines.append(
-        f"{len(all_rounds)} rounds; in {len(disturbed)} of them other processes used more than {args.max_others:g} "
-        f"cores in every one of {args.tries} tries" + (f", {max(disturbed):.2f} at most." if disturbed else ".")
-    )
+    used = spread([r.others for r in all_rounds], 2)
+    lines.append(f"Rounds: {len(rounds[names[0]])}. Cores that other processes used at most in a piece: {used}.")
+    if disturbed:
+        lines.append(
+            f"{len(disturbed)} of {len(all_rounds)} pieces were disturbed in every one of {args.tries} tries: by more "
+            f"than {args.max_others:g} cores, {max(disturbed):.2f} at most."
+        )
     return [*lines, ""]
 
 
@@ -501,6 +481,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6.0, help="no round begins that would end later; default 6")
     parser.add_argument("--max-others", type=float, default=0.15, help="cores of other processes; default 0.15")
     parser.add_argument("--tries", type=int, default=3, help="of a disturbed round; default 3")
+    parser.add_argument("--cpu-time", action="store_true", help="one thread each, by its CPU time")
     parser.add_argument("--neighbour", action="store_true", help="also beside a process that takes half a core")
     parser.add_argument("--prepare", action="store_true", help="make and convert the checkpoint, and end")
     parser.add_argument("--json", type=Path, help="write every round to this file")
@@ -516,6 +497,10 @@ def main() -> None:
     ):
         if unknown := [value for value in given if value not in known]:
             parser.error(f"{what}: expected some of {', '.join(known)}; got {unknown[0]!r}")
+    if args.cpu_time and args.neighbour:
+        parser.error("--neighbour is of wall time: leave out --cpu-time, or it")
+    if args.cpu_time:
+        args.max_others = math.inf
     if min(args.rounds, args.tries) < 1:
         parser.error("--rounds and --tries must be at least 1")
     sections = [section for section in sections if section.name in names]
@@ -553,7 +538,8 @@ def main() -> None:
             contenders, sections, checkpoint, args, until=now + (end - now) / (len(classes) - done)
         )
     print(
-        f"{args.shape}, {cpu_name()}, {_core.default_num_threads()} threads, "
+        f"{args.shape}, {cpu_name()}, "
+        f"{'one thread, by CPU time' if args.cpu_time else f'{_core.default_num_threads()} threads'}, "
         f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}; tokens/s, medians (quartiles) of rounds in turn\n"
     )
     for weights, result in results.items():
