@@ -61,8 +61,8 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
-    // Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. WeightError: parameters
-    // are missing. ConfigError: see TimedBackend.
+    // Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. WeightError:
+    // parameters are missing. ConfigError: see TimedBackend.
     void time_ops(bool on);
     OpTimes op_times();  // so far, of the steps submitted before; none while it is off
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the

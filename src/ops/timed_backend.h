@@ -1,4 +1,4 @@
-// A Backend that passes everything on to another one and adds up the time of each op: what `infinilm bench --ops` shows.
+// A Backend that passes everything on to another one and adds up the time of each op, for `infinilm bench --ops`.
 // A decoder has it in place of the other one only while somebody asks, so that nothing is slower otherwise.
 #pragma once
 

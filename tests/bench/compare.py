@@ -191,7 +191,7 @@ class Worker:
         self.version: str = about["version"]
         self.weight_bytes: int = about["weight_bytes"]
 
-    def ask(self, command: dict[str, Any], timeout: float = 120) -> dict[str, Any]:
+    def ask(self, command: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(command).encode() + b"\n")
