@@ -73,7 +73,9 @@ __device__ __forceinline__ void produce(const PackedWeight& w, const TensorMap& 
 template <class T, int kTokens>
 __device__ __forceinline__ void consume(const StageRing& ring, int row_tile, int steps, unsigned& fill,
                                         float (&totals)[1][kTokens / 8][4]) {
-    float sums[kTokens / 2];
+    // The zeros are never added to anything, but ptxas before 12.9 lets no wgmma overlap another one where registers of
+    // the accumulator may be undefined.
+    float sums[kTokens / 2] = {};
     uint32_t a[kBoxSteps][4];  // by step, so that a wgmma in flight keeps its own
     auto load = [&](int step) {
         const int place = (row_tile * kBoxSteps + step) * 512 + static_cast<int>(lane_id()) * 16;
