@@ -302,7 +302,7 @@ cudaError_t run(const LinearArgs& args, const Device& device, cudaStream_t strea
     LaunchConfig config{dim3(static_cast<unsigned>(min(groups, blocks * device.sms))), dim3(kThreads)};
     config.smem_bytes = static_cast<size_t>(shared_bytes(NT, kNorm, stages));
     config.stream = stream;
-    return launch(linear_decode_kernel<T, NT, R, kNorm>, config, args, stages);
+    return launch<linear_decode_kernel<T, NT, R, kNorm>>(config, args, stages);
 }
 
 // Chooses R: rows of weights read, more if groups are too few for the SMs, and rows of x, read once by each group.

@@ -167,7 +167,7 @@ static cudaError_t launch_sm90(const LinearArgs& args, int num_sms, cudaStream_t
     const int token_blocks = ceil_div(args.num_tokens, kTokens), tiles = row_blocks(w) * token_blocks;
     const LaunchConfig config{dim3(static_cast<unsigned>(tiles < num_sms ? tiles : num_sms)), dim3(kHopperThreads),
                               HopperShape<kTokens>::kSmemBytes, stream};
-    return launch(linear_sm90_kernel<T, kTokens>, config, args, map, token_blocks);
+    return launch<linear_sm90_kernel<T, kTokens>>(config, args, map, token_blocks);
 }
 
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {

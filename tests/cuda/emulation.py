@@ -137,6 +137,7 @@ class Gpu:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call an exported function that returns a cudaError_t. Python floats become float, ints int."""
+        self.check(self.lib.load_kernels())  # as a backend does; the device may be another one than at the last call
         self.check(getattr(self.lib, name)(*(_argument(a) for a in arguments)))
 
     def close(self) -> None:
