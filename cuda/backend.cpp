@@ -77,6 +77,7 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
 
     void* stream() const override { return stream_; }
+    void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
     std::vector<TensorView> upload(std::span<const TensorView> arrays) override;
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
@@ -108,7 +109,6 @@ public:
     void sample(const SampleParams&) override;
 
 private:
-    void activate() { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
     std::unique_ptr<DeviceMemory> device_memory(size_t bytes, std::string_view what) {
         recorder_.memory_asked_for();
         return std::make_unique<DeviceMemory>(bytes, what);

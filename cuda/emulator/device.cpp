@@ -91,6 +91,7 @@ int setting(const char* name, int otherwise) {
 }
 
 int current_device() { return chosen_device; }
+void choose_device(int device) { chosen_device = device; }
 
 int compute_capability() { return setting("INFINILM_EMULATOR_CC", 90); }
 

@@ -93,5 +93,6 @@ void acquire_grids();
 // device.cpp
 int setting(const char* name, int otherwise);
 int current_device();  // of the host thread
+void choose_device(int device);
 
 }  // namespace infinilm::emulator

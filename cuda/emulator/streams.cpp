@@ -402,6 +402,10 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void*), void* data, void (*discard)(void*)) {
     const std::shared_ptr<void> owned(data, discard);  // also after an error
+    {
+        std::lock_guard lock(runtime_lock());
+        if (find(stream)) choose_device(find(stream)->device);  // as such libraries do in threads of their own
+    }
     return call([=] { return submit(stream, [=] { run(owned.get()); }); });
 }
 void infinilm_emulator_give_way() {
@@ -483,14 +487,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     return call([=] { return find(stream) ? end_capture(*find(stream), graph) : cudaErrorInvalidResourceHandle; });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-    return call([=] {
-        CUstream_st* s = find(stream);
-        if (!s) return cudaErrorInvalidResourceHandle;
-        *status = !s->capture           ? cudaStreamCaptureStatusNone
-                  : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
-                                        : cudaStreamCaptureStatusActive;
-        return cudaSuccess;
-    });
+    std::lock_guard lock(runtime_lock());
+    if (cudaError_t error = sticky_error()) return error;
+    CUstream_st* s = find(stream);
+    if (!s) return report(cudaErrorInvalidResourceHandle);
+    *status = !s->capture           ? cudaStreamCaptureStatusNone
+              : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                    : cudaStreamCaptureStatusActive;
+    return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
     return call([=] {

@@ -57,6 +57,7 @@ public:
 class DeviceQueue {
 public:
     virtual void* stream() const = 0;  // a cudaStream_t, for libraries that add to the queue
+    virtual void activate() = 0;       // makes the device current for the calling thread, for libraries it calls
     virtual void synchronize() = 0;    // waits until all work submitted is done
     // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
     // absent.

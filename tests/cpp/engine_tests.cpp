@@ -31,7 +31,8 @@ public:
         if (src.is_contiguous() && dst.is_contiguous()) return FakeBackend::copy(src, dst);
         for (int64_t row = 0; row < src.shape(0); ++row) copy(src.select(0, row), dst.select(0, row));
     }
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int) override {
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
+                                                   Quantization) override {
         auto out = std::make_unique<FakeLinear>();
         out->kind = kind;
         out->in_features = parts[0].weight.shape(1);

@@ -216,10 +216,11 @@ def contexts(gpu: Gpu, folder: str, nccl: str, graphs: bool) -> None:
     for _ in range(3):
         run_steps(engine)
     before = device_free_memory("cuda:3")
+    assert gpu.lib.infinilm_emulator_contexts() == 0b1100, bin(gpu.lib.infinilm_emulator_contexts())
     engine.close()
     fake.check()
     assert device_free_memory("cuda:3") > before
-    assert gpu.lib.infinilm_emulator_contexts() == 0b1100
+    assert gpu.lib.infinilm_emulator_contexts() == 0b1100, bin(gpu.lib.infinilm_emulator_contexts())
 
 
 def after_a_fork(_: Gpu) -> None:
