@@ -23,9 +23,8 @@ for folder in (HERE, HERE.parent / "dist"):
 
 import nvcc_build  # noqa: E402
 from cpp_build import FAKE_NCCL, Builder  # noqa: E402
-from emulation import BACKEND, ROOT, Outcome, Run, Worker, load_build  # noqa: E402
+from emulation import BACKEND, ON_GPU, ROOT, Outcome, Run, Worker, load_build  # noqa: E402
 
-ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"
 SIMULATED = {
     f"INFINILM_EMULATOR_{name}" for name in ("CC", "DEVICES", "MEMORY_MB", "UNCAPTURABLE_KERNEL")
 }  # what no GPU can be told

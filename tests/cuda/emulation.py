@@ -33,6 +33,7 @@ BACKEND = (
     *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
     ROOT / "src/core/tensor.cpp",
 )
+ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine
 H2D, D2H = 1, 2
 SCHEDULES = ("fifo", "lifo", "random:1")  # under which every kernel is tested
 
