@@ -26,8 +26,8 @@ constexpr int kInverseBytes = 512;  // 1 / rms of each token; behind it the ring
 constexpr int shared_bytes(int token_tiles, bool norm, int stages) {
     return kInverseBytes + kSlices * stages * stage_bytes(token_tiles, norm);
 }
-// Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before 12.9
-// spills, and all compute addresses anew for every load.
+// Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas
+// before 12.9 spills.
 constexpr int blocks_per_sm(int token_tiles, int rows) { return token_tiles * rows <= 8 ? 2 : 1; }
 
 // The columns of x of one warp's slice, in stages of shared memory that only this warp touches.

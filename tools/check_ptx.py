@@ -39,7 +39,7 @@ FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-const
 # The PTX version of CUDA 12.4: nvcc writes its own there, which older ones refuse, whatever the code needs.
 PTX_VERSION = "8.4"
 COMPLAINT = re.compile(
-    r"(?P<spill>[1-9]\d* bytes (?:stack frame|spill)|spilled to local memory)|(?P<serial>serialized)|\b(?:error|fatal)\b",
+    r"[1-9]\d* bytes (stack frame|spill)|spilled to local memory|serialized|\b(error|fatal)\b",
     re.IGNORECASE,
 )
 
@@ -86,7 +86,9 @@ def make_ptx(nvcc: str, source: Path, architecture: str, headers: bytes) -> Path
     if not ptx.exists():
         partial = ptx.with_suffix(f".{os.getpid()}")
         run([nvcc, *flags, "-ptx", source, "-o", partial])
-        partial.write_text(re.sub(r"^\.version .*$", f".version {PTX_VERSION}", partial.read_text(), flags=re.MULTILINE))
+        partial.write_text(
+            re.sub(r"^\.version .*$", f".version {PTX_VERSION}", partial.read_text(), flags=re.MULTILINE)
+        )
         partial.replace(ptx)
     return ptx
 

@@ -7,7 +7,6 @@ matrix, which is skipped otherwise. With INFINILM_TEST_GPU=1 the same cases run 
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence

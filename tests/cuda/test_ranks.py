@@ -38,7 +38,9 @@ def test_ranks_with_a_device_each(
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize(("delay", "peers", "queue", "layers"), [(20, 1, 1024, 1), (500, 0, 1024, 1), (500, 1, 120, 20)])
+@pytest.mark.parametrize(
+    ("delay", "peers", "queue", "layers"), [(20, 1, 1024, 1), (500, 0, 1024, 1), (500, 1, 120, 20)]
+)
 def test_a_rank_that_is_late(
     simulate: Run, models: str, fake_nccl: str, delay: int, peers: int, queue: int, layers: int
 ) -> None:
