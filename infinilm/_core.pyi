@@ -68,6 +68,11 @@ def parse_device(device: str) -> tuple[str, int]:
 def cuda_devices() -> list[dict[str, Any]]:
     """The usable GPUs, at least one. DeviceError: why there is none."""
 
+def cuda_free_bytes(device: int) -> int:
+    """
+    Bytes of memory that are free on a GPU. Takes some of them, if this process does not use that GPU yet.
+    """
+
 def default_num_threads() -> int:
     """Cores this process may use, no more than its cgroups' quota."""
 
