@@ -197,6 +197,11 @@ std::vector<std::string> InferEngine::loaded_params() {
         .get();
 }
 
+std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
+    if (num_ranks() > 1) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    return submit_to_ranks([](Rank& rank) { return rank.params.take_packed(); }).get();
+}
+
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
     on_ranks([&](Rank& rank) { rank.params.load_dummy(*rank.backend, dtype, seed); });
 }

@@ -28,7 +28,7 @@ namespace infinilm {
 
 struct EngineOptions {
     std::vector<Device> devices{{}};  // of each rank; several may name the same one
-    int num_threads = 0;              // CPU threads of all ranks together; 0: one per available core
+    int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
     std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
     // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
     // hold to that.
@@ -50,7 +50,9 @@ public:
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
     // its last tensor; returns the names of those that were, whose memory is not read again.
     std::vector<std::string> load_param(const std::string& name, const Tensor& tensor);
-    std::vector<std::string> loaded_params();     // names
+    std::vector<std::string> loaded_params();  // names
+    // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. Of one rank.
+    std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
     // Of each rank, the parts it has, read-only, by checkpoint name. WeightError: dummy weights made on a device are
