@@ -105,15 +105,10 @@ private:
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
-<<<<<<< HEAD
     void make_decoder(Rank& rank, Backend& backend);
-    StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort);
-    StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort);
-=======
     StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     // On the device: all of a step without masks. The ids of one with masks are still missing: see sample_masked.
->>>>>>> main
     template <class Tap>
     static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);
     // The output of compute() with its ids, once the masks are there. masks: null if they were there from the start.
