@@ -33,6 +33,10 @@ public:
                                                    Quantization quantization) override {
         return inner_.prepare_linear(std::move(parts), kind, head_dim, quantization);
     }
+    void check_packed(const PackedSource& source) const override { inner_.check_packed(source); }
+    std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override {
+        return inner_.adopt_linear(source);
+    }
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override {
         return inner_.unpack_linear(linear, part);
     }

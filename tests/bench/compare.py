@@ -1,7 +1,7 @@
 """infinilm and its peers on this CPU: tokens/s and their ratios, with the limits of the machine.
 
     python tests/bench/compare.py --peers-python PEERS/bin/python --prepare    # makes and converts the checkpoint, once
-    python tests/bench/compare.py --peers-python PEERS/bin/python              # 6 minutes at most
+    python tests/bench/compare.py --peers-python PEERS/bin/python              # --minutes, 6 by default
 
 PEERS is an environment with any of llama-cpp-python, gguf, ctranslate2, openvino, optimum-intel, onnxruntime-genai,
 transformers; what is not there is named. Engines that store weights in as many bits are compared: each in a process of
@@ -10,7 +10,7 @@ are measured between them. A round in which other processes used more than --max
 repeated, --tries times at most; then the least disturbed one counts, and the report says so.
 
 On a machine that others use, --cpu-time compares what can be compared there: one thread of each engine, and tokens per
-second of its CPU time, which other processes change less.
+second of its CPU time, which other processes change less. Limits, which are of wall time, are left out then.
 
 Figures are medians over the rounds, with the first and the third quartile; so are ratios, which are taken within each
 round. Tokens/s of a decode are those of the median step.
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +111,14 @@ class Section:
 SECTIONS = [
     Section("prefill 512", 1, 512),
     Section("decode b1", 1, 128, 16),
-    Section("b4", 4, 32, 8),
-    Section("b8", 8, 32, 8),
-    Section("b32", 32, 32, 4),
+    Section("b4", 4, 8, 8),
+    Section("b8", 8, 8, 8),
+    Section("b32", 32, 8, 4),
     Section("b1 after 2,048", 1, 2048, 8),
 ]
 BESIDE = [
-    Section("b1, half a core taken", 1, 128, 16, neighbour=True),
-    Section("b8, half a core taken", 8, 32, 8, neighbour=True),
+    Section("b1 beside a neighbour", 1, 128, 16, neighbour=True),
+    Section("b8 beside a neighbour", 8, 8, 8, neighbour=True),
 ]
 
 
@@ -286,7 +286,7 @@ class Comparison:
         for worker in list(self.workers):
             try:
                 for section in sections:
-                    worker.ask(section.command | ({"steps": 1} if section.steps else {}))
+                    worker.ask(section.command | ({"steps": 1} if section.steps else {"prefill": 64}))
             except EngineFailed as error:
                 self.fail(worker, error)
 
@@ -424,9 +424,47 @@ def report_class(
                 row.append(spread([rates[ours] / rates[label] for rates in both], 2))
             rows.append(row)
         lines += ["", *table(["ratio", *names], rows)]
-    reads = [[spread([r.read_bytes_per_second / 1e9 for r in rounds[n]]) for n in names]]
-    flops = [[spread([r.flops_per_second / 1e9 for r in rounds[n]], 0) for n in names]]
-    rows = [["read bandwidth, GB/s", *reads[0]], ["float32 FMA, Gflop/s", *flops[0]]]
+    if beside := [s for s in sections if s.neighbour and alone(s, sections)]:
+        rows = []
+        for label in labels:
+            row = [label]
+            for section in beside:
+                pairs = zip(rounds[section.name], rounds[alone(section, sections)], strict=True)
+                both = [(a.tokens_per_second, b.tokens_per_second) for a, b in pairs]
+                row.append(spread([100 * a[label] / b[label] for a, b in both if label in a and label in b], 0) + " %")
+            rows.append(row)
+        lines += ["", *table(["of its speed alone", *(section.name for section in beside)], rows)]
+    lines += [""] if args.cpu_time else ["", *report_limits(labels, result, sections, config), ""]
+    lines += [f"{label} is not in the table: {why}." for label, why in result.failures.items()]
+    all_rounds = [r for n in names for r in rounds[n]]
+    disturbed = [r.others for r in all_rounds if r.others > args.max_others]
+    used = spread([r.others for r in all_rounds], 2)
+    lines.append(f"Rounds: {len(rounds[names[0]])}. Cores that other processes used at most in a piece: {used}.")
+    if disturbed:
+        lines.append(
+            f"{len(disturbed)} of {len(all_rounds)} pieces were disturbed in every one of {args.tries} tries: by more "
+            f"than {args.max_others:g} cores, {max(disturbed):.2f} at most."
+        )
+    return [*lines, ""]
+
+
+def alone(section: Section, sections: Sequence[Section]) -> str:
+    """The name of the same work without a neighbour; "" if it is not there."""
+    same = replace(section, neighbour=False)
+    return next((s.name for s in sections if replace(s, name=section.name) == same), "")
+
+
+def report_limits(
+    labels: Sequence[str], result: ClassResult, sections: Sequence[Section], config: dict[str, Any]
+) -> list[str]:
+    """The limits, and the share of them: prefill of the float32 FMA peak, decode of one sequence of the bandwidth.
+
+    Bytes are those of the weights, so that what the cache costs shows in the share.
+    """
+    names, rounds = [section.name for section in sections], result.rounds
+    reads = [spread([r.read_bytes_per_second / 1e9 for r in rounds[n]]) for n in names]
+    flops = [spread([r.flops_per_second / 1e9 for r in rounds[n]], 0) for n in names]
+    rows = [["read bandwidth, GB/s", *reads], ["float32 FMA, Gflop/s", *flops]]
     for label in labels:
         row = [f"{label}: share"]
         for section in sections:
@@ -441,18 +479,7 @@ def report_class(
                 continue
             row.append(spread([100 * rate / peak for rate, peak in zip(rates, peaks, strict=True)], 0) + " %")
         rows.append(row)
-    lines += ["", *table(["limits", *names], rows), ""]
-    lines += [f"{label} is not in the table: {why}." for label, why in result.failures.items()]
-    all_rounds = [r for n in names for r in rounds[n]]
-    disturbed = [r.others for r in all_rounds if r.others > args.max_others]
-    used = spread([r.others for r in all_rounds], 2)
-    lines.append(f"Rounds: {len(rounds[names[0]])}. Cores that other processes used at most in a piece: {used}.")
-    if disturbed:
-        lines.append(
-            f"{len(disturbed)} of {len(all_rounds)} pieces were disturbed in every one of {args.tries} tries: by more "
-            f"than {args.max_others:g} cores, {max(disturbed):.2f} at most."
-        )
-    return [*lines, ""]
+    return table(["limits", *names], rows)
 
 
 def flops_per_token(config: dict[str, Any]) -> int:

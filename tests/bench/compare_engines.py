@@ -205,7 +205,7 @@ class LlamaCpp(Engine):
         return [int(self.np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in logits]
 
     def prefill(self, ids: list[int]) -> None:
-        self.begin((1, len(ids)), [ids])
+        self.begin((1, self.settings["prefill"]), [ids])
 
     def begin(self, key: Key, prompts: list[list[int]]) -> None:
         self.context(key)
@@ -301,7 +301,7 @@ class OpenVino(Engine):
         self.last[key] = request.get_tensor("logits").data[:, -1].argmax(-1)[:, None].astype(self.np.int64)
 
     def prefill(self, ids: list[int]) -> None:
-        self.begin((1, len(ids)), [ids])
+        self.begin((1, self.settings["prefill"]), [ids])
 
     def begin(self, key: Key, prompts: list[list[int]]) -> None:
         if key not in self.requests:

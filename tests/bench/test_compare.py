@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_infinilm_alone(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "2", "--tries", "1", "--cpu-time"]
+    options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "2", "--tries", "1"]
     done = run(*options, "--models", str(models), "--weights", "bf16,int8", "--json", str(out))
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
@@ -43,6 +43,21 @@ def test_infinilm_alone(models: Path, tmp_path: Path) -> None:
         assert all(r["read_bytes_per_second"] > 0 for rounds in found["rounds"].values() for r in rounds)
         assert f"| {label} |" in done.stdout and f"| {label}: share |" in done.stdout
     assert result["int8"]["weight_bytes"]["infinilm int8"] < result["bf16"]["weight_bytes"]["infinilm bf16"]
+
+
+def test_cpu_time_and_no_limits(models: Path) -> None:
+    options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "1", "--weights", "int4", "--sections", "b4"]
+    done = run(*options, "--models", str(models), "--cpu-time")
+    assert done.returncode == 0, done.stderr
+    assert "one thread, by CPU time" in done.stdout and "| infinilm int4 |" in done.stdout
+    assert "bandwidth" not in done.stdout
+
+
+def test_what_a_neighbour_costs(models: Path) -> None:
+    options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "1", "--tries", "1", "--weights", "int8"]
+    done = run(*options, "--models", str(models), "--neighbour")
+    assert done.returncode == 0, done.stderr
+    assert "| of its speed alone | b1 beside a neighbour | b8 beside a neighbour |" in done.stdout
 
 
 def test_a_peer_that_is_missing_is_named(models: Path) -> None:
@@ -144,7 +159,7 @@ def test_ratios_are_taken_within_rounds() -> None:
     rounds = [Round({"infinilm int8": 10.0 * i, "peer": 5.0 * i}, 1e9, 1e9, 0.0) for i in (1, 2, 4)]
     result = ClassResult({"infinilm int8": "1", "peer": "2"}, {"infinilm int8": 1, "peer": 1}, {}, {"b4": rounds})
     config = compare.synthetic.SHAPES["tiny"]
-    args = compare.argparse.Namespace(tries=1, max_others=0.5)
+    args = compare.argparse.Namespace(tries=1, max_others=0.5, cpu_time=True)
     lines = compare.report_class("int8", result, [Section("b4", 4, 8, 1)], config, args)
     assert "| infinilm : peer | 2.00 (2.00 .. 2.00) |" in lines
     assert "| infinilm int8 | 20.0 (15.0 .. 30.0) |" in lines
