@@ -56,7 +56,7 @@ def test_a_kernel_that_fails(request: pytest.FixtureRequest, tmp_path: Path) -> 
     if cache:
         (tmp_path / "emulator").symlink_to(cache.mkdir("cuda-emulator"))
     out = tmp_path / "out.json"
-    options = ["--simulate", "--quick", "--only=kernels", f"--build-dir={tmp_path}", f"--out={out}"]
+    options = ["--simulate", "--quick", "--only=kernels", "--budget=3000", f"--build-dir={tmp_path}", f"--out={out}"]
     done = run(*options, INFINILM_EMULATOR_FAILING_KERNEL="qk_norm_rope_store")
     assert done.returncode == 1, done.stderr
     result = json.loads(out.read_text())
