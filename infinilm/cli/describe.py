@@ -112,7 +112,7 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     for index, gpu in enumerate(cuda["devices"]):
         lines.append(
             f"cuda:{index}    {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['num_sms']} SMs, "
-            f"{format_bytes(gpu['free_bytes'])} of {format_bytes(gpu['total_bytes'])} free"
+            f"{format_bytes(gpu['total_bytes'])}"
         )
     if "model" in info:
         model = info["model"]

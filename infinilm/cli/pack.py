@@ -17,7 +17,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", help="bfloat16 or float16 instead of what is stored; or auto (default) or float32"
     )
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
-    parser.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per real core")
+    parser.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
 
 
 def run_pack(args: argparse.Namespace) -> int:

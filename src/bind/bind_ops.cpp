@@ -102,7 +102,6 @@ void bind_ops(nb::module_& m) {
                 entry["name"] = device.name;
                 entry["compute_capability"] = concat(device.major, ".", device.minor);
                 entry["total_bytes"] = device.total_bytes;
-                entry["free_bytes"] = device.free_bytes;
                 entry["num_sms"] = device.num_sms;
                 out.append(entry);
             }
@@ -110,6 +109,8 @@ void bind_ops(nb::module_& m) {
         },
         nb::sig("def cuda_devices() -> list[dict[str, typing.Any]]"),
         "The usable GPUs, at least one. DeviceError: why there is none.");
+    m.def("cuda_free_bytes", &cuda_free_bytes, "device"_a,
+          "Bytes of memory that are free on a GPU. Takes some of them, if this process does not use that GPU yet.");
     m.def("default_num_threads", &default_num_threads, "Cores this process may use, no more than its cgroups' quota.");
     m.def("uniform", &uniform, "seed"_a, "position"_a, "The uniform draw in [0, 1) of a request's seed at a position.");
     using Seeds = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
