@@ -36,7 +36,7 @@ from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import reduce_prompts
+from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
@@ -466,15 +466,21 @@ class LLM(OfThisProcess):
         return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def asubmit(
-        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        ends_only: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
-        ``async with llm.asubmit(...) as running`` cancels what is unfinished.
+        ``async with llm.asubmit(...) as running`` cancels what is unfinished. With `ends_only` there are no events but
+        the last of each sequence, which costs less.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        return streams.AsyncRequests(self, self._thread, requests)
+        return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
 
     # ---- logits and log-probabilities ----
 
@@ -515,9 +521,14 @@ class LLM(OfThisProcess):
         `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
         else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
         """
-        if pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
         reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in reduced])
+
+    async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
+        reduced = await areduce_prompts(
+            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True
+        )
         return np.stack([pool.vector() for _, _, pool in reduced])
 
     # ---- state ----

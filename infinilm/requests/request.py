@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import InfinilmError
+from infinilm.errors import InfinilmError, RequestError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
 from infinilm.requests.constraint import Matcher, num_mask_words
@@ -117,10 +117,12 @@ class HiddenPool:
     Parameters
     ----------
     pooling : str
-        "mean" of all tokens, or "last" token.
+        "mean" of all tokens, or "last" token. RequestError: neither.
     """
 
     def __init__(self, pooling: str) -> None:
+        if pooling not in ("mean", "last"):
+            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
         self._takes_mean = pooling == "mean"
         self._sum: npt.NDArray[np.float64] | None = None
 
@@ -478,6 +480,12 @@ class GenerationRequest:
     def all_works(self) -> list[Work]:
         """All works, including followers."""
         return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first completion has a token or has ended: then no prompt is left to be computed."""
+        first = self.completions[0]
+        return bool(first.sequence.output_token_ids) or first.finish_reason is not None
 
     @property
     def finished(self) -> bool:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infinilm.outputs import TokenEvent
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.answers import Choice, ChoiceMaker, chat_logprobs, finish_reason, joined_calls, new_id, usage
+from infinilm.server.answers import (
+    Choice,
+    ChoiceMaker,
+    ChunkWriter,
+    by_choice,
+    chat_logprobs,
+    finish_reason,
+    joined_calls,
+    new_id,
+    usage,
+)
 from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
 from infinilm.server.service import Service
@@ -24,7 +34,7 @@ from infinilm.server.structured import (
 from infinilm.text.reasoning import thinks
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, tool_call_format
 
-__all__ = ["ChatCall", "chat_chunks", "chat_pieces", "read_chat", "whole_chat"]
+__all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
 
 
 @dataclass(slots=True)
@@ -178,64 +188,64 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
     }
 
 
-async def chat_pieces(call: ChatCall, running: AsyncRequests) -> AsyncIterator[tuple[int, Choice, list[TokenEvent]]]:
-    """What the choices say, step by step: index, piece, and the events it was made of. Raises what makes one fail."""
-    makers = call.makers()
-    async for events in running.steps():
-        for index, of_choice in _by_choice(events).items():
-            last = of_choice[-1]
-            if last.error is not None:
-                raise last.error
-            text = "".join(event.text for event in of_choice)
-            yield index, makers[index].push(text, final=last.finish_reason is not None), of_choice
+def chat_pieces(
+    makers: Sequence[ChoiceMaker], events: Sequence[TokenEvent]
+) -> Iterator[tuple[int, Choice, list[TokenEvent]]]:
+    """What the choices say in new events: index, piece, and the events it was made of. Raises what makes one fail."""
+    for index, of_choice in by_choice(events, len(makers)).items():
+        text = "".join([event.text for event in of_choice])
+        yield index, makers[index].push(text, final=of_choice[-1].finish_reason is not None), of_choice
 
 
-async def chat_chunks(service: Service, call: ChatCall, running: AsyncRequests) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a stream."""
-    head = {
-        "id": new_id("chatcmpl"),
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": call.model,
-        "system_fingerprint": service.fingerprint,
-    }
-    no_usage = {"usage": None} if call.include_usage else {}
+class ChatStream:
+    """The chunks of a stream, an `AnswerStream`."""
 
-    def chunk(index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
-        return {**head, "choices": [choice], **no_usage}
+    def __init__(self, service: Service, call: ChatCall, running: AsyncRequests) -> None:
+        self._service, self._call, self._running = service, call, running
+        self._makers = call.makers()
+        head = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": call.model,
+            "system_fingerprint": service.fingerprint,
+        }
+        self._writer = ChunkWriter(head, call.include_usage)
 
-    for index in range(call.params.n):
-        yield chunk(index, {"role": "assistant", "content": ""})
-    num_calls = [0] * call.params.n
-    async for index, piece, of_choice in chat_pieces(call, running):
-        more: dict[str, Any] = {}
-        if not call.is_named:  # OpenAI ends an answer that is a call by name like a text
-            num_calls[index] += sum("id" in delta for delta in piece.tool_calls)
-        tokens = [e for e in of_choice if e.token_id is not None]
-        if call.top_logprobs is not None and tokens:
-            listed = [(int(e.token_id or 0), e.logprob or 0.0, e.top_logprobs or {}) for e in tokens]
-            more["logprobs"] = chat_logprobs(listed, call.top_logprobs, service.token_bytes)
-        if call.return_token_ids:
-            more["token_ids"] = [e.token_id for e in tokens]
-        if piece or more:
-            delta: dict[str, Any] = {}
-            if piece.content or not piece:
-                delta["content"] = piece.content
-            if piece.reasoning:
-                delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
-            if piece.tool_calls:
-                delta["tool_calls"] = piece.tool_calls
-            yield chunk(index, delta, **more)
-        if of_choice[-1].finish_reason is not None:
-            yield chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls[index]))
-    if call.include_usage:
-        yield {**head, "choices": [], "usage": usage(running.outputs())}
+    def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
+        return self._writer.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more})
 
+    def begin(self) -> Iterator[str]:
+        """The role of each choice."""
+        for index in range(len(self._makers)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
-def _by_choice(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
-    """Events of one step by their choice."""
-    found: dict[int, list[TokenEvent]] = {}
-    for event in events:
-        found.setdefault(event.completion, []).append(event)
-    return found
+    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+        """A chunk for each choice that has something new, and one for its end."""
+        call = self._call
+        for index, piece, of_choice in chat_pieces(self._makers, events):
+            more: dict[str, Any] = {}
+            tokens = [e for e in of_choice if e.token_id is not None]
+            if call.top_logprobs is not None and tokens:
+                listed = [(int(e.token_id or 0), e.logprob or 0.0, e.top_logprobs or {}) for e in tokens]
+                more["logprobs"] = chat_logprobs(listed, call.top_logprobs, self._service.token_bytes)
+            if call.return_token_ids:
+                more["token_ids"] = [e.token_id for e in tokens]
+            if piece or more:
+                delta: dict[str, Any] = {}
+                if piece.content or not piece:
+                    delta["content"] = piece.content
+                if piece.reasoning:
+                    delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
+                if piece.tool_calls:
+                    delta["tool_calls"] = piece.tool_calls
+                yield self._chunk(index, delta, **more)
+            if of_choice[-1].finish_reason is not None:
+                # OpenAI ends an answer that is a call by name like a text.
+                num_calls = 0 if call.is_named else self._makers[index].num_calls
+                yield self._chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls))
+
+    def end(self) -> Iterator[str]:
+        """The usage, if it was asked for."""
+        if self._call.include_usage:
+            yield self._writer.usage(usage(self._running.outputs()))
