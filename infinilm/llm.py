@@ -26,7 +26,7 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import CacheFullError, DeviceError, RequestError
+from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
@@ -35,7 +35,7 @@ from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
-from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
+from infinilm.requests.memory import MemoryPlan, allocate_cache, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
@@ -212,7 +212,7 @@ class LLM(OfThisProcess):
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
             self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
             self.max_model_len = self.memory.max_model_len
-        self._allocate_cache(self.memory)
+        allocate_cache(self._engine, self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
@@ -477,8 +477,7 @@ class LLM(OfThisProcess):
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
-        ``async with llm.asubmit(...) as running`` cancels what is unfinished. With `ends_only` there are no events but
-        the last of each sequence, which costs less.
+        ``async with llm.asubmit(...) as running`` cancels the rest. `ends_only`: no events but the last; cheaper.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
@@ -527,10 +526,8 @@ class LLM(OfThisProcess):
 
     async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
         """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        reduced = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True
-        )
-        return np.stack([pool.vector() for _, _, pool in reduced])
+        done = await areduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in done])
 
     # ---- state ----
 
@@ -562,7 +559,7 @@ class LLM(OfThisProcess):
             memory = self._divide_memory(
                 cache_config, free_bytes, self.max_model_len, longest=self.config.max_position_embeddings
             )
-            self._allocate_cache(memory)
+            allocate_cache(self._engine, memory)
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
 
@@ -597,14 +594,6 @@ class LLM(OfThisProcess):
             kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
             free_bytes=free_bytes,
         )
-
-    def _allocate_cache(self, memory: MemoryPlan) -> None:
-        try:
-            self._engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
-        except DeviceError as error:
-            raise CacheFullError(
-                f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"
-            ) from error
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
         return Scheduler(

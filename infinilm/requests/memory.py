@@ -22,7 +22,7 @@ from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.config.families import build_spec
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
-from infinilm.errors import CacheFullError, ConfigError
+from infinilm.errors import CacheFullError, ConfigError, DeviceError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
@@ -466,3 +466,11 @@ def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> s
     multiplied.
     """
     return stored if dtype == "auto" and on_cpu and stored in ("bfloat16", "float16") else computed
+
+
+def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
+    """Give an engine its KV cache. CacheFullError: there is no room for it."""
+    try:
+        engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
+    except DeviceError as error:
+        raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error
