@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,8 +41,9 @@ from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
-from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds
 
@@ -67,6 +69,7 @@ class LLM(OfThisProcess):
     quantization
         On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
         for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
+        Of a folder that `infinilm pack` made: as it was packed.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
@@ -93,7 +96,7 @@ class LLM(OfThisProcess):
         On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
-        CPU threads; default: one per core this process may use.
+        CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
         Branch, tag or commit of a hub id; default: its main branch.
     seed
@@ -104,9 +107,8 @@ class LLM(OfThisProcess):
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
-        Called inside every step, with the tokens of all requests in it. Hooks may be registered and removed at any
-        time, which empties the prefix cache. Tokens found in the prefix cache are not computed, so hooks do not see
-        them. A hook that raises fails the requests of the step.
+        Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
+        may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
         Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
     load_format
@@ -185,10 +187,6 @@ class LLM(OfThisProcess):
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
-        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer, self.generation_config)
-        self.chat_template: ChatTemplate = ChatTemplate.from_folder(
-            plan.path, chat_template, self.tokenizer.special_tokens
-        )
         spec = build_spec(
             plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
         )
@@ -199,12 +197,15 @@ class LLM(OfThisProcess):
             batch_invariant=batch_invariant,
             nccl_library="" if plan.device == "cpu" else nccl_library(),
         )
-        if load_format == "dummy":
-            self._engine.load_dummy(plan.stored_dtype, seed or 0)
-        else:
-            with Checkpoint(plan.path) as checkpoint:
-                load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
-        self._engine.finish_loading()
+        with ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
+            texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
+            if load_format == "dummy":
+                self._engine.load_dummy(plan.stored_dtype, seed or 0)
+            else:
+                with Checkpoint(plan.path) as checkpoint:
+                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
+            self._engine.finish_loading()
+        self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
@@ -222,10 +223,12 @@ class LLM(OfThisProcess):
             "sliding_window": common_window(spec.attention.sliding_window),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
             self.tokenizer,
             self.chat_template,
+            self.grammars,
             self.generation_config,
             self.max_model_len,
             seed,

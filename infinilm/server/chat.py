@@ -21,11 +21,18 @@ from infinilm.server.answers import (
     new_id,
     usage,
 )
-from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
 from infinilm.server.service import Service
+from infinilm.server.structured import (
+    answer_constraint,
+    as_prompted,
+    take_constraint,
+    take_tool_choice,
+    take_tools,
+)
 from infinilm.text.reasoning import thinks
-from infinilm.text.tool_calls import ToolCallFormat, tool_call_format
+from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, tool_call_format
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
 
@@ -41,6 +48,7 @@ class ChatCall:
     form: ToolCallFormat | None  # how calls are written; None: no tools
     has_reasoning: bool
     max_calls: int | None
+    is_named: bool  # the client named the function to call
     top_logprobs: int | None
     is_stream: bool
     include_usage: bool
@@ -62,16 +70,16 @@ class ChatCall:
         ]
 
 
-def read_chat(service: Service, values: Mapping[str, Any]) -> ChatCall:
+def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "response_format") -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
-    Raises ApiError that names the field.
+    `format_name`: what the API calls `response_format`. Raises ApiError that names the field.
     """
     llm, body = service.llm, Body(values)
     model = service.check_model(body.need("model", text))
     messages = body.need("messages", list_of(mapping))
-    tools = _take_tools(body)
-    choice = body.take("tool_choice", anything)
+    choice = take_tool_choice(body, take_tools(body))
+    constraint = take_constraint(body, format_name)
     parallel = body.take("parallel_tool_calls", boolean)
     kwargs = dict(body.take("chat_template_kwargs", mapping) or {})
     effort = body.take("reasoning_effort", one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"))
@@ -94,34 +102,46 @@ def read_chat(service: Service, values: Mapping[str, Any]) -> ChatCall:
     body.refuse("web_search_options", "this server searches nothing")
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
-    body.refuse("response_format", "structured output is not available in this version", {"type": "text"})
     body.skip("prediction")
 
-    used = [] if choice == "none" else tools
-    if choice not in (None, "none", "auto"):
-        raise ApiError(
-            "tool_choice: expected 'auto' or 'none'; a call cannot be forced in this version", param="tool_choice"
-        )
+    tools = as_prompted(choice.tools)
     prompt, ids = service.render(messages, tools or None, generate is not False, kwargs)
-    form = tool_call_format(llm.chat_template.source_text(bool(tools))) if used else None
-    if used and form is None:
-        raise ApiError(
-            f"tools: the chat template of {model} teaches no way to call them that is known here", param="tools"
-        )
+    template = llm.chat_template.source_text(bool(tools))
+    form = tool_call_format(template) if choice.allowed else None
+    if choice.allowed and form is None:
+        if not choice.is_forced:
+            raise ApiError(
+                f"tools: the chat template of {model} teaches no way to call them that is known here; a call can be "
+                "forced with tool_choice",
+                param="tools",
+            )
+        form = PLAIN_CALLS
+    constraint = answer_constraint(
+        service,
+        constraint,
+        choice,
+        form,
+        prompt,
+        has_reasoning=thinks(template),
+        several=parallel is not False and not choice.is_named,
+    )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
     if wants_logprobs:
         keywords["logprobs"] = top or 0
+    if constraint is not None:
+        keywords["constraint"] = constraint
     if form is not None and form.begin.startswith("["):
         keywords.setdefault("skip_special_tokens", False)  # the mark of a call is a special token
     return ChatCall(
         prompt=prompt,
         prompt_token_ids=ids,
         params=make_params(llm.default_sampling_params, keywords),
-        tools=used,
+        tools=choice.used,
         form=form,
-        has_reasoning=thinks(llm.chat_template.source_text(bool(tools))),
-        max_calls=1 if parallel is False else None,
+        has_reasoning=thinks(template),
+        max_calls=1 if parallel is False or choice.is_named else None,
+        is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,
         include_usage=include_usage,
@@ -152,7 +172,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
                 "index": choice.index,
                 "message": message,
                 "logprobs": logprobs,
-                "finish_reason": finish_reason(choice.finish_reason, maker.num_calls),
+                "finish_reason": finish_reason(choice.finish_reason, 0 if call.is_named else maker.num_calls),
                 **({"token_ids": list(choice.token_ids)} if call.return_token_ids else {}),
             }
         )
@@ -221,21 +241,11 @@ class ChatStream:
                     delta["tool_calls"] = piece.tool_calls
                 yield self._chunk(index, delta, **more)
             if of_choice[-1].finish_reason is not None:
-                yield self._chunk(index, {}, finish_reason(of_choice[-1].finish_reason, self._makers[index].num_calls))
+                # OpenAI ends an answer that is a call by name like a text.
+                num_calls = 0 if call.is_named else self._makers[index].num_calls
+                yield self._chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls))
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
         if self._call.include_usage:
             yield self._writer.usage(usage(self._running.outputs()))
-
-
-def _take_tools(body: Body) -> list[Mapping[str, Any]]:
-    """Tools that are functions; those of other types are for other servers, and are passed over."""
-    tools: list[Mapping[str, Any]] = []
-    for i, tool in enumerate(body.take("tools", list_of(mapping, 1024)) or []):
-        if tool.get("type", "function") != "function":
-            continue
-        function = mapping(f"tools[{i}].function", tool.get("function"))
-        text(f"tools[{i}].function.name", function.get("name"))
-        tools.append({"type": "function", "function": function})
-    return tools

@@ -14,6 +14,7 @@ from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogpro
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, mapping, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
 from infinilm.server.service import Service
+from infinilm.server.structured import take_constraint
 
 __all__ = ["CompletionCall", "CompletionStream", "read_completion", "whole_completion"]
 
@@ -62,6 +63,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
     room = service.room(longest - (1 if scores_only else 0), "prompt")
     keywords = take_sampling(body, llm.default_sampling_params, room)
+    constraint = take_constraint(body)
     body.finish()
     n = keywords.get("n", llm.default_sampling_params.n)
     if best_of not in (None, n):
@@ -72,6 +74,8 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         keywords["max_tokens"] = min(16, room)  # OpenAI's default
     if scores_only:
         keywords["max_tokens"] = 1  # not told: a request has at least one token
+    if constraint is not None and not scores_only:
+        keywords["constraint"] = constraint
     if top is not None:
         keywords["logprobs"] = top
         if echo:

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from infinilm.errors import CacheFullError, EngineDeadError
@@ -69,6 +70,7 @@ class Service:
         self.version = importlib.metadata.version("infinilm")
         self.fingerprint = f"infinilm-{self.version}"
         self._llm: LLM | None = None
+        self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         self._num_admitted = 0  # calls between admission and their last byte
         self._waiting: list[_Call] = []  # those of them whose prompts were not all computed when last looked at
         self._idle = asyncio.Event()
@@ -222,6 +224,10 @@ class Service:
     ) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
         with self.admitted(sum(map(len, prompts))) as call:
+            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
+                compile_it = self.llm.grammars.matcher
+                with bad_request(params.constraint.name):
+                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
             with bad_request():
                 started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
             async with started as running:
