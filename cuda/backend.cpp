@@ -153,7 +153,7 @@ private:
     };
     std::array<Staging, 2> staging_;  // of upload, by purpose
     Tensor load_staging_;             // uint8: of pack
-    std::byte* pinned_ = nullptr;     // [pinned_bytes]
+    std::byte* pinned_ = nullptr;  // [pinned_bytes]
 };
 
 // ---- memory ------------------------------------------------------------------------------------------------------

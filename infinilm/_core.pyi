@@ -316,6 +316,11 @@ def weight_bytes(spec: ModelSpec, dtype: str, num_ranks: int = 1) -> int:
     Bytes of the parameters as tensors of a dtype: of the rank that has most.
     """
 
+def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]:
+    """
+    Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.
+    """
+
 def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int) -> int:
     """
     Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.
@@ -435,6 +440,16 @@ class InferEngine:
     def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '') -> None:
         """
         Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.
+        """
+
+    def time_ops(self, on: bool) -> None:
+        """
+        Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: not on a CPU.
+        """
+
+    def op_times(self) -> dict[str, tuple[int, float]]:
+        """
+        By op, how often it was called and the seconds it took in all steps so far; none while time_ops is off.
         """
 
     def forward(self, batch: Batch) -> StepOutput:

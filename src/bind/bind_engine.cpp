@@ -143,6 +143,17 @@ void bind_spec(nb::module_& m) {
         nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
         "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
     m.def(
+        "param_bytes",
+        [](const ModelSpec& spec, const std::string& dtype) {
+            const Params params(spec);
+            nb::dict out;
+            for (const ParamRow& row : params.rows())
+                out[nb::str(row.name.c_str())] = params.prepared_bytes(row, dtype_from_string(dtype));
+            return out;
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::sig("def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]"),
+        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.");
+    m.def(
         "workspace_bytes",
         [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
            int64_t num_rows, int64_t num_returned_rows) {
@@ -455,6 +466,24 @@ void bind_engine(nb::module_& m) {
             },
             "num_blocks"_a, "block_size"_a, "dtype"_a = "", Release(),
             "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.")
+        .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
+             "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
+             "not on a CPU.")
+        .def(
+            "op_times",
+            [](Engine& engine) {
+                OpTimes times;
+                {
+                    const ReleaseGil release;
+                    times = engine.op_times();
+                }
+                nb::dict out;
+                for (const auto& [name, time] : times)
+                    out[nb::str(name.c_str())] = nb::make_tuple(time.calls, time.seconds);
+                return out;
+            },
+            nb::sig("def op_times(self) -> dict[str, tuple[int, float]]"),
+            "By op, how often it was called and the seconds it took in all steps so far; none while time_ops is off.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",

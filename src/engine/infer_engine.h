@@ -23,6 +23,7 @@
 #include "model/kv_cache.h"
 #include "model/late_masks.h"
 #include "model/params.h"
+#include "ops/timed_backend.h"
 
 namespace infinilm {
 
@@ -63,6 +64,10 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
+    // Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. WeightError:
+    // parameters are missing. ConfigError: see TimedBackend.
+    void time_ops(bool on);
+    OpTimes op_times();  // so far, of the steps submitted before; none while it is off
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
     // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
     // begun is ended before it samples, if at all. `masks`: batch.allowed is not complete yet, and the step waits for
@@ -88,7 +93,8 @@ private:
         std::unique_ptr<Backend> backend;
         std::unique_ptr<Communicator> communicator;
         Params params;
-        std::unique_ptr<Decoder> decoder;  // once all parameters are there
+        std::unique_ptr<TimedBackend> timed;  // null: nobody asks
+        std::unique_ptr<Decoder> decoder;     // once all parameters are there
         std::unique_ptr<StepGraphs> graphs;
         KvCache cache;
         Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
@@ -99,6 +105,7 @@ private:
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
+    void make_decoder(Rank& rank, Backend& backend);
     StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     // On the device: all of a step without masks. The ids of one with masks are still missing: see sample_masked.

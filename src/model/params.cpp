@@ -134,19 +134,21 @@ std::vector<int64_t> Params::part_shape(const ParamRow& row) const {
 
 int64_t Params::prepared_bytes(DType dtype) const {
     int64_t sum = 0;
-    for (const ParamRow& row : rows_) {
-        if (!has_part(row)) continue;
-        const std::vector<int64_t> shape = part_shape(row);
-        const Quantization quantization =
-            row.linear && shape.size() == 2 ? row.linear->quantization : Quantization::none;
-        const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-        switch (quantization) {
-            case Quantization::none: sum += elements * size_bytes(dtype); break;
-            case Quantization::int8: sum += elements + 4 * shape[0]; break;
-            case Quantization::int4: sum += elements / 2 + elements / 16; break;
-        }
-    }
+    for (const ParamRow& row : rows_) sum += prepared_bytes(row, dtype);
     return sum;
+}
+
+int64_t Params::prepared_bytes(const ParamRow& row, DType dtype) const {
+    if (!has_part(row)) return 0;
+    const std::vector<int64_t> shape = part_shape(row);
+    const Quantization quantization = row.linear && shape.size() == 2 ? row.linear->quantization : Quantization::none;
+    const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    switch (quantization) {
+        case Quantization::none: break;
+        case Quantization::int8: return elements + 4 * shape[0];
+        case Quantization::int4: return elements / 2 + elements / 16;
+    }
+    return elements * size_bytes(dtype);
 }
 
 Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {

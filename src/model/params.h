@@ -101,6 +101,7 @@ public:
     int64_t bytes() const { return bytes_; }  // of the loaded parts
     // Of the rank's weights once they are prepared, where tensors are stored as dtype.
     int64_t prepared_bytes(DType dtype) const;
+    int64_t prepared_bytes(const ParamRow& row, DType dtype) const;
     void clear();  // lets go of every tensor
 
 private:
