@@ -32,6 +32,7 @@ BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
     *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
     ROOT / "src/core/tensor.cpp",
+    ROOT / "src/ops/backend_defaults.cpp",
 )
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine
 H2D, D2H = 1, 2
