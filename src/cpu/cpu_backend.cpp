@@ -191,7 +191,7 @@ void CpuBackend::linear(const LinearParams& p) {
                     .out_features = weight.out_features,
                     .pairs = pairs,
                     .silu_mul = pairs && !p.gate_up_apart,
-                    .multiply_bf16 = compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16 &&
+                    .multiply_bf16 = compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() &&
                                      weight.packed().format == Format::bf16,
                     .bias = weight.bias(),
                     .residual = p.residual ? p.residual.as<const float>() : nullptr,
@@ -201,11 +201,12 @@ void CpuBackend::linear(const LinearParams& p) {
                     .scratch = nullptr,
                     .shared_scratch = nullptr};
     if (args.num_tokens == 0 || weight.out_features == 0) return;
-    args.scratch = worker_scratch(kernels_.linear_scratch_bytes(args));
-    const size_t shared_bytes = kernels_.linear_shared_scratch_bytes(args);
+    const LinearKernels& kernels = kernels_.linear(args);
+    args.scratch = worker_scratch(kernels.scratch_bytes(args));
+    const size_t shared_bytes = kernels.shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
-    if (shared_bytes > 0) run(kernels_.linear_pack_x, args, args.num_tokens * weight.in_features);
-    run(kernels_.linear, args, args.num_tokens * weight.in_features * weight.out_features);
+    if (shared_bytes > 0) run(kernels.pack_x, args, args.num_tokens * weight.in_features);
+    run(kernels.multiply, args, args.num_tokens * weight.in_features * weight.out_features);
 }
 
 void CpuBackend::embedding(const EmbeddingParams& p) {
@@ -348,7 +349,7 @@ void CpuBackend::sum_parts(const SumPartsParams& p) {
 
 ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
     const Kernels& kernels = select_kernels(options.isa);
-    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
+    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
     AttentionArgs attention{};
     attention.num_heads = calls.num_heads;
     attention.num_kv_heads = calls.num_kv_heads;
@@ -361,8 +362,9 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
         linear.weight.in_features = in_features;
         linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
         linear.multiply_bf16 = multiply_bf16;
-        of_a_thread = std::max(of_a_thread, kernels.linear_scratch_bytes(linear));
-        shared = std::max(shared, kernels.linear_shared_scratch_bytes(linear));
+        const LinearKernels& of_linear = kernels.linear(linear);
+        of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
+        shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
     }
     return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }
