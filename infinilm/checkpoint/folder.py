@@ -469,10 +469,10 @@ def load_weights(
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
-    Headers are compared with `engine.param_shapes()` before a byte of data is read. A tensor is used in place
+    Headers are compared with `engine.param_shapes()` before a byte of data is read. A matrix is used in place
     (no copy) when it is stored in the compute dtype, or when the compute dtype is float32 and it is stored in
     16 bits; otherwise it is converted to the compute dtype, to nearest, ties to even, and its pages of the
-    file are released. Packed linears are tensors of the file like the others, always used in place.
+    file are released. Vectors are copied. Packed linears are used in place, always.
 
     Parameters
     ----------
@@ -512,6 +512,8 @@ def load_weights(
         for info in infos:
             array = checkpoint.array(info.name)
             if info.name in packed_dtypes or is_used_in_place(info.dtype, dtype):
+                if len(info.shape) == 1:  # small, and read in every step, also when the file is not what it was
+                    array = array.copy()
                 for name in engine.load_param(info.name, make(_own(array), dtype=info.dtype)) or ():
                     checkpoint.release(name)  # packed: not read again
             else:
