@@ -20,9 +20,10 @@ int threads_of_rank(const EngineOptions& options, int rank) {
     return std::max(1, total * (rank + 1) / size - total * rank / size);
 }
 
-// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its cache and scratch near (NUMA
-// nodes; weights are pages of files, wherever these were read first), but of few it cannot give one to another process,
-// so that bound ranks are slower on a machine that others use, too (tests/bench/tensor_parallel.py).
+// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its weights, cache and scratch near
+// (NUMA nodes; those of a packed folder are pages of its files, wherever these were read first), but of few it cannot
+// give one to another process, so that bound ranks are slower on a machine that others use, too
+// (tests/bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
     const int size = static_cast<int>(options.devices.size());
