@@ -410,7 +410,7 @@ void CudaBackend::linear(const LinearParams& p) {
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     const PackedWeight& weight = packed(p.weight);
     const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0)) && p.x.numel() > 0 && !rope.q_norm &&
-                       rope.cos_sin.shape(1) == rope.head_dim;
+                       rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);
@@ -446,7 +446,7 @@ RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
             .num_heads = p.num_heads,
             .num_kv_heads = p.num_kv_heads,
             .head_dim = p.head_dim,
-            .rotary_dim = count(p.cos_sin.shape(1)),
+            .rotary_dim = p.cos_sin ? count(p.cos_sin.shape(1)) : 0,
             .block_size = count(p.k_cache.shape(2)),
             .eps = p.eps};
 }

@@ -144,10 +144,10 @@ cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 // Where keys and values go, and how q and k are turned first.
 struct RopeStoreArgs {
-    const float* cos_sin;         // [num_tokens, rotary_dim]
+    const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     const float* q_norm;          // [head_dim] or null, with k_norm
     const float* k_norm;          // [head_dim] or null
-    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing
+    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
     void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim] T
     void* v_cache;                // the same
     int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;

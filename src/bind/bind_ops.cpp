@@ -211,16 +211,16 @@ void bind_ops(nb::module_& m) {
             "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
         .def(
             "qk_norm_rope_store_kv",
-            [](SharedBackend& shared, const Tensor& qkv, const Tensor& cos_sin, const OptionalTensor& q_norm,
-               const OptionalTensor& k_norm, const Tensor& slot_mapping, const Tensor& k_cache, const Tensor& v_cache,
-               int num_heads, int num_kv_heads, int head_dim, float eps) {
+            [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
+               const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
+               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
-                                               .cos_sin = cos_sin,
+                                               .cos_sin = optional_view(cos_sin),
                                                .q_norm = optional_view(q_norm),
                                                .k_norm = optional_view(k_norm),
-                                               .slot_mapping = slot_mapping,
+                                               .slot_mapping = optional_view(slot_mapping),
                                                .k_cache = output(op, "k_cache", k_cache),
                                                .v_cache = output(op, "v_cache", v_cache),
                                                .num_heads = num_heads,
@@ -228,8 +228,8 @@ void bind_ops(nb::module_& m) {
                                                .head_dim = head_dim,
                                                .eps = eps});
             },
-            "qkv"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a, "k_cache"_a, "v_cache"_a,
-            "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
+            "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
+            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
         .def(
             "paged_attention",
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,

@@ -259,7 +259,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
                              .cos_sin = p.cos_sin.as<const float>(),
-                             .rotary_dim = p.cos_sin.shape(1),
+                             .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
                              .norm_element = element(p.q_norm.dtype()),

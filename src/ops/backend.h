@@ -84,14 +84,14 @@ struct RopeTableParams {
     TensorView cos_sin;      // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 
-// Per head of q and k: optional RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place
-// in qkv; then k and v go to the cache at slot_mapping.
+// Per head of q and k: RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place in qkv;
+// then k and v go to the cache at slot_mapping. Each of the three is left out where its tensors are absent.
 struct RopeStoreParams {
     TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
-    TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim
+    TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
     TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
     TensorView k_norm;        // [head_dim], present exactly when q_norm is
-    TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1 to store nothing
+    TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
     TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     int num_heads, num_kv_heads, head_dim;

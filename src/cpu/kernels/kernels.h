@@ -82,11 +82,11 @@ struct NormArgs {
 struct RopeStoreArgs {
     float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     int64_t qkv_stride;
-    const float* cos_sin;  // [num_tokens, rotary_dim]
+    const float* cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     int64_t rotary_dim;
     const void *q_norm, *k_norm;  // [head_dim] or null
     Element norm_element;
-    const int64_t* slot_mapping;  // [num_tokens]
+    const int64_t* slot_mapping;  // [num_tokens] or null
     void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
     Element cache_element;
     int64_t num_tokens, block_size;
