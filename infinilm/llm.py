@@ -219,7 +219,7 @@ class LLM(OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "sliding_window": common_window(spec.attention.sliding_window),
+            "sliding_window": common_window([layer.sliding_window for layer in spec.layers]),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         self._requests = RequestMaker(

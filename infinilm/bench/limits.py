@@ -178,7 +178,7 @@ def count_work(llm: LLM) -> Work:
         lm_head_elements=matrices.get("lm_head.weight", embedding),
         weight_bytes=round(llm.memory.weight_bytes - unread * element_bytes),
         kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // spec.num_layers,
-        sliding_window=tuple(spec.attention.sliding_window),
+        sliding_window=tuple(layer.sliding_window for layer in spec.layers),
     )
 
 

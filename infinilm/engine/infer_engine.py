@@ -139,7 +139,7 @@ class InferEngine(OfThisProcess):
         if quantization is not None and kind != "cpu":
             raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device_type='cpu'")
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
-        windows = spec.attention.sliding_window
+        windows = [layer.sliding_window for layer in spec.layers]
         self._sliding_window = 0 if 0 in windows else max(windows)
         self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
         layout = self._layout(cache_config)

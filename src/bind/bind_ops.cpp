@@ -155,17 +155,20 @@ void bind_ops(nb::module_& m) {
         .def(
             "embedding",
             [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,
-               std::optional<int> first_id, const std::string& quantization) {
+               std::optional<int> first_id, const std::string& quantization, float multiplier) {
                 const InUse b(shared);
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
                 const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain, 0,
                                                           quantization_from_string(quantization));
-                ops::embedding(
-                    b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out), .first_id = first_id});
+                ops::embedding(b, {.ids = ids,
+                                   .table = *prepared,
+                                   .out = output("embedding", "out", out),
+                                   .first_id = first_id,
+                                   .multiplier = multiplier});
             },
-            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", Release(),
-            "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
+            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", "multiplier"_a = 1.0f,
+            Release(), "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
@@ -175,16 +178,17 @@ void bind_ops(nb::module_& m) {
             "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
         .def(
             "add_rms_norm",
-            [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& out,
-               float eps) {
+            [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
+               const Tensor& out, float eps, float multiplier) {
                 const InUse b(shared);
                 ops::add_rms_norm(b, {.x = x,
                                       .residual = output("add_rms_norm", "residual", residual),
-                                      .weight = weight,
+                                      .weight = optional_view(weight),
                                       .out = output("add_rms_norm", "out", out),
-                                      .eps = eps});
+                                      .eps = eps,
+                                      .multiplier = multiplier});
             },
-            "x"_a, "residual"_a, "weight"_a, "out"_a, "eps"_a, Release())
+            "x"_a, "residual"_a, "weight"_a.none(), "out"_a, "eps"_a, "multiplier"_a = 1.0f, Release())
         .def(
             "linear",
             [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out,

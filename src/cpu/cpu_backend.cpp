@@ -146,6 +146,7 @@ Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
                                  .table = weight.packed(),
                                  .first_id = 0,
                                  .num_rows = weight.packed().num_panels * panel_outputs,
+                                 .multiplier = 1,
                                  .num_tokens = 1,
                                  .out = values.data(),
                                  .out_stride = n};
@@ -207,6 +208,7 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
                              .table = table.packed(),
                              .first_id = p.first_id.value_or(0),
                              .num_rows = table.out_features,
+                             .multiplier = p.multiplier,
                              .num_tokens = p.ids.shape(0),
                              .out = p.out.as<float>(),
                              .out_stride = p.out.stride(0)};
@@ -220,6 +222,7 @@ static NormArgs norm_args(const Params& p) {
             .x_stride = p.x.stride(0),
             .residual = nullptr,
             .residual_stride = 0,
+            .multiplier = 1,
             .weight = p.weight.data(),
             .element = element(p.weight.dtype()),
             .out = p.out.template as<float>(),
@@ -235,6 +238,7 @@ void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
     NormArgs args = norm_args(p);
     args.residual = p.residual.as<float>();
     args.residual_stride = p.residual.stride(0);
+    args.multiplier = p.multiplier;
     run_norm(args);
 }
 

@@ -25,19 +25,23 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& ba
       backend_(backend),
       communicator_(communicator),
       logits_(spec, weights, backend, communicator) {
-    const int64_t half = static_cast<int64_t>(spec.rope.inv_freq.size());
-    inv_freq_ = backend.allocate(DType::float32, std::array{half});
-    backend.copy(TensorView(const_cast<float*>(spec.rope.inv_freq.data()), DType::float32, {half}), inv_freq_);
+    for (const RopeSpec& rope : spec.ropes) {
+        const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
+        inv_freq_.push_back(backend.allocate(DType::float32, std::array{half}));
+        backend.copy(TensorView(const_cast<float*>(rope.inv_freq.data()), DType::float32, {half}), inv_freq_.back());
+    }
 }
 
 std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const ModelSpec& spec, DType activation) {
+    int64_t rotary_dims = 0;
+    for (const RopeSpec& rope : spec.ropes) rotary_dims += 2 * static_cast<int64_t>(rope.inv_freq.size());
     return {{&Workspace::x, 1, spec.hidden_size, activation},
             {&Workspace::normed, 1, spec.hidden_size, activation},
             {&Workspace::last, 1, spec.hidden_size, activation},
             {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
             {&Workspace::attn, 1, spec.q_dim(), activation},
             {&Workspace::inner, 1, spec.mlp.intermediate_size, activation},
-            {&Workspace::cos_sin, 1, 2 * static_cast<int64_t>(spec.rope.inv_freq.size()), DType::float32}};
+            {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
 }
 
 int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens) {
@@ -67,16 +71,24 @@ Decoder::Activations Decoder::activations(int64_t num_tokens) const {
             .qkv = qkv,
             .q = TensorView(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device()),
             .attn = rows(work_.attn),
-            .inner = rows(work_.inner),
-            .cos_sin = rows(work_.cos_sin)};
+            .inner = rows(work_.inner)};
+}
+
+TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
+    float* table = work_.cos_sin.as<float>();  // the tables of all ropes, one behind the other
+    for (int before = 0; before < rope; ++before)
+        table += 2 * num_tokens * inv_freq_[static_cast<size_t>(before)].numel();
+    return {table, DType::float32, {num_tokens, 2 * inv_freq_[static_cast<size_t>(rope)].numel()}, backend_.device()};
 }
 
 RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     const LayerWeights& w = weights_.layers[layer];
+    const int rope = spec_.layers[static_cast<size_t>(layer)].rope;
+    const bool wide = spec_.attention.qk_norm == QkNorm::all;  // done before
     return {.qkv = s.a.qkv,
-            .cos_sin = s.a.cos_sin,
-            .q_norm = w.q_norm.prepared,
-            .k_norm = w.k_norm.prepared,
+            .cos_sin = rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), rope),
+            .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
+            .k_norm = wide ? TensorView() : TensorView(w.k_norm.prepared),
             .slot_mapping = s.batch.slot_mapping,
             .k_cache = s.cache.k(layer),
             .v_cache = s.cache.v(layer),
@@ -91,29 +103,36 @@ template <class Tap>
 void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
     const bool last = layer + 1 == spec_.num_layers;
+    const VectorWeights& after = last ? weights_.norm : weights_.layers[layer + 1].attention_norm;
     begin_attention(s.batch, layer);
     project_qkv(s, tap, layer);
     attend(s, tap, layer);
     add_branch(s, tap, layer,
                {.x = s.a.attn,
                 .weight = w.o_proj,
-                .next_norm = w.post_attention_layernorm,
+                .post_norm = w.attention_post_norm,
+                .next_norm = w.mlp_norm,
                 .branch_site = Site::o_proj,
+                .norm_site = Site::post_attention_layernorm,
                 .sum_site = Site::attention_residual});
     begin_mlp(s.batch, layer);
     project_gate_up(s, tap, layer);
     add_branch(s, tap, layer,
                {.x = s.a.inner,
                 .weight = w.down_proj,
-                .next_norm = last ? weights_.norm : weights_.layers[layer + 1].input_layernorm,
+                .post_norm = w.mlp_post_norm,
+                .next_norm = after,
                 .branch_site = Site::down_proj,
+                .norm_site = Site::post_feedforward_layernorm,
                 .sum_site = Site::residual});
 }
 
-// The norm at the beginning of a sublayer is left to its first linear, is there already, or, for hooks, is done here.
+// The norm at the beginning of a sublayer, if it has one, is left to its first linear, is there already, or, for hooks,
+// is done here.
 template <class Tap>
 Decoder::Input Decoder::normed_input(const Step& s, const Tap& tap, int layer, const VectorWeights& norm, Site site) {
     const float eps = spec_.rms_norm_eps;
+    if (!norm.prepared) return {.x = s.a.x, .norm = {}};
     if constexpr (Tap::active) {
         ops::rms_norm(backend_, {.x = s.a.x, .weight = norm.prepared, .out = s.a.normed, .eps = eps});
         tap_common(tap, site, layer, s.a.normed, Tensor(s.a.normed, work_.normed.owner));
@@ -127,37 +146,47 @@ Decoder::Input Decoder::normed_input(const Step& s, const Tap& tap, int layer, c
 template <class Tap>
 void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
-    const auto [x, norm] = normed_input(s, tap, layer, w.input_layernorm, Site::input_layernorm);
+    const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
     const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = s.a.qkv};
     const RopeStoreParams params = rope_store(s, layer);
-    if constexpr (!Tap::active) return ops::linear_rope_store_kv(backend_, linear, params);
+    const bool wide = spec_.attention.qk_norm == QkNorm::all;
+    if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
 
-    auto heads = [&](Site site, int first, int count) {  // of qkv
-        const int64_t head_dim = spec_.attention.head_dim, shape[] = {x.shape(0), count, head_dim};
-        const int64_t strides[] = {s.a.qkv.stride(0), head_dim, 1};
+    const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
+    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
+    auto tap_heads = [&](Site site, int first, int count) {  // of qkv
+        const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
         std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());
         tap_own(tap, site, layer, TensorView(data, s.a.qkv.dtype(), shape, strides, s.a.qkv.device()), s.a.qkv,
                 work_.qkv);
     };
-    const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
-    auto q_and_k = [&](Site q, Site k) {
-        heads(q, 0, num_heads);
-        heads(k, num_heads, num_kv_heads);
+    auto tap_q_and_k = [&](Site q, Site k) {
+        tap_heads(q, 0, num_heads);
+        tap_heads(k, num_heads, num_kv_heads);
+    };
+    auto norm_all_heads = [&](const VectorWeights& weight, int64_t begin, int64_t end) {
+        const TensorView part = s.a.qkv.slice(1, begin, end);
+        ops::rms_norm(backend_, {.x = part, .weight = weight.prepared, .out = part, .eps = spec_.rms_norm_eps});
     };
     ops::linear(backend_, linear);
-    q_and_k(Site::q_proj, Site::k_proj);
-    heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
+    tap_q_and_k(Site::q_proj, Site::k_proj);
+    tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
+    if (wide) {
+        norm_all_heads(w.q_norm, 0, q_dim);
+        norm_all_heads(w.k_norm, q_dim, q_dim + kv_dim);
+        if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
+    }
     // One op norms, turns and stores; here it does one after the other.
     RopeStoreParams part = params;
     if (params.q_norm) {
         part.cos_sin = part.slot_mapping = {};
         ops::qk_norm_rope_store_kv(backend_, part);
-        q_and_k(Site::q_norm, Site::k_norm);
     }
+    if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
     part = params;
     part.q_norm = part.k_norm = part.slot_mapping = {};
     ops::qk_norm_rope_store_kv(backend_, part);
-    q_and_k(Site::q_rope, Site::k_rope);
+    tap_q_and_k(Site::q_rope, Site::k_rope);
     part.cos_sin = {};
     part.slot_mapping = params.slot_mapping;
     ops::qk_norm_rope_store_kv(backend_, part);
@@ -174,7 +203,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
                                     .softmax_scale = spec_.attention.softmax_scale,
-                                    .sliding_window = spec_.attention.sliding_window[layer],
+                                    .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,
                                     .max_query_len = s.batch.max_query_len,
                                     .max_context_len = s.batch.max_context_len});
     if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, s.a.attn, work_.attn);
@@ -184,7 +213,8 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
 template <class Tap>
 void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
-    const auto [x, norm] = normed_input(s, tap, layer, w.post_attention_layernorm, Site::post_attention_layernorm);
+    const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
+    const auto [x, norm] = normed_input(s, tap, layer, w.mlp_norm, site);
     LinearParams linear{.x = x, .weight = *w.gate_up_proj.prepared, .norm = norm, .residual = {}, .out = s.a.inner};
     if constexpr (!Tap::active) return ops::linear(backend_, linear);
 
@@ -203,6 +233,7 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
 template <class Tap>
 void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch& b) {
     const TensorView x = s.a.x, branch = Tap::active ? taps_.branch.slice(0, 0, x.shape(0)) : s.a.normed;
+    const Tensor branch_owner(branch, Tap::active ? taps_.branch.owner : nullptr);
     LinearParams linear{.x = b.x, .weight = *b.weight.prepared, .norm = {}, .residual = {}, .out = branch};
     if (!Tap::active && !normed_ahead()) {
         linear.residual = linear.out = x;
@@ -210,11 +241,21 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
     }
     ops::linear(backend_, linear);
     // With hooks the norm that comes with the sum is made again after them, see normed_input.
-    const AddRmsNormParams sum{
-        .x = branch, .residual = x, .weight = b.next_norm.prepared, .out = branch, .eps = spec_.rms_norm_eps};
-    if constexpr (!Tap::active) return communicator_.all_reduce_add_rms_norm(backend_, sum);
+    AddRmsNormParams sum{.x = branch,
+                         .residual = x,
+                         .weight = b.next_norm.prepared,
+                         .out = branch,
+                         .eps = spec_.rms_norm_eps,
+                         .multiplier = spec_.residual_multiplier};
+    if (!Tap::active && !b.post_norm.prepared && sum.multiplier == 1)
+        return communicator_.all_reduce_add_rms_norm(backend_, sum);
     if (num_ranks() > 1) communicator_.all_reduce(branch);
-    tap_common(tap, b.branch_site, layer, branch, Tensor(branch, taps_.branch.owner));
+    tap_common(tap, b.branch_site, layer, branch, branch_owner);
+    if (b.post_norm.prepared) {
+        ops::rms_norm(backend_, {.x = branch, .weight = b.post_norm.prepared, .out = branch, .eps = sum.eps});
+        tap_common(tap, b.norm_site, layer, branch, branch_owner);
+    }
+    if (!spec_.pre_norms) sum.weight = {};  // the next sublayer reads the sum
     ops::add_rms_norm(backend_, sum);
     tap_common(tap, b.sum_site, layer, x, Tensor(x, work_.x.owner));
 }
@@ -234,7 +275,10 @@ void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView&
 }
 
 void Decoder::embed(const Batch& batch, const TensorView& x) {
-    EmbeddingParams params{.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = x};
+    EmbeddingParams params{.ids = batch.input_ids,
+                           .table = *weights_.embed_tokens.prepared,
+                           .out = x,
+                           .multiplier = spec_.embedding_multiplier};
     if (num_ranks() > 1)
         params.first_id =
             static_cast<int32_t>(vocab_of(spec_.vocab_size, {communicator_.rank(), communicator_.size()}).begin);
@@ -249,14 +293,15 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     if constexpr (Tap::active) reserve_taps(num_tokens);
     const Step s{.a = activations(num_tokens), .batch = batch, .cache = cache};
     embed(batch, s.a.x);
-    ops::rope_table(backend_, {.positions = batch.positions,
-                               .inv_freq = inv_freq_,
-                               .attention_factor = spec_.rope.attention_factor,
-                               .cos_sin = s.a.cos_sin});
+    for (size_t rope = 0; rope < inv_freq_.size(); ++rope)
+        ops::rope_table(backend_, {.positions = batch.positions,
+                                   .inv_freq = inv_freq_[rope],
+                                   .attention_factor = spec_.ropes[rope].attention_factor,
+                                   .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
     tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
-    if (!Tap::active && normed_ahead())  // what the first layer finds there, as each later one does
+    if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does
         ops::rms_norm(backend_, {.x = s.a.x,
-                                 .weight = weights_.layers[0].input_layernorm.prepared,
+                                 .weight = weights_.layers[0].attention_norm.prepared,
                                  .out = s.a.normed,
                                  .eps = spec_.rms_norm_eps});
     for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(s, tap, layer);

@@ -39,7 +39,7 @@ private:
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         Tensor attn;             // [num_tokens, num_heads * head_dim]
         Tensor inner;            // [num_tokens, intermediate_size]
-        Tensor cos_sin;          // [num_tokens, rotary_dim] float32
+        Tensor cos_sin;          // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
     };
     static std::vector<BufferShape<Workspace>> workspace_shapes(const ModelSpec& spec, DType activation);
     // What only a forward pass with hooks needs.
@@ -50,7 +50,7 @@ private:
     };
     // The activations of one step: the first rows of the workspace.
     struct Activations {
-        TensorView x, normed, qkv, q, attn, inner, cos_sin;  // q: [num_tokens, num_heads, head_dim], a part of qkv
+        TensorView x, normed, qkv, q, attn, inner;  // q: [num_tokens, num_heads, head_dim], a part of qkv
     };
     struct Step {
         Activations a;
@@ -66,15 +66,17 @@ private:
     struct Branch {
         TensorView x;
         const LinearWeights& weight;
+        const VectorWeights& post_norm;  // of the linear's result, if the model has it
         const VectorWeights& next_norm;  // that the next sublayer begins with
-        Site branch_site, sum_site;
+        Site branch_site, norm_site, sum_site;
     };
     int num_ranks() const { return communicator_.size(); }
     // Whether a sublayer ends with the norm of the next. Else the sum is part of its last linear, the norm of the next
     // one's first.
-    bool normed_ahead() const { return num_ranks() > 1; }
+    bool normed_ahead() const { return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1; }
     void reserve_taps(int64_t num_tokens);
     Activations activations(int64_t num_tokens) const;
+    TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
     RopeStoreParams rope_store(const Step& s, int layer) const;
     void embed(const Batch& batch, const TensorView& x);
     template <class Tap>
@@ -101,7 +103,7 @@ private:
     const ModelWeights& weights_;
     Backend& backend_;
     Communicator& communicator_;
-    Tensor inv_freq_;  // [rotary_dim / 2] float32
+    std::vector<Tensor> inv_freq_;  // of each rope: [rotary_dim / 2] float32
     Workspace work_;
     TapWorkspace taps_;
     Logits logits_;

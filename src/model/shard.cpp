@@ -35,6 +35,9 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
                                  model.mlp.intermediate_size, "; sizes that do: ", fitting_sizes(model)));
     if (shard.rank < 0 || shard.rank >= shard.size)
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
+    if (shard.size > 1 && model.attention.qk_norm == QkNorm::all)
+        throw ConfigError(
+            "tensor parallelism does not fit a model that norms all heads of q, or of k, together: use one rank");
     ModelSpec local = model;
     local.attention.num_heads = model.attention.num_heads / shard.size;
     local.attention.num_kv_heads = local.attention.num_heads / local_group(model.attention, shard);

@@ -41,6 +41,7 @@ struct EmbeddingParams {
     TensorView out;               // [num_tokens, hidden_size] activation
     // The table is a rank's part of a larger one: the rows of the ids first_id, first_id + 1, ..; other ids give zeros.
     std::optional<int32_t> first_id = {};
+    float multiplier = 1;  // of the rows
 };
 
 struct RmsNormParams {
@@ -50,13 +51,14 @@ struct RmsNormParams {
     float eps;
 };
 
-// residual += x; out = rms_norm(residual)
+// residual += multiplier * x; out = rms_norm(residual)
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
-    TensorView weight;    // [hidden_size] prepared by prepare_vector
-    TensorView out;       // [num_tokens, hidden_size] activation; may be x
+    TensorView weight;    // [hidden_size] prepared by prepare_vector, or absent: nothing is normed
+    TensorView out;       // [num_tokens, hidden_size] activation; may be x; not written without weight
     float eps;
+    float multiplier = 1;
 };
 
 // RMSNorm as the first thing a linear does: the same bits as rms_norm, then linear.

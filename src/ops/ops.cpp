@@ -72,7 +72,7 @@ void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     OpCheck check("add_rms_norm", backend);
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
-    check.tensor("weight", p.weight, {"hidden_size"});
+    if (p.weight) check.tensor("weight", p.weight, {"hidden_size"});
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
 }
 

@@ -71,7 +71,8 @@ struct NormArgs {
     int64_t x_stride;
     float* residual;  // [num_tokens, hidden_size] updated in place, or null
     int64_t residual_stride;
-    const void* weight;  // [hidden_size]
+    float multiplier;    // of x where it is added to the residual
+    const void* weight;  // [hidden_size] or null: nothing is normed
     Element element;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;
@@ -118,6 +119,7 @@ struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
     PackedWeight table;  // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
     int64_t first_id, num_rows;
+    float multiplier;
     int64_t num_tokens;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;
