@@ -142,8 +142,8 @@ def test_windows(model_type, values, windows):
 
 
 def test_only_qwen3_normalises_q_and_k():
-    assert {family.model_type for family in FAMILIES.values() if family.qk_norm} == {"qwen3"}
-    assert facts("qwen3").qk_norm and not facts("qwen2").qk_norm
+    assert {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"} == {"qwen3"}
+    assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
 def test_head_dim_defaults():

@@ -68,7 +68,7 @@ WRONG = {
     "no bias of q, k, v": (lambda f: {"qkv_bias": False}, ("llama-biases", "qwen2", "qwen3-layer-types")),
     "no bias of o": (lambda f: {"out_bias": False}, ("llama-biases", "qwen3-layer-types")),
     "no bias in the MLP": (lambda f: {"mlp_bias": False}, ("llama-biases",)),
-    "no norm of q and k": (lambda f: {"qk_norm": False}, ("qwen3", "qwen3-layer-types")),
+    "no norm of q and k": (lambda f: {"qk_norm": "none"}, ("qwen3", "qwen3-layer-types")),
     "attention factor 1": (
         lambda f: {"attention_factor": 1.0},
         ("llama-yarn-rope", "llama-longrope-short", "llama-longrope-long"),
