@@ -26,10 +26,9 @@ constexpr int kInverseBytes = 512;  // 1 / rms of each token; behind it the ring
 constexpr int shared_bytes(int token_tiles, bool norm, int stages) {
     return kInverseBytes + kSlices * stages * stage_bytes(token_tiles, norm);
 }
-// Blocks an SM should hold, by the registers of the sums and of the loads in flight.
-constexpr int blocks_per_sm(int token_tiles, int rows) {
-    return token_tiles == 1 ? 3 : token_tiles * rows <= 8 ? 2 : 1;
-}
+// Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas
+// before 12.9 spills.
+constexpr int blocks_per_sm(int token_tiles, int rows) { return token_tiles * rows <= 8 ? 2 : 1; }
 
 // The columns of x of one warp's slice, in stages of shared memory that only this warp touches.
 template <class T, int NT, bool kNorm>
@@ -302,7 +301,7 @@ cudaError_t run(const LinearArgs& args, const Device& device, cudaStream_t strea
     LaunchConfig config{dim3(static_cast<unsigned>(min(groups, blocks * device.sms))), dim3(kThreads)};
     config.smem_bytes = static_cast<size_t>(shared_bytes(NT, kNorm, stages));
     config.stream = stream;
-    return launch(linear_decode_kernel<T, NT, R, kNorm>, config, args, stages);
+    return launch<linear_decode_kernel<T, NT, R, kNorm>>(config, args, stages);
 }
 
 // Chooses R: rows of weights read, more if groups are too few for the SMs, and rows of x, read once by each group.

@@ -156,7 +156,7 @@ static cudaError_t launch_prefill(const LinearArgs& args, cudaStream_t stream) {
     const int token_blocks = ceil_div(args.num_tokens, kTokens);
     const LaunchConfig config{dim3(static_cast<unsigned>(row_blocks(args.weight) * token_blocks)),
                               dim3(kPrefillThreads), TileShape<kTokens>::kSmemBytes, stream};
-    return launch(linear_prefill_kernel<T, kTokens>, config, args, token_blocks);
+    return launch<linear_prefill_kernel<T, kTokens>>(config, args, token_blocks);
 }
 
 cudaError_t linear_prefill(const LinearArgs& args, cudaStream_t stream) {

@@ -73,7 +73,9 @@ __device__ __forceinline__ void produce(const PackedWeight& w, const TensorMap& 
 template <class T, int kTokens>
 __device__ __forceinline__ void consume(const StageRing& ring, int row_tile, int steps, unsigned& fill,
                                         float (&totals)[1][kTokens / 8][4]) {
-    float sums[kTokens / 2];
+    // The zeros are never added to anything, but ptxas before 12.9 lets no wgmma overlap another one where registers of
+    // the accumulator may be undefined.
+    float sums[kTokens / 2] = {};
     uint32_t a[kBoxSteps][4];  // by step, so that a wgmma in flight keeps its own
     auto load = [&](int step) {
         const int place = (row_tile * kBoxSteps + step) * 512 + static_cast<int>(lane_id()) * 16;
@@ -165,7 +167,7 @@ static cudaError_t launch_sm90(const LinearArgs& args, int num_sms, cudaStream_t
     const int token_blocks = ceil_div(args.num_tokens, kTokens), tiles = row_blocks(w) * token_blocks;
     const LaunchConfig config{dim3(static_cast<unsigned>(tiles < num_sms ? tiles : num_sms)), dim3(kHopperThreads),
                               HopperShape<kTokens>::kSmemBytes, stream};
-    return launch(linear_sm90_kernel<T, kTokens>, config, args, map, token_blocks);
+    return launch<linear_sm90_kernel<T, kTokens>>(config, args, map, token_blocks);
 }
 
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {

@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +26,7 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import CacheFullError, DeviceError, RequestError
+from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
@@ -34,14 +35,15 @@ from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
-from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
+from infinilm.requests.memory import MemoryPlan, allocate_cache, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import reduce_prompts
+from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
-from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds
 
@@ -67,6 +69,7 @@ class LLM(OfThisProcess):
     quantization
         On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
         for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
+        Of a folder that `infinilm pack` made: as it was packed.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
@@ -93,7 +96,7 @@ class LLM(OfThisProcess):
         On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
-        CPU threads; default: one per core this process may use.
+        CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
         Branch, tag or commit of a hub id; default: its main branch.
     seed
@@ -104,9 +107,8 @@ class LLM(OfThisProcess):
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
-        Called inside every step, with the tokens of all requests in it. Hooks may be registered and removed at any
-        time, which empties the prefix cache. Tokens found in the prefix cache are not computed, so hooks do not see
-        them. A hook that raises fails the requests of the step.
+        Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
+        may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
         Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
     load_format
@@ -185,10 +187,6 @@ class LLM(OfThisProcess):
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
-        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer, self.generation_config)
-        self.chat_template: ChatTemplate = ChatTemplate.from_folder(
-            plan.path, chat_template, self.tokenizer.special_tokens
-        )
         spec = build_spec(
             plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
         )
@@ -199,19 +197,22 @@ class LLM(OfThisProcess):
             batch_invariant=batch_invariant,
             nccl_library="" if plan.device == "cpu" else nccl_library(),
         )
-        if load_format == "dummy":
-            self._engine.load_dummy(plan.stored_dtype, seed or 0)
-        else:
-            with Checkpoint(plan.path) as checkpoint:
-                load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
-        self._engine.finish_loading()
+        with ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
+            texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
+            if load_format == "dummy":
+                self._engine.load_dummy(plan.stored_dtype, seed or 0)
+            else:
+                with Checkpoint(plan.path) as checkpoint:
+                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
+            self._engine.finish_loading()
+        self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
             self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
             self.max_model_len = self.memory.max_model_len
-        self._allocate_cache(self.memory)
+        allocate_cache(self._engine, self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites.of(spec))
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
@@ -222,10 +223,12 @@ class LLM(OfThisProcess):
             "sliding_window": common_window([layer.sliding_window for layer in spec.layers]),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
             self.tokenizer,
             self.chat_template,
+            self.grammars,
             self.generation_config,
             self.max_model_len,
             seed,
@@ -464,15 +467,20 @@ class LLM(OfThisProcess):
         return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def asubmit(
-        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        ends_only: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
-        ``async with llm.asubmit(...) as running`` cancels what is unfinished.
+        ``async with llm.asubmit(...) as running`` cancels the rest. `ends_only`: no events but the last; cheaper.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        return streams.AsyncRequests(self, self._thread, requests)
+        return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
 
     # ---- logits and log-probabilities ----
 
@@ -513,10 +521,13 @@ class LLM(OfThisProcess):
         `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
         else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
         """
-        if pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
         reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
         return np.stack([pool.vector() for _, _, pool in reduced])
+
+    async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
+        done = await areduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in done])
 
     # ---- state ----
 
@@ -548,7 +559,7 @@ class LLM(OfThisProcess):
             memory = self._divide_memory(
                 cache_config, free_bytes, self.max_model_len, longest=self.config.max_position_embeddings
             )
-            self._allocate_cache(memory)
+            allocate_cache(self._engine, memory)
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
 
@@ -583,14 +594,6 @@ class LLM(OfThisProcess):
             kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
             free_bytes=free_bytes,
         )
-
-    def _allocate_cache(self, memory: MemoryPlan) -> None:
-        try:
-            self._engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
-        except DeviceError as error:
-            raise CacheFullError(
-                f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"
-            ) from error
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
         return Scheduler(

@@ -8,6 +8,7 @@
 #include <future>
 
 #include "bind/bind.h"
+#include "cpu/packed_linear.h"
 #include "engine/infer_engine.h"
 #include "engine/workspace.h"
 
@@ -35,6 +36,42 @@ nb::dict param_shapes(const std::vector<ParamRow>& rows) {
         nb::list shape;
         for (int64_t size : row.shape) shape.append(size);
         out[row.name.c_str()] = nb::tuple(shape);
+    }
+    return out;
+}
+
+cpu::Format format_from_string(const std::string& text) {
+    using cpu::Format;
+    for (const auto& [name, format] : {std::pair("float32", Format::f32),
+                                       {"bfloat16", Format::bf16},
+                                       {"float16", Format::f16},
+                                       {"int8", Format::int8},
+                                       {"int4", Format::int4}})
+        if (text == name) return format;
+    throw ConfigError("unknown format '" + text + "' of weights; expected float32, bfloat16, float16, int8 or int4");
+}
+
+nb::dict packed_shapes(const Params& params, const std::string& format) {
+    nb::dict out;
+    for (const LinearWeights* linear : params.linears()) {
+        int64_t out_features = 0, in_features = 0;
+        for (const size_t index : linear->rows) {
+            const ParamRow& row = params.rows()[index];
+            if (row.shape.size() != 2) continue;
+            if (linear->kind != LinearKind::silu_mul || row.part == 0) out_features += row.shape[0];
+            in_features = row.shape[1];
+        }
+        const cpu::PackedShapes shapes =
+            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features);
+        const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
+            nb::list shape;
+            for (const int64_t size : tensor.shape) shape.append(size);
+            if (!tensor.shape.empty())
+                out[(linear->name + suffix).c_str()] =
+                    nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
+        };
+        add(".panels", shapes.panels);
+        add(".scales", shapes.scales);
     }
     return out;
 }
@@ -118,12 +155,31 @@ void bind_spec(nb::module_& m) {
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
         "What a checkpoint of this model holds, without an engine.");
     m.def(
+        "packed_shapes",
+        [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
+        nb::arg("spec"), nb::arg("format"),
+        nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
+        "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
+        "float32, bfloat16, float16, int8 or int4.");
+    m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
+    m.def(
         "weight_bytes",
         [](const ModelSpec& spec, const std::string& dtype, int num_ranks) {
             return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
         },
         nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
         "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
+    m.def(
+        "param_bytes",
+        [](const ModelSpec& spec, const std::string& dtype) {
+            const Params params(spec);
+            nb::dict out;
+            for (const ParamRow& row : params.rows())
+                out[nb::str(row.name.c_str())] = params.prepared_bytes(row, dtype_from_string(dtype));
+            return out;
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::sig("def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]"),
+        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.");
     m.def(
         "workspace_bytes",
         [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
@@ -149,17 +205,23 @@ void bind_spec(nb::module_& m) {
 // them.
 class PendingStep {
 public:
-    PendingStep(nb::object batch, std::future<StepOutput> future, std::shared_ptr<StepAbort> abort)
-        : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)) {}
+    PendingStep(nb::object batch, std::future<StepOutput> future, std::shared_ptr<StepAbort> abort,
+                std::shared_ptr<LateMasks> masks)
+        : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)), masks_(std::move(masks)) {}
     ~PendingStep() {
-        if (is_finalizing() || !process_.is_current())
+        if (is_finalizing() || !process_.is_current()) {
             batch_.release();  // nobody to wait for, and the step may be running yet
-        else
+        } else {
+            if (lacks_masks()) abort_->request();
             wait();
+        }
     }
     PendingStep(PendingStep&&) = default;
 
     void abort() { abort_->request(); }
+    void give_masks() {
+        if (masks_) masks_->give();
+    }
     bool wait_for(double seconds) {
         process_.check();
         const ReleaseGil release;
@@ -168,12 +230,15 @@ public:
     }
     StepOutput result() {
         process_.check();
+        if (lacks_masks() && !abort_->requested())
+            throw Error("result: the step would wait for its masks for ever; call give_masks or abort first");
         wait();
         if (!future_.valid()) throw Error("result: it was taken already; a step has one");
         return future_.get();
     }
 
 private:
+    bool lacks_masks() const { return masks_ && future_.valid() && !masks_->given(); }
     void wait() {
         const ReleaseGil release;
         if (future_.valid()) future_.wait();
@@ -183,6 +248,7 @@ private:
     nb::object batch_;
     std::future<StepOutput> future_;
     std::shared_ptr<StepAbort> abort_;
+    std::shared_ptr<LateMasks> masks_;  // null: the batch has none, or had them from the start
 };
 
 void bind_batch(nb::module_& m) {
@@ -196,17 +262,19 @@ void bind_batch(nb::module_& m) {
                Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature,
                std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
+               std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
                std::optional<Vector<int32_t>> previous_rows, bool return_logits) {
                 new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
                                  view(block_table), view(cu_seqlens_q),  view(context_lens), view(logits_rows),
                                  view(temperature), view(top_k),         view(top_p),        view(min_p),
-                                 view(random_val),  return_logits};
+                                 view(random_val),  view(allowed),       view(allowed_row),  return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
             "logits_rows"_a.noconvert(), "temperature"_a.noconvert().none() = nb::none(),
             "top_k"_a.noconvert().none() = nb::none(), "top_p"_a.noconvert().none() = nb::none(),
             "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
+            "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
@@ -226,6 +294,8 @@ void bind_batch(nb::module_& m) {
         .def("abort", &PendingStep::abort,
              "Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is "
              "nearly done is done.")
+        .def("give_masks", &PendingStep::give_masks,
+             "Batch.allowed is complete now: a step that was submitted with late_masks may sample.")
         .def("wait", &PendingStep::wait_for, "seconds"_a, "Waits so long at most; returns whether the step is done.")
         .def("result", &PendingStep::result, "Waits for the step and gives its output, once; raises what it raised.");
 }
@@ -359,6 +429,22 @@ void bind_engine(nb::module_& m) {
              "returns the names of those that were, whose memory is not read again.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
+            "take_packed",
+            [](Engine& engine) {
+                std::vector<std::pair<std::string, Tensor>> taken;
+                {
+                    const ReleaseGil release;
+                    taken = engine.take_packed();
+                }
+                nb::dict out;
+                for (auto& [name, tensor] : taken) out[nb::str(name.c_str())] = nb::cast(std::move(tensor));
+                return out;
+            },
+            nb::sig("def take_packed(self) -> dict[str, Tensor]"),
+            "The linears that are prepared, as tensors for a file that load_param takes again; they count as not "
+            "loaded "
+            "then. Of one rank.")
+        .def(
             "load_dummy",
             [](Engine& engine, const std::string& dtype, uint64_t seed) {
                 engine.load_dummy(dtype_from_string(dtype), seed);
@@ -407,21 +493,44 @@ void bind_engine(nb::module_& m) {
             },
             "num_blocks"_a, "block_size"_a, "dtype"_a = "", Release(),
             "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.")
+        .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
+             "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
+             "not on a CPU.")
+        .def(
+            "op_times",
+            [](Engine& engine) {
+                OpTimes times;
+                {
+                    const ReleaseGil release;
+                    times = engine.op_times();
+                }
+                nb::dict out;
+                for (const auto& [name, time] : times)
+                    out[nb::str(name.c_str())] = nb::make_tuple(time.calls, time.seconds);
+                return out;
+            },
+            nb::sig("def op_times(self) -> dict[str, tuple[int, float]]"),
+            "By op, how often it was called and the seconds it took in all steps so far; none while time_ops is off.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",
-            [](Engine& engine, nb::object batch) {
+            [](Engine& engine, nb::object batch, bool late_masks) {
                 auto& arrays = nb::cast<const Batch&>(batch);
                 std::future<StepOutput> step;
                 const auto abort = std::make_shared<StepAbort>();
+                if (late_masks && !arrays.allowed)
+                    throw Error("submit: late_masks of a batch without `allowed`: there is nothing to wait for");
+                const auto masks = late_masks ? std::make_shared<LateMasks>() : nullptr;
                 {
                     const ReleaseGil release;
-                    step = engine.submit(arrays, abort);
+                    step = engine.submit(arrays, abort, masks);
                 }
-                return PendingStep(std::move(batch), std::move(step), abort);
+                return PendingStep(std::move(batch), std::move(step), abort, masks);
             },
-            "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
-            "Queues one step behind those submitted before, and returns at once.")
+            "batch"_a, "late_masks"_a = false,
+            nb::sig("def submit(self, batch: Batch, late_masks: bool = False) -> PendingStep"),
+            "Queues one step behind those submitted before, and returns at once. late_masks: Batch.allowed may change "
+            "until PendingStep.give_masks, for which the step waits before it samples.")
         .def_prop_ro("weight_bytes", &InferEngine::weight_bytes)
         .def("graph_counts", &InferEngine::graph_counts, Release(), "What has become of graphs so far.")
         .def("close", &InferEngine::close, Release(), "Frees weights, cache and threads; idempotent.");

@@ -202,6 +202,11 @@ std::vector<std::string> InferEngine::loaded_params() {
         .get();
 }
 
+std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
+    if (num_ranks() > 1) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    return submit_to_ranks([](Rank& rank) { return rank.params.take_packed(); }).get();
+}
+
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
     on_ranks([&](Rank& rank) { rank.params.load_dummy(*rank.backend, dtype, seed); });
 }
@@ -212,8 +217,34 @@ void InferEngine::finish_loading() {
 
 void InferEngine::prepare(Rank& rank) {
     rank.params.prepare(*rank.backend);
-    rank.decoder =
-        std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), *rank.backend, *rank.communicator);
+    make_decoder(rank, *rank.backend);
+}
+
+void InferEngine::make_decoder(Rank& rank, Backend& backend) {
+    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator);
+}
+
+void InferEngine::time_ops(bool on) {
+    on_ranks([&](Rank& rank) {
+        if (rank.index != 0) return;
+        rank.params.check_complete();
+        if (!rank.params.prepared()) prepare(rank);
+        const ModelWeights& weights = rank.params.weights();
+        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"}};
+        for (const LayerWeights& layer : weights.layers) {
+            names[layer.qkv_proj.prepared.get()] = "qkv_proj";
+            names[layer.o_proj.prepared.get()] = "o_proj";
+            names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
+            names[layer.down_proj.prepared.get()] = "down_proj";
+        }
+        auto timed = on ? std::make_unique<TimedBackend>(*rank.backend, std::move(names)) : nullptr;
+        make_decoder(rank, timed ? *timed : *rank.backend);
+        rank.timed = std::move(timed);  // the one before, which no decoder has any more, ends here
+    });
+}
+
+OpTimes InferEngine::op_times() {
+    return submit_to_ranks([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); }).get();
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
@@ -257,9 +288,11 @@ void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     });
 }
 
-std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort) {
-    return submit_to_ranks(
-        [this, &batch, abort = std::move(abort)](Rank& rank) { return run(rank, batch, abort.get()); });
+std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort,
+                                            std::shared_ptr<LateMasks> masks) {
+    return submit_to_ranks([this, &batch, abort = std::move(abort), masks = std::move(masks)](Rank& rank) {
+        return run(rank, batch, abort.get(), masks.get());
+    });
 }
 
 StepOutput InferEngine::forward(const Batch& batch) {
@@ -271,12 +304,24 @@ StepOutput InferEngine::forward(const Batch& batch) {
 template <class Tap>
 StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap) {
     const Tensor logits = rank.decoder->forward(staged, rank.cache, tap);
-    return {.ids = rank.decoder->sample(staged, logits), .logits = logits};
+    return {.ids = staged.allowed ? Tensor() : rank.decoder->sample(staged, logits), .logits = logits};
 }
 
-StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort) {
+// Ranks that find that nobody will give the masks agree by the abort: if one of them has begun to sample, the masks are
+// there, and all go on.
+StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks) {
+    if (!staged.allowed) return computed;
+    if (masks) {
+        masks->wait([&] { return staged.abort->requested() || closing_ || dead_; });
+        if (!masks->given()) staged.abort->request();
+    }
+    return {.ids = rank.decoder->sample(stage_allowed(*rank.backend, staged), computed.logits),
+            .logits = computed.logits};
+}
+
+StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     try {
-        return run_to_end(rank, batch, abort);
+        return run_to_end(rank, batch, abort, masks);
     } catch (const StepAborted&) {
         if (DeviceQueue* const queue = rank.backend->queue()) queue->synchronize();  // what was begun
         return {.ids = {}, .logits = {}, .aborted = true};
@@ -284,7 +329,7 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort) {
 }
 
 // Before and after `together` no rank waits for another, and all find the same.
-StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort) {
+StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
     if (abort) abort->begin(0);
     if (!rank.decoder) {
@@ -297,9 +342,16 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
     StepOutput output = together([&] {
-        if (rank.tap) return compute(rank, stage(*rank.backend, step), *rank.tap);
-        return rank.graphs->run(step, rank.cache.spec().block_size,
-                                [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); });
+        const auto finish = [&](const Batch& staged, const StepOutput& computed) {
+            return sample_masked(rank, staged, computed, masks);
+        };
+        if (rank.tap) {
+            const Batch staged = stage(*rank.backend, step);
+            return finish(staged, compute(rank, staged, *rank.tap));
+        }
+        return rank.graphs->run(
+            step, rank.cache.spec().block_size, [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); },
+            finish);
     });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
     output = to_host(*rank.backend, output, spec_.vocab_size);
@@ -329,6 +381,7 @@ void InferEngine::abandon() {
 
 void InferEngine::close() {
     if (!process_.is_current()) return abandon();
+    closing_ = true;
     std::vector<std::unique_ptr<RankWorker>> workers;
     {
         std::lock_guard lock(mutex_);
@@ -345,6 +398,7 @@ void InferEngine::close() {
     for (const auto& rank : ranks_) {
         rank->tap.reset();
         rank->decoder.reset();
+        rank->timed.reset();
         rank->params.clear();
         rank->cache = {};
         rank->previous_ids = {};

@@ -9,6 +9,9 @@ namespace infinilm {
 
 namespace {
 
+// A layer of several ranks is about 15 launches and copies, and a stream takes about 1000 that have not run.
+constexpr int layers_apart = 16;
+
 // Pieces of a step that an abort may fall between; the 0th is what comes before the first layer.
 void begin_attention(const Batch& batch, int layer) {
     if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 1));
@@ -274,6 +277,10 @@ void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView&
     }
 }
 
+void Decoder::keep_together() {
+    if (num_ranks() > 1 && communicator_.capturable()) communicator_.barrier();
+}
+
 void Decoder::embed(const Batch& batch, const TensorView& x) {
     EmbeddingParams params{.ids = batch.input_ids,
                            .table = *weights_.embed_tokens.prepared,
@@ -283,6 +290,7 @@ void Decoder::embed(const Batch& batch, const TensorView& x) {
         params.first_id =
             static_cast<int32_t>(vocab_of(spec_.vocab_size, {communicator_.rank(), communicator_.size()}).begin);
     ops::embedding(backend_, params);
+    keep_together();
     if (num_ranks() > 1) communicator_.all_reduce(x);
 }
 
@@ -304,7 +312,10 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                  .weight = weights_.layers[0].attention_norm.prepared,
                                  .out = s.a.normed,
                                  .eps = spec_.rms_norm_eps});
-    for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(s, tap, layer);
+    for (int layer = 0; layer < spec_.num_layers; ++layer) {
+        if (layer > 0 && layer % layers_apart == 0) keep_together();
+        run_layer(s, tap, layer);
+    }
 
     if (num_rows == 0) return {};              // a prefill chunk that is not the last
     begin_attention(batch, spec_.num_layers);  // that is, the logits
@@ -321,6 +332,11 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     const Tensor logits = logits_.compute(batch, last, norm, Tap::active);
     if constexpr (Tap::active) tap_common(tap, Site::logits, -1, logits.slice(1, 0, spec_.vocab_size), logits);
     return logits;
+}
+
+Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
+    begin_mlp(batch, spec_.num_layers);
+    return logits_.sample(batch, logits);
 }
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);

@@ -26,7 +26,9 @@ public:
     // logits.
     template <class Tap>  // NoTap or HookTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
-    Tensor sample(const Batch& batch, const Tensor& logits) { return logits_.sample(batch, logits); }
+    // Of what forward() was last called with, and what it gave; batch.allowed, if there, is on the device now.
+    // StepAborted: the last piece of a step that an abort may leave out.
+    Tensor sample(const Batch& batch, const Tensor& logits);
 
     // What is kept for steps of up to num_tokens tokens, without hooks and besides logits.
     static int64_t workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens);
@@ -79,6 +81,9 @@ private:
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
     RopeStoreParams rope_store(const Step& s, int layer) const;
     void embed(const Batch& batch, const TensorView& x);
+    // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
+    // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
+    void keep_together();
     template <class Tap>
     void run_layer(const Step& s, const Tap& tap, int layer);
     template <class Tap>

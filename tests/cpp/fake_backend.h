@@ -18,6 +18,7 @@ public:
     DType activation_dtype() const override { return DType::float32; }
     DeviceQueue* queue() override { return this; }
     void* stream() const override { return stream_; }
+    void activate() override {}
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override {
         const Tensor memory = allocate_host(dtype, shape);
         return {TensorView(memory.data(), dtype, shape, device_), memory.owner};
@@ -37,7 +38,9 @@ public:
         infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, 0, p.out.numel());
     }
 
-    std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
+    std::vector<TensorView> upload(Upload, std::span<const TensorView>) override {
+        return unused(), std::vector<TensorView>();
+    }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int, Quantization) override {
         return unused(), nullptr;
     }

@@ -185,10 +185,10 @@ def fails_with(_: Gpu, expected: str, model: str = "qwen3", **settings: Any) -> 
 
 def refused_sizes(gpu: Gpu, expected: str, model: str) -> None:
     """A model that the device cannot take is refused at load; nothing of it stays there."""
-    (before,) = _core.cuda_devices()
+    before = _core.cuda_free_bytes(0)
     fails_with(gpu, expected, model)
-    (after,) = _core.cuda_devices()
-    assert after["free_bytes"] == before["free_bytes"]
+    after = _core.cuda_free_bytes(0)
+    assert after == before
 
 
 def too_large(gpu: Gpu, folder: str) -> None:

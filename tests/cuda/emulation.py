@@ -32,7 +32,9 @@ BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
     *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
     ROOT / "src/core/tensor.cpp",
+    ROOT / "src/ops/backend_defaults.cpp",
 )
+ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine
 H2D, D2H = 1, 2
 SCHEDULES = ("fifo", "lifo", "random:1")  # under which every kernel is tested
 
@@ -137,6 +139,7 @@ class Gpu:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call an exported function that returns a cudaError_t. Python floats become float, ints int."""
+        self.check(self.lib.load_kernels())  # as a backend does; the device may be another one than at the last call
         self.check(getattr(self.lib, name)(*(_argument(a) for a in arguments)))
 
     def close(self) -> None:

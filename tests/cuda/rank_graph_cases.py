@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from device_cases import make_model
 from emulation import Gpu
-from graph_cases import Sequences, Twins, open_engine
+from graph_cases import Sequences, Twins, check_masks, late_masks, open_engine
 from rank_cases import FakeNccl
 
 import infinilm
@@ -99,6 +99,20 @@ def candidates(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: i
     twins.close()
 
 
+def masks(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
+    """The best of what each rank may say, or of all logits, behind the graph; masks may come late, or never."""
+    twins = RankTwins(nccl, folder, name, dtype, tp_size)
+    twins.step([0, 1, 2, 3], 5, masked=True)
+    for options in ({"logits": False, "top_k": 5}, {"top_k": 0}):
+        before = twins.counts()[1]
+        for _ in range(4):
+            twins.step([0, 1, 2], masked=True, **options)
+        assert twins.counts()[1] > before
+    check_masks(twins, [0, 1, 2])
+    late_masks(twins)
+    twins.close()
+
+
 def long_contexts(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
     """A graph for each power of two, of which the shorter one is used again afterwards."""
     twins = RankTwins(nccl, folder, name, dtype, tp_size, num_seqs=2)
@@ -124,7 +138,7 @@ def a_failure(_: Gpu, nccl: str, folder: str, tp_size: int, how: str) -> None:
     Graphs are alive, until which are gone the last ncclCommAbort does not return.
     """
     fake = FakeNccl(nccl)
-    before = [device["free_bytes"] for device in _core.cuda_devices()]
+    before = _core.cuda_free_bytes(0)
     engine = open_engine(
         make_model("llama", Path(folder), num_hidden_layers=1), "bfloat16", graphs=True, devices=devices(tp_size)
     )
@@ -157,5 +171,5 @@ def a_failure(_: Gpu, nccl: str, folder: str, tp_size: int, how: str) -> None:
     assert time.monotonic() - begin < 60, "nobody waited for ever"
     fake.fail(how, 1, 0)
     fake.check()
-    assert [device["free_bytes"] for device in _core.cuda_devices()] == before
+    assert _core.cuda_free_bytes(0) == before
     assert np.all(sequences.lengths >= 2)

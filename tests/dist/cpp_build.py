@@ -19,7 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = [
     *(
         ROOT / "src" / f"{name}.cpp"
-        for name in ("core/check", "core/process", "core/tensor", "core/topology", "ops/ops", "ops/values")
+        for name in (
+            "core/check",
+            "core/process",
+            "core/tensor",
+            "core/topology",
+            "ops/backend_defaults",
+            "ops/ops",
+            "ops/values",
+        )
     ),
     *sorted((ROOT / "src/dist").glob("*.cpp")),
     ROOT / "src/engine/rank_worker.cpp",
@@ -29,6 +37,7 @@ CORE = [
 ENGINE = [
     *(path for folder in ("engine", "model") for path in sorted((ROOT / "src" / folder).glob("*.cpp"))),
     ROOT / "src/ops/cuda_library.cpp",
+    ROOT / "src/ops/timed_backend.cpp",
 ]
 ENGINE = [path for path in ENGINE if path not in CORE and path.stem != "workspace"]
 TESTS = [*ENGINE, *sorted((ROOT / "tests/cpp").glob("*.cpp"))]
