@@ -11,12 +11,13 @@ Source of the facts: the configuration and modelling files of transformers 5.x; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from infinilm.checks import DTYPES, as_integer
 from infinilm.config.rope import Frequencies, inverse_frequencies
+from infinilm.config.tensor_names import LLAMA, MISTRAL3, QWEN_VL, TensorNames
 from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "family_of",
     "family_of_model_type",
     "model_facts",
+    "rotary_dim",
 ]
 
 QUANTIZATIONS = ("int8", "int4")
@@ -59,8 +61,17 @@ class Family:
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
-    # Keys of config.json that only some families have, of `LlamaConfig.FAMILY_KEYS`.
+    # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
+    # engine has halves: rows of q_proj and k_proj change places when they are read.
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
+    names: TensorNames = LLAMA
+    # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
     keys: frozenset[str] = frozenset()
+    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    rope_inert: frozenset[str] = frozenset()
+    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
+    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -108,6 +119,31 @@ _QWEN_DEFAULTS: Mapping[str, Any] = {
     "eos_token_id": (),
 }
 
+# Of a text_config, where its family has others when it stands alone.
+_TEXT_DEFAULTS: Mapping[str, Any] = {
+    key: COMMON_DEFAULTS[key]
+    for key in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+    )
+}
+
+_MISTRAL_DEFAULTS: Mapping[str, Any] = {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
+_MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
+_MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.architecture: family
@@ -125,12 +161,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="MistralForCausalLM",
                 model_type="mistral",
-                defaults={
-                    "intermediate_size": 14336,
-                    "num_key_value_heads": 8,
-                    "max_position_embeddings": 131072,
-                    "sliding_window": 4096,
-                },
+                defaults=_MISTRAL_DEFAULTS,
                 qkv_bias=False,
                 out_bias=False,
                 mlp_bias=False,
@@ -156,6 +187,78 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 mlp_bias=False,
                 qk_norm="head",
                 windows="layer_types",
+            ),
+            Family(
+                architecture="Qwen2_5_VLForConditionalGeneration",
+                model_type="qwen2_5_vl",
+                defaults={
+                    **_QWEN_DEFAULTS,
+                    "vocab_size": 152064,
+                    "hidden_size": 8192,
+                    "intermediate_size": 29568,
+                    "num_hidden_layers": 80,
+                    "num_attention_heads": 64,
+                    "num_key_value_heads": 8,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000.0,
+                    "max_window_layers": 80,
+                    "attention_bias": True,
+                    "bos_token_id": (151643,),
+                    "eos_token_id": (151645,),
+                },
+                qkv_bias=True,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen2_5_vl_text": {}},
+            ),
+            Family(
+                architecture="Qwen3VLForConditionalGeneration",
+                model_type="qwen3_vl",
+                defaults={
+                    **_QWEN_DEFAULTS,
+                    "max_position_embeddings": 128000,
+                    "rope_theta": 500000.0,
+                    "sliding_window": None,
+                    "head_dim": 128,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="none",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen3_vl_text": {}},
+            ),
+            Family(
+                architecture="Mistral3ForConditionalGeneration",
+                model_type="mistral3",
+                defaults={
+                    "vocab_size": 131072,
+                    "hidden_size": 5120,
+                    "intermediate_size": 32768,
+                    "num_hidden_layers": 40,
+                    "num_key_value_heads": 8,
+                    "head_dim": 128,
+                    "max_position_embeddings": 131072,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000000.0,
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=MISTRAL3,
+                text_model_types={
+                    "mistral": {**_TEXT_DEFAULTS, **_MISTRAL_DEFAULTS},
+                },
             ),
             Family(
                 architecture="GraniteForCausalLM",
@@ -317,7 +420,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     inv_freq, attention_factor = inverse_frequencies(
-        int(config.head_dim * config.partial_rotary_factor),
+        rotary_dim(config),
         config.rope_theta,
         config.rope_parameters,
         config.max_position_embeddings,
@@ -342,6 +445,11 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
     )
+
+
+def rotary_dim(config: ModelConfig) -> int:
+    """Return how many elements of a head RoPE turns, the first."""
+    return int(config.head_dim * config.partial_rotary_factor)
 
 
 def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:

@@ -44,7 +44,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5"),
         "attn_logit_softcapping": ((None,), "soft-capped logits are not supported"),
         "final_logit_softcapping": ((None,), "soft-capped logits are not supported"),
-        "attention_multiplier": (_ONE, "this family has no multipliers"),
+        "attention_multiplier": ((None,), "this family has no multipliers"),
         "embedding_multiplier": (_ONE, "this family has no multipliers"),
         "residual_multiplier": (_ONE, "this family has no multipliers"),
         "logits_scaling": (_ONE, "this family has no multipliers"),

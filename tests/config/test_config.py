@@ -247,10 +247,6 @@ INVALID = [
         "rope type 'nope' is not supported; supported: default, linear",
     ),
     ({"rope_scaling": {"rope_type": "linear"}}, "rope parameter 'factor' of rope type 'linear'"),
-    (
-        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
-        "partial_rotary_factor",
-    ),
     *[
         ({key: 1}, f"{key} must be True or False; got 1")
         for key in ("attention_bias", "mlp_bias", "tie_word_embeddings")
@@ -295,6 +291,20 @@ def test_what_changes_the_math_is_refused(key, tmp_path):
         assert reason in str(caught.value)
     with pytest.raises(ConfigError, match=f"config.json: {key} is 8"):
         AutoConfig.from_pretrained(write(tmp_path, {"model_type": "qwen2", key: 8}))
+
+
+def test_a_partial_rope_is_refused_where_the_family_has_none():
+    scaling = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    for key in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(ConfigError, match=r"partial_rotary_factor is 0.5, but only null or 1 is supported"):
+            LlamaConfig(**{key: scaling})
+        assert LlamaConfig(**{key: {**scaling, "partial_rotary_factor": 1.0}}).rope_scaling["factor"] == 2.0
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor is 1.0, but rope_scaling says 0.5; keep one"):
+        LlamaConfig(partial_rotary_factor=1.0, rope_scaling=scaling)
+    config = LlamaConfig()
+    config.rope_parameters = scaling
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        config.validate()
 
 
 def test_mlp_layer_types_must_be_dense():
@@ -351,8 +361,11 @@ def test_every_golden_configuration_is_read(folder, caplog):
         config = AutoConfig.from_pretrained(folder)
     assert not caplog.records
     raw = json.loads((folder / "config.json").read_text())
-    assert config.dtype == raw.get("dtype", raw.get("torch_dtype"))
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "model_type", "architectures"):
+    text = raw | raw.get("text_config", {})
+    assert config.dtype == text.get("dtype", text.get("torch_dtype"))
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        assert getattr(config, key) == text[key]
+    for key in ("model_type", "architectures"):
         assert getattr(config, key) == raw[key]
     assert config == AutoConfig.from_pretrained(str(folder)) == LlamaConfig.from_dict(config.to_dict())
 

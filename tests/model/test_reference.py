@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference.checkpoint import read_checkpoint
+from reference.checkpoint import as_llama, read_checkpoint
 from reference.model import ReferenceModel
 
 from infinilm.config.families import FAMILIES, model_facts
@@ -23,7 +23,7 @@ def load(name):
     config = AutoConfig.from_pretrained(folder)
     with np.load(folder / "expected.npz") as file:
         expected = dict(file)
-    return config, read_checkpoint(folder), expected
+    return config, as_llama(read_checkpoint(folder)), expected
 
 
 def difference(got, expected):
@@ -118,7 +118,7 @@ def test_only_relative_positions_matter():
 
 def test_every_golden_checkpoint_is_small():
     sizes = {name: sum(f.stat().st_size for f in (GOLDEN / name).iterdir()) for name in NAMES}
-    assert max(sizes.values()) < 250_000 and sum(sizes.values()) < 2_500_000
+    assert max(sizes.values()) < 250_000 and sum(sizes.values()) < 5_000_000
 
 
 def test_a_shard_that_the_index_does_not_know_is_refused(tmp_path):

@@ -37,3 +37,12 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     if weight_map is not None and tensors.keys() != weight_map.keys():
         raise ValueError(f"{index}: {sorted(weight_map.keys() - tensors.keys())} are in no file")
     return tensors
+
+
+_NOT_TEXT = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.")
+
+
+def as_llama(tensors: dict[str, NDArray[np.floating]]) -> dict[str, NDArray[np.floating]]:
+    """The tensors of the text part of any family under the names that Llama has for them."""
+    text = {name: values for name, values in tensors.items() if not name.startswith(_NOT_TEXT)}
+    return {name.replace("language_model.", ""): values for name, values in text.items()}
