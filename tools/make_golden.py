@@ -64,6 +64,22 @@ LONGROPE = {
     "original_max_position_embeddings": 32,
 }
 
+PHI4_MINI = {
+    "model_type": "phi3",
+    "architectures": ["Phi3ForCausalLM"],
+    **sizes(160, 64, 72, 2, 4, 2),
+    "max_position_embeddings": 128,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "longrope", "short_factor": spread(6, 1.5), "long_factor": spread(6, 6.0)},
+    "sliding_window": 256,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
 # Names of tensors as published checkpoints have them, where the module of transformers 5 has others.
 STORED_NAMES: dict[str, dict[str, str]] = {
     "qwen2-5-vl": {"model.language_model.": "model.", "model.visual.": "visual."},
@@ -495,6 +511,83 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         2,
     ),
+    "phi3": (
+        {
+            "model_type": "phi3",
+            "architectures": ["Phi3ForCausalLM"],
+            **sizes(160, 48, 72, 2, 6, 2),
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "rope_scaling": None,
+            "sliding_window": 9,
+            "attention_bias": False,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "phi4-mini-short": (
+        {**PHI4_MINI, "tie_word_embeddings": True},
+        torch.bfloat16,
+        16,
+        32,
+        1,
+    ),
+    "phi4-mini-long": (
+        {**PHI4_MINI, "tie_word_embeddings": True},
+        torch.bfloat16,
+        40,
+        128,
+        1,
+    ),
+    "glm": (
+        {
+            "model_type": "glm",
+            "architectures": ["GlmForCausalLM"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1.5625e-7,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "eos_token_id": [2],
+            "pad_token_id": 2,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "glm4": (
+        {
+            "model_type": "glm4",
+            "architectures": ["Glm4ForCausalLM"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "head_dim": 24,
+            "attention_bias": False,
+            "max_position_embeddings": 128,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "eos_token_id": [2],
+            "pad_token_id": 2,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
 }
 
 
@@ -527,7 +620,7 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
         elif name.endswith("embed_tokens.weight"):
             value = noise / (math.sqrt(parameter.shape[1]) if tied else 1.0)
         else:
-            gain = 1.5 if "q_proj" in name or "k_proj" in name or "lm_head" in name else 1.0
+            gain = 1.5 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "lm_head")) else 1.0
             value = gain * noise / math.sqrt(parameter[0].numel())
         for prefix, stored in STORED_NAMES.get(folder.name, {}).items():
             if name.startswith(prefix):
@@ -690,18 +783,26 @@ def rope_golden() -> list[dict[str, Any]]:
 
 def defaults_golden() -> dict[str, dict[str, Any]]:
     """What the config classes of transformers fill in where config.json says nothing."""
-    classes = (
-        transformers.LlamaConfig,
-        transformers.MistralConfig,
-        transformers.Qwen2Config,
-        transformers.Qwen3Config,
-    )
+    configs = {
+        "llama": transformers.LlamaConfig(),
+        "mistral": transformers.MistralConfig(),
+        "qwen2": transformers.Qwen2Config(),
+        "qwen3": transformers.Qwen3Config(),
+        "qwen2_5_vl": transformers.Qwen2_5_VLConfig().text_config,
+        "qwen3_vl": transformers.Qwen3VLConfig().text_config,
+        "mistral3": transformers.Mistral3Config().text_config,
+        "phi3": transformers.Phi3Config(),
+        "glm": transformers.GlmConfig(),
+        "glm4": transformers.Glm4Config(),
+    }
     keys = (
         *sizes(0, 0, 0, 0, 0, 0),
         *("head_dim", "max_position_embeddings", "rms_norm_eps", "attention_bias", "mlp_bias"),
         *("tie_word_embeddings", "bos_token_id", "eos_token_id", "rope_parameters", "layer_types"),
     )
-    return {cls.model_type: {key: getattr(cls(), key) for key in keys if hasattr(cls(), key)} for cls in classes}
+    return {
+        name: {key: getattr(config, key) for key in keys if hasattr(config, key)} for name, config in configs.items()
+    }
 
 
 README = f"""# Golden checkpoints

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from infinilm.checks import DTYPES, as_integer
 from infinilm.config.rope import Frequencies, inverse_frequencies
-from infinilm.config.tensor_names import LLAMA, MISTRAL3, QWEN_VL, TensorNames
+from infinilm.config.tensor_names import GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
 from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,6 +140,20 @@ _MISTRAL_DEFAULTS: Mapping[str, Any] = {
     "sliding_window": 4096,
 }
 
+_GLM_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151552,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "bos_token_id": (),
+    "eos_token_id": (151329, 151336, 151338),
+}
+
 # RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
 _MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
 _MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
@@ -259,6 +273,53 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 text_model_types={
                     "mistral": {**_TEXT_DEFAULTS, **_MISTRAL_DEFAULTS},
                 },
+            ),
+            Family(
+                architecture="Phi3ForCausalLM",
+                model_type="phi3",
+                defaults={
+                    "vocab_size": 32064,
+                    "hidden_size": 3072,
+                    "intermediate_size": 8192,
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "eos_token_id": (32000,),
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=PHI3,
+                keys=frozenset({"partial_rotary_factor"}),
+                rope_types={"su": "longrope", "yarn": "longrope"},
+            ),
+            Family(
+                architecture="GlmForCausalLM",
+                model_type="glm",
+                defaults=_GLM_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                rope_pairs="neighbours",
+                names=GLM,
+                keys=frozenset({"partial_rotary_factor"}),
+            ),
+            Family(
+                architecture="Glm4ForCausalLM",
+                model_type="glm4",
+                defaults=_GLM_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                post_norms=True,
+                rope_pairs="neighbours",
+                names=GLM4,
+                keys=frozenset({"partial_rotary_factor"}),
             ),
             Family(
                 architecture="GraniteForCausalLM",

@@ -350,6 +350,11 @@ class LlamaConfig:
             _check_positive("attention_multiplier", self.attention_multiplier)
         if self.partial_rotary_factor > 1:
             raise ConfigError(f"partial_rotary_factor must be at most 1; got {self.partial_rotary_factor}")
+        if self.partial_rotary_factor < 1 and (families.rotary_dim(self) < 2 or families.rotary_dim(self) % 2):
+            raise ConfigError(
+                "head_dim * partial_rotary_factor must be even and >= 2, because RoPE rotates pairs; got "
+                f"{self.head_dim} * {self.partial_rotary_factor}"
+            )
         if self.no_rope_layer_interval is not None:
             as_integer("no_rope_layer_interval", self.no_rope_layer_interval, least=0)
         layers = self.no_rope_layers

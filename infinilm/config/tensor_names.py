@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["LLAMA", "MISTRAL3", "QWEN_VL", "TensorNames"]
+__all__ = ["GLM", "GLM4", "LLAMA", "MISTRAL3", "PHI3", "QWEN_VL", "TensorNames"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,25 @@ class TensorNames:
     not_read: tuple[str, ...] = ()
 
 
-_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
-_GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+_QKV: Mapping[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+}
+_GATE_UP: Mapping[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 
 LLAMA = TensorNames()
+
+PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
+
+GLM = TensorNames(joined=_GATE_UP)
+
+GLM4 = TensorNames(
+    joined=_GATE_UP,
+    renamed={
+        "post_attention_layernorm": "post_self_attn_layernorm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+    },
+)
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))

@@ -18,7 +18,7 @@ from infinilm.errors import ConfigError, InfinilmError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 DEFAULTS = json.loads((GOLDEN / "defaults.json").read_text())
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = tuple(DEFAULTS)
 
 
 def write(folder, content):
@@ -37,10 +37,13 @@ def test_defaults_are_those_of_transformers(model_type):
     recorded = dict(DEFAULTS[model_type])
     recorded.pop("layer_types", None)  # transformers derives it; here it stays None
     for key in ("bos_token_id", "eos_token_id"):
-        value = recorded.pop(key)
-        assert getattr(config, key) == ([] if value is None else [value])
-    if model_type == "qwen2":
-        assert recorded.pop("head_dim", None) is None  # Qwen2Config has no such field
+        value = recorded.pop(key, None)
+        assert getattr(config, key) == ([] if value is None else value if isinstance(value, list) else [value])
+    rope = recorded.pop("rope_parameters")
+    assert rope.pop("partial_rotary_factor", 1.0) == config.partial_rotary_factor
+    assert rope == config.rope_parameters
+    if recorded.get("head_dim") is None:
+        recorded.pop("head_dim", None)  # it follows
     for key, value in recorded.items():
         assert getattr(config, key) == value, key
 
@@ -307,6 +310,32 @@ def test_a_partial_rope_is_refused_where_the_family_has_none():
         config.validate()
 
 
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_phi3_calls_longrope_by_other_names(kind, key):
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "partial_rotary_factor": 0.75}
+    config = LlamaConfig(
+        model_type="phi3",
+        **sizes,
+        rope_scaling={key: kind, **factors},
+        original_max_position_embeddings=32,
+    )
+    config.validate()
+    assert config.rope_scaling == {"rope_type": "longrope", **factors, "original_max_position_embeddings": 32}
+    assert config.rope_parameters["rope_type"] == "longrope"
+    again = LlamaConfig(model_type="phi3", **sizes)
+    again.rope_parameters = {key: kind, **factors, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+    assert again == config
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.32, 0.19])
+def test_a_partial_rope_turns_pairs(factor):
+    config = LlamaConfig(model_type="phi3", hidden_size=64, num_attention_heads=4, partial_rotary_factor=factor)
+    with pytest.raises(ConfigError, match=rf"head_dim \* partial_rotary_factor must be even .* got 16 \* {factor}"):
+        config.validate()
+
+
 def test_mlp_layer_types_must_be_dense():
     LlamaConfig(mlp_layer_types=["dense", "dense"])
     for value in (["dense", "sparse"], "dense"):
@@ -480,7 +509,7 @@ ropes = st.one_of(
 @st.composite
 def valid_values(draw):
     """Keywords of a valid configuration, in canonical (4.x) spelling."""
-    model_type = draw(st.sampled_from(MODEL_TYPES))
+    model_type = draw(st.sampled_from(("llama", "mistral", "qwen2", "qwen3")))
     kv_heads = draw(st.integers(1, 8))
     layers = draw(st.integers(1, 6))
     values = {

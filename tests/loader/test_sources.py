@@ -2,6 +2,7 @@
 
 import json
 import logging
+import mmap
 import re
 import shutil
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from infinilm import LLM
+from infinilm import LLM, _core
 from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.pack_writer import pack_model
-from infinilm.config.families import FAMILIES
+from infinilm.config.families import FAMILIES, build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.config.tensor_names import LLAMA
 from infinilm.engine.infer_engine import InferEngine
@@ -107,6 +109,97 @@ def test_a_missing_tensor_has_the_name_of_the_files(tmp_path):
     gone = "language_model.model.layers.1.mlp.up_proj.weight"
     folder = copy(GOLDEN / "mistral3", tmp_path / "copy", lambda name: None if name == gone else name)
     with pytest.raises(WeightError, match=f"1 missing from the files: {gone}"):
+        logits(folder)
+
+
+class Collector:
+    """Keeps what it is given, and says of some parameters that it needs their memory no more."""
+
+    def __init__(self, config, done=()):
+        self.shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=8))
+        self.done, self.loaded = done, {}
+
+    def param_shapes(self):
+        return self.shapes
+
+    def load_param(self, name, tensor):
+        self.loaded[name] = tensor
+        return [name] if name.endswith(self.done) else []
+
+
+def collect(folder, done=(), **settings):
+    config = AutoConfig.from_pretrained(folder)
+    engine = Collector(config, done)
+    with Checkpoint(folder) as checkpoint:
+        load_weights(
+            checkpoint, engine, config=config, progress=False, from_numpy=lambda array, dtype: array, **settings
+        )
+    return engine.loaded
+
+
+def test_rows_of_a_joined_tensor_are_used_in_place_and_let_go_of_one_by_one(monkeypatch):
+    released = []
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append((name, rows.start, rows.stop)))
+    loaded = collect(GOLDEN / "phi3", done=("k_proj.weight", "up_proj.weight", "o_proj.weight"), dtype="float32")
+    with Checkpoint(GOLDEN / "phi3") as checkpoint:
+        whole = checkpoint.array("model.layers.1.self_attn.qkv_proj.weight").copy()  # 6 heads, 2 of k and of v, of 8
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
+    for name, rows in zip(names, np.split(whole, [48, 64]), strict=True):
+        np.testing.assert_array_equal(loaded[name], rows)
+        assert not loaded[name].flags.writeable and not loaded[name].flags.owndata
+    layers = [
+        [
+            (f"model.layers.{layer}.mlp.gate_up_proj.weight", 72, 144),
+            (f"model.layers.{layer}.self_attn.o_proj.weight", 0, 48),
+            (f"model.layers.{layer}.self_attn.qkv_proj.weight", 48, 64),
+        ]
+        for layer in range(2)
+    ]
+    assert sorted(released) == layers[0] + layers[1]
+
+
+@pytest.mark.parametrize("rows", [(0, 40), (3, 40), (3, 17), (10, 11), (0, 0)])
+def test_only_whole_pages_of_these_rows_are_let_go_of(tmp_path, monkeypatch, rows):
+    save_file({"a": np.zeros(100, np.uint8), "w": np.ones((40, 1500), np.float32)}, tmp_path / "model.safetensors")
+    calls = []
+
+    class Map:
+        def madvise(self, advice, begin, size):
+            calls.append((begin, begin + size))
+
+    with Checkpoint(tmp_path) as checkpoint:
+        info = checkpoint.info("w")
+        monkeypatch.setattr(checkpoint, "_maps", {info.file: Map()})
+        checkpoint.release("w", slice(*rows))
+        monkeypatch.setattr(checkpoint, "_maps", {})
+    first, last = (info.offset + row * 6000 for row in rows)
+    pages = [page for page in range(0, last, mmap.PAGESIZE) if first <= page and page + mmap.PAGESIZE <= last]
+    assert calls == ([(pages[0], pages[-1] + mmap.PAGESIZE)] if pages else [])
+
+
+def test_rows_that_change_places_are_copied_and_the_file_let_go_of(monkeypatch):
+    released = []
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append(name))
+    loaded = collect(GOLDEN / "glm", dtype="float32")
+    order = [0, 2, 4, 6, 1, 3, 5, 7, *range(8, 16)]  # of a head of 16 elements, of which RoPE turns 8
+    with Checkpoint(GOLDEN / "glm") as checkpoint:
+        for kind in ("weight", "bias"):
+            for part in ("q", "k"):
+                name = f"model.layers.0.self_attn.{part}_proj.{kind}"
+                heads = checkpoint.array(name).reshape(-1, 16, *checkpoint.info(name).shape[1:])
+                np.testing.assert_array_equal(loaded[name], heads[:, order].reshape(checkpoint.info(name).shape))
+                assert loaded[name].flags.owndata and name in released
+            name = f"model.layers.0.self_attn.v_proj.{kind}"
+            np.testing.assert_array_equal(loaded[name], checkpoint.array(name))
+            assert name not in released
+
+
+def test_a_joined_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path):
+    folder = copy(GOLDEN / "phi3", tmp_path / "copy", lambda name: name)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    save_file(tensors | {name: tensors[name][:-1].copy()}, folder / "model.safetensors")
+    with pytest.raises(WeightError, match=rf"of another shape: {name} \(expected \[80, 48\], got \[79, 48\]"):
         logits(folder)
 
 
