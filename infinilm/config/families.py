@@ -140,6 +140,27 @@ _MISTRAL_DEFAULTS: Mapping[str, Any] = {
     "sliding_window": 4096,
 }
 
+_MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 131072,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+    },
+}
+_MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
+
 _GLM_DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 151552,
     "intermediate_size": 13696,
@@ -272,7 +293,31 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 names=MISTRAL3,
                 text_model_types={
                     "mistral": {**_TEXT_DEFAULTS, **_MISTRAL_DEFAULTS},
+                    "ministral3": {**_TEXT_DEFAULTS, **_MINISTRAL3_DEFAULTS},
                 },
+                rope_inert=_MINISTRAL3_ROPE_INERT,
+            ),
+            Family(
+                architecture="MinistralForCausalLM",
+                model_type="ministral",
+                # All layers have the window where layer_types says nothing.
+                defaults={**_MISTRAL_DEFAULTS, "use_sliding_window": True, "max_window_layers": 0},
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+            ),
+            Family(
+                architecture="Ministral3ForCausalLM",
+                model_type="ministral3",
+                defaults=_MINISTRAL3_DEFAULTS,
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                rope_inert=_MINISTRAL3_ROPE_INERT,
             ),
             Family(
                 architecture="Phi3ForCausalLM",

@@ -249,7 +249,7 @@ class LlamaConfig:
         unify_rope(values, families.family_of(self.architecture))
         self.rope_theta = values.get("rope_theta", families.COMMON_DEFAULTS["rope_theta"])
         self.partial_rotary_factor = values.get("partial_rotary_factor", self.partial_rotary_factor)
-        self.rope_scaling = values["rope_scaling"]
+        self.rope_scaling = values.get("rope_scaling")
 
     @property
     def bos_token_id(self) -> list[int]:
@@ -456,6 +456,7 @@ _NULLABLE = frozenset(
         "attention_multiplier",
         "no_rope_layer_interval",
         "num_key_value_heads",
+        "rope_scaling",
         "sliding_window",
         "bos_token_id",
         "eos_token_id",

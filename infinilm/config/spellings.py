@@ -16,6 +16,7 @@ from infinilm.logs import logger
 __all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_rope"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
+QUERY_SCALE = "llama_4_scaling_beta"
 
 
 def rename(values: dict[str, Any], old: str, new: str) -> None:
@@ -67,31 +68,45 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
                 f"{inner!r}; keep one of them"
             )
         chosen["original_max_position_embeddings"] = original
-    plain = chosen is None or chosen in ({}, {"rope_type": "default"})
-    values["rope_scaling"] = None if plain else chosen
+    if chosen is not None:
+        values["rope_scaling"] = None if chosen in ({}, {"rope_type": "default"}) else chosen
 
 
 def limit_context(values: dict[str, Any]) -> None:
-    """Lower max_position_embeddings to where dual chunk attention begins to differ from attention (Qwen2.5-1M).
+    """Lower max_position_embeddings to where attention begins to differ from the one that is computed.
 
-    Up to a chunk, less what is seen of the one before, all keys are in the query's own chunk (vLLM's
-    dual_chunk_flash_attn, `chunk_len`).
+    In Qwen2.5-1M that is where dual chunk attention begins: up to a chunk, less what is seen of the one before, all
+    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`). In Ministral 3, where queries begin
+    to be scaled by their position.
     """
     chunks = values.pop(DUAL_CHUNK, None)
-    if chunks is None:
-        return
-    if not isinstance(chunks, Mapping):
-        raise ConfigError(f"{DUAL_CHUNK} must be null or an object; got {short_repr(chunks)}")
-    size = as_integer(f"{DUAL_CHUNK}: chunk_size", chunks.get("chunk_size"), least=2)
-    limit = size - as_integer(f"{DUAL_CHUNK}: local_size", chunks.get("local_size", 0), least=0, below=INT_LIMIT)
-    positions = as_integer("max_position_embeddings", values.get("max_position_embeddings"))
-    if limit < 1:
-        raise ConfigError(f"{DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
+    if chunks is not None:
+        if not isinstance(chunks, Mapping):
+            raise ConfigError(f"{DUAL_CHUNK} must be null or an object; got {short_repr(chunks)}")
+        size = as_integer(f"{DUAL_CHUNK}: chunk_size", chunks.get("chunk_size"), least=2)
+        local = as_integer(f"{DUAL_CHUNK}: local_size", chunks.get("local_size", 0), least=0, below=INT_LIMIT)
+        if size <= local:
+            raise ConfigError(f"{DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
+        _limit_positions(values, size - local, "dual chunk attention")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = values.get(key)
+        if not isinstance(rope, Mapping) or QUERY_SCALE not in rope:
+            continue
+        values[key] = {name: value for name, value in rope.items() if name != QUERY_SCALE}
+        if rope[QUERY_SCALE]:
+            original = rope.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
+            limit = as_integer("original_max_position_embeddings", original, below=INT_LIMIT)
+            _limit_positions(values, limit, f"queries that are scaled by their position ({QUERY_SCALE})")
+
+
+def _limit_positions(values: dict[str, Any], limit: int, needed: str) -> None:
+    positions = as_integer("max_position_embeddings", values.get("max_position_embeddings", limit))
     if positions > limit:
         logger.warning(
-            "max_position_embeddings is taken as %d instead of %d: beyond that the model needs dual chunk attention, "
+            "max_position_embeddings is taken as %d instead of %d: beyond that the model needs %s, "
             "which is not available in this version",
             limit,
             positions,
+            needed,
         )
-        values["max_position_embeddings"] = limit
+    values["max_position_embeddings"] = min(positions, limit)

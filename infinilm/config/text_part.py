@@ -55,4 +55,11 @@ def text_part(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
     tied = [part["tie_word_embeddings"] for part in (outer, inner) if part.get("tie_word_embeddings") is not None]
     if tied:
         inner["tie_word_embeddings"] = True if True in tied else tied[0]
-    return {**family.text_model_types[kind], **outer, **inner}
+    given = {**outer, **inner}
+    defaults = dict(family.text_model_types[kind])
+    for rope in (given.get("rope_scaling"), given.get("rope_parameters")):
+        if isinstance(rope, Mapping):
+            defaults.pop("rope_scaling", None)
+            if rope.get("rope_theta") is not None:
+                defaults.pop("rope_theta", None)
+    return {**defaults, **given}

@@ -40,6 +40,10 @@ def test_defaults_are_those_of_transformers(model_type):
         value = recorded.pop(key, None)
         assert getattr(config, key) == ([] if value is None else value if isinstance(value, list) else [value])
     rope = recorded.pop("rope_parameters")
+    if model_type == "ministral3":  # only as far as queries are not scaled by their position
+        assert rope.pop("llama_4_scaling_beta") and rope.pop("type") == rope["rope_type"]
+        assert rope.pop("max_position_embeddings") == recorded["max_position_embeddings"]
+        recorded["max_position_embeddings"] = rope["original_max_position_embeddings"]
     assert rope.pop("partial_rotary_factor", 1.0) == config.partial_rotary_factor
     assert rope == config.rope_parameters
     if recorded.get("head_dim") is None:
@@ -334,6 +338,34 @@ def test_a_partial_rope_turns_pairs(factor):
     config = LlamaConfig(model_type="phi3", hidden_size=64, num_attention_heads=4, partial_rotary_factor=factor)
     with pytest.raises(ConfigError, match=rf"head_dim \* partial_rotary_factor must be even .* got 16 \* {factor}"):
         config.validate()
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_positions_end_where_queries_begin_to_be_scaled(tmp_path, caplog, key):
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
+
+    def read(positions, **changes):
+        values = {"model_type": "ministral3", "max_position_embeddings": positions, key: rope | changes}
+        with caplog.at_level(logging.WARNING, logger="infinilm"):
+            return AutoConfig.from_pretrained(write(tmp_path, values))
+
+    for positions, changes in ((32, {}), (16, {}), (128, {"llama_4_scaling_beta": 0})):
+        config = read(positions, **changes)
+        assert config.max_position_embeddings == positions and "llama_4_scaling_beta" not in config.rope_scaling
+    assert not caplog.records
+    assert read(128).max_position_embeddings == 32
+    (record,) = caplog.records
+    assert "taken as 32 instead of 128: beyond that the model needs queries that are scaled" in record.getMessage()
+    with pytest.raises(ConfigError, match="original_max_position_embeddings must be an integer"):
+        read(128, original_max_position_embeddings=None)
+    with pytest.raises(ConfigError, match=r"unknown rope parameters .*llama_4_scaling_beta"):
+        LlamaConfig(model_type="ministral3", **{key: rope}).validate()
+
+
+def test_null_is_the_default_rope_and_default_is_none():
+    assert LlamaConfig(model_type="ministral3", rope_scaling=None).rope_scaling["rope_type"] == "yarn"
+    plain = LlamaConfig(model_type="ministral3", rope_parameters={"rope_type": "default"})
+    assert plain.rope_scaling is None and plain == LlamaConfig(**plain.to_dict())
 
 
 def test_mlp_layer_types_must_be_dense():

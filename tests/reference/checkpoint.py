@@ -41,7 +41,7 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     return tensors
 
 
-_NOT_TEXT = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.")
+_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
@@ -49,7 +49,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     q, kv, sandwich = config.num_attention_heads, config.num_key_value_heads, "Glm4" in config.architecture
     found = {}
     for name, values in tensors.items():
-        if name.startswith(_NOT_TEXT):
+        if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
         name = name.replace("language_model.", "")
         if "qkv_proj" in name:
