@@ -113,10 +113,14 @@ private:
         if (launched == cudaSuccess && sync_) launched = cudaStreamSynchronize(stream_);
         if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
     }
-    bool few(int64_t num_tokens) const { return num_tokens <= max_decode_tokens; }
+    static bool few(int64_t num_tokens, const PackedWeight& weight) {
+        return num_tokens <= max_decode_tokens(weight.format);
+    }
     // As a prologue every block norms all of x again, which costs more than a kernel of its own when there is much of
     // it: 16 rows is where the reads from L2 are estimated to take longer than a launch.
-    bool norm_fused(int64_t num_tokens) const { return type_ != Type::f32 && num_tokens <= 16; }
+    bool norm_fused(int64_t num_tokens, const PackedWeight& weight) const {
+        return type_ != Type::f32 && num_tokens <= std::min(16, max_norm_tokens(weight.format));
+    }
     // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
     void add_norm(const LinearParams& p, LinearArgs& args);
     static size_t pitch(const TensorView& matrix) {  // bytes from row to row
@@ -207,11 +211,13 @@ std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) 
 
 std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                             int head_dim, Quantization quantization) {
-    require(quantization == Quantization::none, "quantization: on CUDA weights keep their 16 bits; use device='cpu'");
+    require(quantization == Quantization::none || type_ != Type::f32, "quantization '", name(quantization),
+            "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
     activate();
     auto out = std::make_unique<CudaLinear>();
     PackedWeight& weight = out->packed;
     weight.type = type_;
+    weight.format = format_of(quantization);
     weight.k = count(parts[0].weight.shape(1));
     const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
     require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
@@ -377,7 +383,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
 
 void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
-    if (norm_fused(args.num_tokens)) {
+    if (norm_fused(args.num_tokens, args.weight)) {
         args.norm_weight = p.norm.weight.as<const float>();
         args.norm_eps = p.norm.eps;
         return;
@@ -390,7 +396,7 @@ void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
 void CudaBackend::run_linear(const LinearArgs& args) {
     auto launch = [&] {
         if (type_ == Type::f32) return linear_f32(args, stream_);
-        if (few(args.num_tokens)) return linear_decode(args, stream_);
+        if (few(args.num_tokens, args.weight)) return linear_decode(args, stream_);
 #if INFINILM_SM90
         if (is_hopper_ && !options_.batch_invariant) return linear_sm90(args, stream_);
 #endif
@@ -409,8 +415,8 @@ void CudaBackend::linear(const LinearParams& p) {
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     const PackedWeight& weight = packed(p.weight);
-    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0)) && p.x.numel() > 0 && !rope.q_norm &&
-                       rope.cos_sin.shape(1) == rope.head_dim;
+    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0), weight) && p.x.numel() > 0 &&
+                       !rope.q_norm && rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);

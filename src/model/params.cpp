@@ -136,7 +136,8 @@ int64_t Params::prepared_bytes(DType dtype) const {
         const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
         switch (quantization) {
             case Quantization::none: sum += elements * size_bytes(dtype); break;
-            case Quantization::int8: sum += elements + 4 * shape[0]; break;
+            case Quantization::int8:
+            case Quantization::fp8: sum += elements + 4 * shape[0]; break;
             case Quantization::int4: sum += elements / 2 + elements / 16; break;
         }
     }

@@ -33,6 +33,10 @@ BACKEND = (
     *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
     ROOT / "src/core/tensor.cpp",
 )
+# Linears of every weight format: one refers to the others.
+LINEARS = tuple(
+    ROOT / f"cuda/linear_{name}.cu" for name in ("decode", "prefill", "sm90", "sm90_quantised", "int8", "int4", "fp8")
+)
 H2D, D2H = 1, 2
 SCHEDULES = ("fifo", "lifo", "random:1")  # under which every kernel is tested
 

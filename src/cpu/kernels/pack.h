@@ -9,13 +9,14 @@
 // float32 [panels][16], one per output; those of int4 bfloat16 [panels][k / 32][16], one per output and group.
 #pragma once
 
+#include "core/quantise.h"
 #include "cpu/kernels/kernels.h"
 
 namespace infinilm::cpu {
 
 constexpr int panel_outputs = 16;
 constexpr int line_bytes = 64;
-constexpr int group_size = 32;  // of k: what shares a scale
+constexpr int group_size = quantise::group;  // of k
 constexpr int int4_offset = 8;
 
 static inline constexpr int k_per_line(Format format) {
