@@ -43,23 +43,23 @@ template <class T>
 __device__ __forceinline__ uint32_t widen_int8(uint32_t bytes) {
     // 128 + the low 7 bits, less 128 + the sign's 128: bf16 has room for 7 bits under its exponent.
     if constexpr (is_bf16<T>)
-        return fma2<T>((bytes & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (bytes & 0x007f007fu) | 0x43004300u);
+        return fma2<T>(and_or(bytes, 0x00800080u, 0x43004300u), 0xbf80bf80u, and_or(bytes, 0x007f007fu, 0x43004300u));
     // 1024 + 128 + the integer, whose sign is flipped for that
-    return fma2<T>((bytes & 0x00ff00ffu) ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);
+    return fma2<T>(and_xor(bytes, 0x00ff00ffu, 0x64806480u), 0x3c003c00u, 0xe480e480u);
 }
 
 // Two integers of 4 bits plus 8, in half-bytes 0 and 4.
 template <class T>
 __device__ __forceinline__ uint32_t widen_int4(uint32_t halves) {
-    if constexpr (is_bf16<T>) return fma2<T>((halves & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u);
-    return fma2<T>((halves & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe408e408u);
+    if constexpr (is_bf16<T>) return fma2<T>(and_or(halves, 0x000f000fu, 0x43004300u), 0x3f803f80u, 0xc308c308u);
+    return fma2<T>(and_or(halves, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u);
 }
 
 // Two e4m3 numbers, in bytes 0 and 2. In bf16 the same bits are 2^-120 of the value, subnormal or not.
 template <class T>
 __device__ __forceinline__ uint32_t widen_fp8(uint32_t bytes) {
     if constexpr (is_bf16<T>)
-        return fma2<T>((bytes << 8 & 0x80008000u) | (bytes << 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);
+        return fma2<T>(and_or(bytes << 8, 0x80008000u, bytes << 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);
     return e4m3_to_f16(bytes);
 }
 

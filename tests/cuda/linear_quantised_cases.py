@@ -1,4 +1,4 @@
-"""Cases for linears of int8, int4 and fp8 weights: packing, and each kernel against float64 sums of the same numbers."""
+"""Linears of int8, int4 and fp8 weights: packing, and each kernel against float64 sums of the same numbers."""
 
 from __future__ import annotations
 
