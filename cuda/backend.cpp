@@ -59,7 +59,7 @@ public:
     ~CudaBackend() override {
         cudaSetDevice(options_.device);  // on a lost device nothing here works, and nothing is left to be done
         cudaStreamSynchronize(stream_);
-        cudaFreeHost(host_staging_);
+        for (const Staging& staging : staging_) cudaFreeHost(staging.host);
         cudaStreamDestroy(stream_);
     }
 
@@ -71,7 +71,7 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
 
     void* stream() const override { return stream_; }
-    std::vector<TensorView> upload(std::span<const TensorView> arrays) override;
+    std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
         activate();
@@ -142,9 +142,14 @@ private:
     bool is_hopper_ = false;
     cudaStream_t stream_ = nullptr;
     StreamRecorder recorder_{stream_};
-    Tensor attention_workspace_;            // uint8
-    Tensor device_staging_, load_staging_;  // uint8: of upload, of pack
-    void* host_staging_ = nullptr;          // pinned, as large as device_staging_
+    Tensor attention_workspace_;  // uint8
+    // What arrays pass through on their way to the device.
+    struct Staging {
+        Tensor device;         // uint8
+        void* host = nullptr;  // pinned, as large
+    };
+    std::array<Staging, 2> staging_;  // of upload, by purpose
+    Tensor load_staging_;             // uint8: of pack
 };
 
 // ---- memory ------------------------------------------------------------------------------------------------------
@@ -177,18 +182,19 @@ void CudaBackend::copy_rows(const TensorView& src, void* dst, size_t dst_pitch, 
           op);
 }
 
-std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) {
+std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const TensorView> arrays) {
     activate();
+    Staging& staging = staging_[static_cast<size_t>(purpose)];
     auto aligned = [](int64_t bytes) { return (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment; };
     size_t bytes = 0;
     for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
-    if (!device_staging_ || static_cast<size_t>(device_staging_.bytes()) < bytes) {
+    if (!staging.device || static_cast<size_t>(staging.device.bytes()) < bytes) {
         while_quiet([&] {
-            device_staging_ = {};
-            cudaFreeHost(host_staging_);
-            host_staging_ = nullptr;
-            device_staging_ = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
-            check(cudaMallocHost(&host_staging_, 2 * bytes), "upload");
+            staging.device = {};
+            cudaFreeHost(staging.host);
+            staging.host = nullptr;
+            staging.device = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
+            check(cudaMallocHost(&staging.host, 2 * bytes), "upload");
         });
     }
     std::vector<TensorView> out;
@@ -198,12 +204,12 @@ std::vector<TensorView> CudaBackend::upload(std::span<const TensorView> arrays) 
             out.emplace_back();
             continue;
         }
-        std::memcpy(static_cast<std::byte*>(host_staging_) + offset, array.data(), static_cast<size_t>(array.bytes()));
-        out.emplace_back(device_staging_.as<std::byte>() + offset, array.dtype(), array.shape(), device_);
+        std::memcpy(static_cast<std::byte*>(staging.host) + offset, array.data(), static_cast<size_t>(array.bytes()));
+        out.emplace_back(staging.device.as<std::byte>() + offset, array.dtype(), array.shape(), device_);
         offset += aligned(array.bytes());
     }
     // The pinned buffer is written again by the next step, which begins when this one's result has come.
-    check(cudaMemcpyAsync(device_staging_.data(), host_staging_, bytes, cudaMemcpyHostToDevice, stream_), "upload");
+    check(cudaMemcpyAsync(staging.device.data(), staging.host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
     return out;
 }
 
@@ -547,6 +553,12 @@ void CudaBackend::sum_parts(const SumPartsParams& p) {
         "sum_parts", p.parts.shape());
 }
 
+static AllowedArgs allowed_args(const AllowedTokens& mask) {
+    return {.allowed = mask.allowed.as<const uint32_t>(),
+            .allowed_stride = mask.allowed ? mask.allowed.stride(0) : 0,
+            .allowed_row = mask.allowed_row.as<const int>()};
+}
+
 void CudaBackend::find_best(const FindBestParams& p) {
     activate();
     run(cuda::find_best({.logits = p.logits.as<const float>(),
@@ -556,7 +568,8 @@ void CudaBackend::find_best(const FindBestParams& p) {
                          .k = count(p.best.shape(1)),
                          .first_id = p.first_id,
                          .best = p.best.as<float>(),
-                         .ids = p.ids.as<int>()},
+                         .ids = p.ids.as<int>(),
+                         .mask = allowed_args(p.mask)},
                         stream_),
         "find_best", p.logits.shape());
 }
@@ -576,7 +589,8 @@ void CudaBackend::sample(const SampleParams& p) {
                       .ids = p.ids.as<int>(),
                       .logprobs = nullptr,
                       .token_ids = p.token_ids.as<const int>(),
-                      .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0},
+                      .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0,
+                      .mask = allowed_args(p.mask)},
                      stream_),
         "sample", p.logits.shape());
 }

@@ -241,6 +241,13 @@ cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);  // Type::f32
 
 // ---- sampling ----------------------------------------------------------------------------------------------------
 
+// As AllowedTokens of src/ops/backend.h; null: all rows may draw all.
+struct AllowedArgs {
+    const uint32_t* allowed;  // [num_masks, num_words], rows allowed_stride apart
+    int64_t allowed_stride;
+    const int* allowed_row;  // [num_rows]
+};
+
 // As SampleParams of src/ops/backend.h. A row that cannot be sampled gets a negative id: SampleFault.
 enum SampleFault : int { nan_logit = -1, infinite_logit = -2, no_logit = -3 };
 struct SampleArgs {
@@ -251,9 +258,10 @@ struct SampleArgs {
     const int* top_k;
     const float *top_p, *min_p, *random_val;
     int* ids;
-    float* logprobs;                 // of what is sampled under softmax(logits); or null
+    float* logprobs;                 // of what is sampled under the softmax of what is allowed; or null
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
+    AllowedArgs mask = {};
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
@@ -264,6 +272,7 @@ struct FindBestArgs {
     int num_rows, n, k, first_id;
     float* best;  // [num_rows, k]
     int* ids;     // the same
+    AllowedArgs mask = {};
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 

@@ -8,6 +8,8 @@
 // arithmetic of src/cpu/sampling.cpp), so sums are exact in any order: integer atomics give the same bits every time,
 // and the same token as the CPU. Once a boundary leaves few candidates, they move to a list in shared memory.
 //
+// What a mask does not allow counts as a logit of -inf: one more load per logit, of a word that a warp shares.
+//
 // Mapping: one block of 1024 threads per row, no scratch. Bytes: vocab_size * 4 a pass. Greedy is one pass, log
 // probabilities one more, everything else three, and up to fifteen for distributions so flat that the list overflows;
 // all but the first come from L2. The best of a row: one pass if it is one, else two, and up to eight where the list
@@ -117,10 +119,24 @@ struct One {
     __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
 };
 
+// The bits of the tokens that a row may draw.
+struct AllowedRow {
+    const uint32_t* words;  // null: all are set
+    __device__ __forceinline__ AllowedRow(const AllowedArgs& args, int row) : words(nullptr) {
+        const int mask = args.allowed ? args.allowed_row[row] : -1;
+        if (mask >= 0) words = args.allowed + mask * args.allowed_stride;
+    }
+    __device__ __forceinline__ float operator()(float logit, uint32_t id) const {
+        return !words || words[id / 32] >> id % 32 & 1 ? logit : -INFINITY;
+    }
+};
+
 class RowSampler {
 public:
-    __device__ __forceinline__ RowSampler(const float* row, int vocab_size, SharedRow& shared)
-        : row_(row), size_(vocab_size), s_(shared) {}
+    // first_id: of the first column, in the bits of what is allowed.
+    __device__ __forceinline__ RowSampler(const float* row, int vocab_size, AllowedRow allowed, int first_id,
+                                          SharedRow& shared)
+        : row_(row), size_(vocab_size), allowed_(allowed), first_id_(first_id), s_(shared) {}
 
     // The first of the order: key and id.
     __device__ __forceinline__ void find_first(uint32_t& key, uint32_t& id) {
@@ -202,7 +218,7 @@ public:
         return s_.listed;
     }
 
-    // log softmax of the raw logits at one of them.
+    // log softmax of the allowed logits at one of them.
     __device__ __forceinline__ float log_softmax(float logit, float largest) {
         listed_ = -1;
         constexpr float one = 0x1p44f;  // sums of 2^19 fit; in fixed point any order gives the same bits
@@ -230,7 +246,8 @@ private:
             }
 #pragma unroll
             for (int j = 0; j < kBatch; ++j)
-                if (const int i = first + j * kThreads; i < size_) f(logits[j], i);
+                if (const int i = first + j * kThreads; i < size_)
+                    f(allowed_(logits[j], static_cast<uint32_t>(first_id_ + i)), i);
         }
     }
 
@@ -318,6 +335,8 @@ private:
 
     const float* row_;  // [size_]
     int size_;
+    AllowedRow allowed_;
+    int first_id_;
     SharedRow& s_;
     int listed_ = -1;       // candidates in the list; -1: all of the row
     Prefix kept_{kAll, 0};  // of the order
@@ -327,7 +346,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
     INFINILM_SHARED(SharedRow, shared, [1]);
     const int r = static_cast<int>(blockIdx.x), size = args.vocab_size;
     const float* row = args.logits + r * args.logits_stride;  // [vocab_size]
-    RowSampler sampler(row, size, shared[0]);
+    RowSampler sampler(row, size, AllowedRow(args.mask, r), 0, shared[0]);
     uint32_t key, id;
     sampler.find_first(key, id);
     const float largest = logit_of(key);
@@ -358,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs arg
     INFINILM_SHARED(SharedRow, shared, [1]);
     const int r = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x);
     const float* row = args.logits + r * args.logits_stride;  // [n]
-    RowSampler sampler(row, args.n, shared[0]);
+    RowSampler sampler(row, args.n, AllowedRow(args.mask, r), args.first_id, shared[0]);
     auto write = [&](int place, uint32_t key, uint32_t id) {  // -inf and what is not there look the same
         const bool any = key < kKeyOfMinusInfinity;
         args.best[r * args.k + place] = any ? row[id] : -INFINITY;

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         StaticKVCacheConfig as StaticKVCacheConfig,
     )
     from infinilm.config import AutoConfig as AutoConfig, LlamaConfig as LlamaConfig
+    from infinilm.constraint import Constraint as Constraint
     from infinilm.debug import (
         Comparison as Comparison,
         TensorStats as TensorStats,
@@ -78,6 +79,7 @@ _LAZY = {
         "infinilm._core": ("Tensor", "from_dlpack"),
         "infinilm.cache": ("CacheConfig", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"),
         "infinilm.config": ("AutoConfig", "LlamaConfig"),
+        "infinilm.constraint": ("Constraint",),
         "infinilm.debug": ("Comparison", "TensorStats", "compare", "tensor_stats"),
         "infinilm.devices": ("backends",),
         "infinilm.distributed": ("CommunicationGroup", "DistConfig", "RankInfo"),

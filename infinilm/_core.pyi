@@ -119,9 +119,9 @@ class Backend:
 
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
-    def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0) -> None: ...
+    def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
 
-    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, random_val: Tensor, ids: Tensor, token_ids: Tensor | None = None) -> None: ...
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, random_val: Tensor, ids: Tensor, token_ids: Tensor | None = None, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
 
 class AttentionSpec:
     @property
@@ -303,7 +303,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
 class StepOutput:
     @property
@@ -331,6 +331,11 @@ class PendingStep:
     def abort(self) -> None:
         """
         Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is nearly done is done.
+        """
+
+    def give_masks(self) -> None:
+        """
+        Batch.allowed is complete now: a step that was submitted with late_masks may sample.
         """
 
     def wait(self, seconds: float) -> bool:
@@ -402,8 +407,10 @@ class InferEngine:
     def forward(self, batch: Batch) -> StepOutput:
         """Runs one step."""
 
-    def submit(self, batch: Batch) -> PendingStep:
-        """Queues one step behind those submitted before, and returns at once."""
+    def submit(self, batch: Batch, late_masks: bool = False) -> PendingStep:
+        """
+        Queues one step behind those submitted before, and returns at once. late_masks: Batch.allowed may change until PendingStep.give_masks, for which the step waits before it samples.
+        """
 
     @property
     def weight_bytes(self) -> int: ...

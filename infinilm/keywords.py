@@ -30,6 +30,14 @@ _OTHER_NAMES = MappingProxyType(
         "temp": "temperature",
         "repeat_penalty": "repetition_penalty",
         "logits_processors": "logits_processor",
+        "guided_json": "constraint",
+        "guided_regex": "constraint",
+        "guided_choice": "constraint",
+        "guided_grammar": "constraint",
+        "guided_decoding": "constraint",
+        "structured_outputs": "constraint",
+        "response_format": "constraint",
+        "grammar": "constraint",
         # models
         "gpu_memory_utilization": "kv_cache",
         "kv_cache_memory_bytes": "kv_cache",
@@ -52,11 +60,6 @@ _OTHER_NAMES = MappingProxyType(
 
 _FEATURES = (
     ("beam search", "num_beams num_beam_groups use_beam_search beam_width length_penalty early_stopping"),
-    (
-        "structured output",
-        "guided_json guided_regex guided_choice guided_grammar guided_decoding structured_outputs response_format "
-        "json_schema grammar",
-    ),
     ("a LoRA adapter", "lora_request enable_lora max_lora_rank max_loras lora_path lora_base adapter"),
     ("speculative decoding", "speculative_config speculative_model num_speculative_tokens draft_model assistant_model"),
     ("the priority of a request", "priority scheduling_policy"),

@@ -36,11 +36,12 @@ from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import reduce_prompts
+from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds
@@ -105,9 +106,8 @@ class LLM(OfThisProcess):
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     hooks
-        Called inside every step, with the tokens of all requests in it. Hooks may be registered and removed at any
-        time, which empties the prefix cache. Tokens found in the prefix cache are not computed, so hooks do not see
-        them. A hook that raises fails the requests of the step.
+        Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
+        may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
         Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
     load_format
@@ -223,10 +223,12 @@ class LLM(OfThisProcess):
             "sliding_window": common_window(spec.attention.sliding_window),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
             self.tokenizer,
             self.chat_template,
+            self.grammars,
             self.generation_config,
             self.max_model_len,
             seed,
@@ -465,15 +467,21 @@ class LLM(OfThisProcess):
         return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def asubmit(
-        self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        ends_only: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> streams.AsyncRequests:
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
-        ``async with llm.asubmit(...) as running`` cancels what is unfinished.
+        ``async with llm.asubmit(...) as running`` cancels what is unfinished. With `ends_only` there are no events but
+        the last of each sequence, which costs less.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        return streams.AsyncRequests(self, self._thread, requests)
+        return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
 
     # ---- logits and log-probabilities ----
 
@@ -514,9 +522,14 @@ class LLM(OfThisProcess):
         `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
         else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
         """
-        if pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
         reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in reduced])
+
+    async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
+        reduced = await areduce_prompts(
+            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True
+        )
         return np.stack([pool.vector() for _, _, pool in reduced])
 
     # ---- state ----

@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from infinilm.checks import as_boolean
+from infinilm.constraint import Constraint
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
 
@@ -107,6 +108,12 @@ def _logits_processor(value: object) -> Callable[..., Any]:
     return value
 
 
+def _constraint(value: object) -> Constraint:
+    if not isinstance(value, Constraint):
+        raise _type_error("constraint", "a Constraint, such as Constraint.json_schema({...})", value)
+    return value
+
+
 _MAX_INT = 2**31 - 1
 # Field -> function that checks a value and returns it normalised. A default of None is always accepted.
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -132,6 +139,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "logprobs": lambda v: _integer("logprobs", v, lambda x: x >= 0, ">= 0, or None"),
     "prompt_logprobs": lambda v: _integer("prompt_logprobs", v, lambda x: x >= 0, ">= 0, or None"),
     "logits_processor": _logits_processor,
+    "constraint": _constraint,
     "skip_special_tokens": lambda v: as_boolean("skip_special_tokens", v),
 }
 
@@ -159,6 +167,7 @@ class SamplingKeywords(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     logits_processor: Callable[..., Any] | None
+    constraint: Constraint | None
     skip_special_tokens: bool
 
 
@@ -209,6 +218,9 @@ class SamplingParams:
         (int32 array) and the logits (float32 array, [vocab_size]); returns the logits to draw from, -inf for tokens
         that must not come. It runs on the engine's thread, so a slow one slows all requests, and it cannot call the
         `LLM` that runs it. What it raises, even SystemExit, ends its request alone, and comes out of `result`.
+    constraint : Constraint, optional
+        What the text must be, such as `Constraint.json_schema(schema)`. It ends where the constraint does, also before
+        `min_tokens`; where a limit or a stop string ends it, it is cut.
     skip_special_tokens : bool
         Leave special tokens out of the text.
 
@@ -240,6 +252,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processor: Callable[..., Any] | None = None
+    constraint: Constraint | None = None
     skip_special_tokens: bool = True
 
     if TYPE_CHECKING:  # what may be given is more than what is read back
@@ -261,6 +274,8 @@ class SamplingParams:
             raise RequestError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
+        if self.constraint is not None and self.ignore_eos:
+            raise RequestError("ignore_eos cannot be combined with constraint, which says where the text ends")
 
 
 def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

@@ -59,7 +59,7 @@ def test_names_that_are_hinted_at_exist() -> None:
 def test_hints() -> None:
     for name, expected in {
         "temprature": "X has no parameter 'temprature'; did you mean 'temperature'?",
-        "response_format": "X has no parameter 'response_format': structured output is not available in this version",
+        "num_beams": "X has no parameter 'num_beams': beam search is not available in this version",
         "n_ctx": "X has no parameter 'n_ctx'",  # what it is called elsewhere is no help here
         "zzz": "X has no parameter 'zzz'",
     }.items():

@@ -19,7 +19,8 @@ def test_defaults_are_those_of_the_contract():
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "logit_bias": None, "allowed_token_ids": None, "seed": None, "max_tokens": None, "min_tokens": 0,
         "stop": (), "stop_token_ids": (), "include_stop_str_in_output": False, "ignore_eos": False,
-        "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "skip_special_tokens": True,
+        "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "constraint": None,
+        "skip_special_tokens": True,
     }  # fmt: skip
     assert dataclasses.asdict(SamplingParams()) == expected
     assert NAMES == list(expected) == list(_CHECKS)
@@ -210,8 +211,8 @@ def test_min_tokens_above_max_tokens():
         ("stop_tokens", "did you mean 'stop_token_ids'"),
         ("max_new_tokens", "it is called 'max_tokens' here"),
         ("num_beams", ": beam search is not available in this version"),
-        ("guided_json", ": structured output is not available in this version"),
-        ("response_format", ": structured output is not available in this version"),
+        ("guided_json", "it is called 'constraint' here"),
+        ("response_format", "it is called 'constraint' here"),
         ("truncate_prompt_tokens", ": cutting prompts to a length is not available in this version"),
         ("block_size", "; it has n, temperature, "),
         ("do_sample", r"it is called 'temperature' here \(0 is greedy\)"),

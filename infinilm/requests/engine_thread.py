@@ -35,7 +35,7 @@ from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFu
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.counters import Counters
-from infinilm.requests.logits import HostSampler
+from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
@@ -325,7 +325,7 @@ class EngineThread:
             if last is None:
                 if self._in_flight is None and self.scheduler.has_work:
                     raise InfinilmError("the scheduler has sequences, and cannot run any of them")
-                return news
+                return news + self._give_masks()
             failed = last.step
             output = self._watch(last)
             failed = None
@@ -336,6 +336,7 @@ class EngineThread:
             if self._in_flight is None:
                 news += self._take_orders()  # given while the step ran
                 self._in_flight = self._submit()
+            news += self._give_masks()
         except BaseException as error:
             works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
             news += self._fail(works, error)
@@ -359,11 +360,21 @@ class EngineThread:
                         hidden.append(np.array(rows.numpy(), np.float32))  # a copy: the next step writes there
 
                     self._hooks.watch("final_norm", look)
-                in_flight = _InFlight(step, self._engine.submit(step.batch), now, hidden)
+                in_flight = _InFlight(step, self._engine.submit(step.batch, step.masks is not None), now, hidden)
         finally:
             if in_flight is None:
                 self._hooks.take_back()
         return in_flight
+
+    def _give_masks(self) -> list[News]:
+        """Fill in the masks of the step submitted last, which runs or waits for them, and end works that cannot."""
+        in_flight = self._in_flight
+        if in_flight is None or in_flight.step.masks is None:
+            return []
+        failures = in_flight.step.masks.fill()
+        in_flight.pending.give_masks()
+        news = [self._end(sequence.owner, "error", error) for sequence, error in failures]
+        return news + self._settle([sequence.owner for sequence, _ in failures])
 
     def _wait_for(self, step: _InFlight) -> _core.StepOutput:
         try:
@@ -401,6 +412,7 @@ class EngineThread:
             self._death = error.__cause__ or error  # what happened to the first rank that failed
         if self._in_flight is not None:
             with contextlib.suppress(BaseException):
+                self._in_flight.pending.abort()  # it may wait for masks
                 self._wait_for(self._in_flight)
             self._in_flight = None
         self.scheduler.recompute_all()
@@ -452,8 +464,7 @@ class EngineThread:
             for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
                 owner = step.samples[row].owner
                 if owner.finish_reason is None and owner not in failures:
-                    what = _core.sample_fault(int(ids[row]))
-                    failures[owner] = InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
+                    failures[owner] = sampling_error(int(ids[row]), step.samples[row].constraint is not None)
         now = time.perf_counter()
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.streamed]
@@ -494,7 +505,7 @@ class EngineThread:
             if not sequence.draws_on_host or work.finish_reason is not None:
                 continue
             try:
-                changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids))
+                changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids, sequence.constraint))
                 rows.append(i)
             except BaseException as error:
                 failures[work] = error

@@ -3,8 +3,9 @@
 Only rows of requests that need this come here. All others are sampled where the model runs. Both ways draw by the same
 procedure with the same random numbers, so a row that nothing changes gives the same token.
 
-The order is fixed: `allowed_token_ids`, `min_tokens`, `logit_bias`, `repetition_penalty`, `presence_penalty`,
-`frequency_penalty`, `logits_processor`; then, in the draw, `temperature`, `top_k`, `top_p`, `min_p`.
+The order is fixed: the constraint of the request and `allowed_token_ids`, `min_tokens`, `logit_bias`,
+`repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logits_processor`; then, in the draw, `temperature`,
+`top_k`, `top_p`, `min_p`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.errors import InfinilmError, RequestError
+from infinilm.requests.constraint import allowed_tokens
 
 if TYPE_CHECKING:
+    from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
-__all__ = ["HostSampler", "LogitsPipeline", "logprobs_of", "top_logprobs"]
+__all__ = ["HostSampler", "LogitsPipeline", "logprobs_of", "sampling_error", "top_logprobs"]
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
+_ALL_FORBIDDEN = "are all -inf"  # in the words of `_core.sample_fault`
 LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
 
 
@@ -44,6 +48,7 @@ class LogitsPipeline:
     def __init__(
         self, params: SamplingParams, prompt_token_ids: Int32Array, eos_token_ids: Collection[int], vocab_size: int
     ) -> None:
+        self.vocab_size = vocab_size
         self._params = params
         self._prompt = prompt_token_ids
         self._forbidden: npt.NDArray[np.bool_] | None = None  # [vocab_size]
@@ -80,8 +85,12 @@ class LogitsPipeline:
         if self._seen is not None:
             self._seen[token_id] = True
 
-    def apply(self, logits: Float32Array, output_token_ids: Sequence[int]) -> Float32Array:
+    def apply(
+        self, logits: Float32Array, output_token_ids: Sequence[int], constraint: Matcher | None = None
+    ) -> Float32Array:
         """Return the changed logits, [vocab_size] float32; `logits` stays as it is.
+
+        `constraint`: that has the tokens so far; what it raises is raised.
 
         Raises
         ------
@@ -94,6 +103,8 @@ class LogitsPipeline:
         params = self._params
         out: Float32Array = logits.copy()
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            if constraint is not None:
+                out[~allowed_tokens(constraint, len(out))] = -np.inf
             if self._forbidden is not None:
                 out[self._forbidden] = -np.inf
             if len(output_token_ids) < params.min_tokens:
@@ -121,8 +132,8 @@ class LogitsPipeline:
             raise InfinilmError(f"the model gave logits that cannot be sampled: they {fault}")
         if np.isneginf(changed.max()):
             raise RequestError(
-                "no token is left to choose: allowed_token_ids, min_tokens, logit_bias and logits_processor "
-                "together forbid all of them"
+                "no token is left to choose: the constraint, allowed_token_ids, min_tokens, logit_bias and "
+                "logits_processor together forbid all of them"
             )
         raise RequestError(
             f"logit_bias, the penalties or logits_processor left logits that {_fault(changed)}: they must stay numbers "
@@ -148,7 +159,15 @@ def _fault(logits: Float32Array) -> str | None:
         return "hold NaN"
     if np.isposinf(largest):
         return "hold +inf"
-    return "are all -inf" if np.isneginf(largest) else None
+    return _ALL_FORBIDDEN if np.isneginf(largest) else None
+
+
+def sampling_error(fault: int, is_constrained: bool) -> InfinilmError:
+    """Why the engine drew no token, from the negative id in its place and whether the row had a mask."""
+    what = _core.sample_fault(fault)
+    if is_constrained and what == _ALL_FORBIDDEN:
+        return RequestError("no token is left to choose: the constraint allows none that the model could say")
+    return InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
 
 
 class HostSampler:

@@ -20,6 +20,7 @@ from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.constraint import Grammars
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
@@ -49,6 +50,9 @@ class RequestMaker:
     ----------
     config : LlamaConfig
     tokenizer : Tokenizer
+    chat_template : ChatTemplate
+    grammars : Grammars
+        Compiles constraints.
     generation_config : GenerationConfig
         Defaults of requests without `SamplingParams`; keywords of the request take precedence.
     max_model_len : int
@@ -65,6 +69,7 @@ class RequestMaker:
         config: LlamaConfig,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
+        grammars: Grammars,
         generation_config: GenerationConfig,
         max_model_len: int,
         seed: int | None,
@@ -74,6 +79,7 @@ class RequestMaker:
         self._config = config
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._grammars = grammars
         self._generation_config = generation_config
         self._max_model_len = max_model_len
         self._limits = limits
@@ -170,7 +176,8 @@ class RequestMaker:
             )
             for index in range(params.n)
         ]
-        return GenerationRequest(request_id, text, completions)
+        matcher = None if params.constraint is None else self._grammars.matcher(params.constraint)
+        return GenerationRequest(request_id, text, completions, matcher)
 
     def _check_params(self, params: SamplingParams) -> None:
         """Check what `SamplingParams` cannot check without the model and the limits."""

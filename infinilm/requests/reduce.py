@@ -12,13 +12,14 @@ from infinilm.requests import steps
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.prompts import Prompts, RequestMaker, as_prompt_list
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
-from infinilm.requests.streams import run_prompts
+from infinilm.requests.streams import arun_prompts, run_prompts
 from infinilm.sampling_params import SamplingParams
 
-__all__ = ["reduce_prompts"]
+__all__ = ["areduce_prompts", "reduce_prompts"]
 
 _GREEDY = SamplingParams(temperature=0.0)  # nothing is drawn
 Reducer = TypeVar("Reducer", PromptLogprobs, HiddenPool)
+Reduced = list[tuple[str | None, npt.NDArray[np.int32], Reducer]]
 
 
 def reduce_prompts(
@@ -28,7 +29,7 @@ def reduce_prompts(
     make: Callable[[npt.NDArray[np.int32]], Reducer],
     *,
     hidden: bool = False,
-) -> list[tuple[str | None, npt.NDArray[np.int32], Reducer]]:
+) -> Reduced[Reducer]:
     """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states.
 
     Parameters
@@ -43,12 +44,33 @@ def reduce_prompts(
     RequestError
         A prompt that can never be served. Nothing was run then.
     """
-    reduced: list[tuple[str | None, npt.NDArray[np.int32], Reducer]] = []
+    reduced, works = _works_of(requests, prompts, make, hidden)
+    run_prompts(thread, works)
+    return reduced
+
+
+async def areduce_prompts(
+    thread: EngineThread,
+    requests: RequestMaker,
+    prompts: Prompts,
+    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    *,
+    hidden: bool = False,
+) -> Reduced[Reducer]:
+    """`reduce_prompts` for asyncio. Cancelling the task cancels the prompts."""
+    reduced, works = _works_of(requests, prompts, make, hidden)
+    await arun_prompts(thread, works)
+    return reduced
+
+
+def _works_of(
+    requests: RequestMaker, prompts: Prompts, make: Callable[[npt.NDArray[np.int32]], Reducer], hidden: bool
+) -> tuple[Reduced[Reducer], list[LogitsWork]]:
+    reduced: Reduced[Reducer] = []
     works: list[LogitsWork] = []
     for i, prompt in enumerate(as_prompt_list(prompts)):
         text, ids = requests.read(prompt, f"prompt {i}", room=0)
         reduced.append((text, ids, make(ids)))
         sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden)
         works.append(LogitsWork(sequence, reduced[-1][2].take))
-    run_prompts(thread, works)
-    return reduced
+    return reduced, works

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import InfinilmError
+from infinilm.errors import InfinilmError, RequestError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
+from infinilm.requests.constraint import Matcher, num_mask_words
 from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
@@ -116,10 +117,12 @@ class HiddenPool:
     Parameters
     ----------
     pooling : str
-        "mean" of all tokens, or "last" token.
+        "mean" of all tokens, or "last" token. RequestError: neither.
     """
 
     def __init__(self, pooling: str) -> None:
+        if pooling not in ("mean", "last"):
+            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
         self._takes_mean = pooling == "mean"
         self._sum: npt.NDArray[np.float64] | None = None
 
@@ -224,6 +227,13 @@ class Completion(Work):
         self.max_new_tokens = max_new_tokens
         self._note_needs()
 
+    def constrain(self, matcher: Matcher) -> None:
+        """Say only what a matcher allows, which this completion alone has; before it is submitted."""
+        sequence = self.sequence
+        sequence.constraint = matcher
+        sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
+        sequence.owner_sees_end_only = False  # the matcher takes in every token
+
     # ---- in the engine thread ----
 
     def _note_needs(self) -> None:
@@ -235,7 +245,7 @@ class Completion(Work):
     def take_token(self, token_id: int, logits: Float32Array | None) -> News | None:
         """Take in a new token: check stop conditions, add log-probabilities; returns the news, or None if not watched.
 
-        `logits`: those of the model, [vocab_size], if the sequence `needs_logits`.
+        `logits`: those of the model, [vocab_size], if the sequence `needs_logits`. What a matcher raises is raised.
         """
         self.pipeline.accept(token_id)
         self._add_logprob(token_id, logits)
@@ -243,17 +253,19 @@ class Completion(Work):
         num_tokens = len(self.sequence.output_token_ids)
         if token_id in self.sequence.stop_token_ids:
             self._stop_at(token_id)
+        is_complete = self._advance_constraint(token_id)
+        is_last = is_complete or num_tokens >= self.max_new_tokens
         delta: str | None = None
         if text is not None:
             delta = ""
             if self.finish_reason is None:
                 delta = text.push(token_id, search=num_tokens > params.min_tokens)
-            if text.stopped_by is None and (self.finish_reason or num_tokens >= self.max_new_tokens):
+            if text.stopped_by is None and (self.finish_reason or is_last):
                 delta += text.finish()  # may find a stop string in text that was not certain yet
             if text.stopped_by is not None and self.finish_reason is None:
                 self.finish_reason, self.stop_reason = "stop", text.stopped_by
-        if self.finish_reason is None and num_tokens >= self.max_new_tokens:
-            self.finish_reason = "length"
+        if self.finish_reason is None and is_last:
+            self.finish_reason = "stop" if is_complete else "length"
         self._note_needs()
         if self.finish_reason is None and not self.sequence.is_streamed:
             return None
@@ -274,6 +286,14 @@ class Completion(Work):
         if self.searched_text is not None:
             news.text = self.searched_text.finish() if error is None else ""
         return news
+
+    def _advance_constraint(self, token_id: int) -> bool:
+        """Tell the matcher, if there is one, about a token; returns whether it allows nothing more."""
+        constraint = self.sequence.constraint
+        if constraint is None or self.finish_reason is not None:  # the token that ends a sequence is not for matchers
+            return False
+        constraint.advance(token_id)
+        return constraint.is_finished
 
     def _stop_at(self, token_id: int) -> None:
         self.finish_reason = "stop"
@@ -426,12 +446,19 @@ class GenerationRequest:
     prompt : str or None
     completions : list of Completion
         `n` of them.
+    constraint : Matcher, optional
+        What the completions may say, at its beginning; each gets a copy of its own.
     """
 
-    def __init__(self, request_id: str, prompt: str | None, completions: list[Completion]) -> None:
+    def __init__(
+        self, request_id: str, prompt: str | None, completions: list[Completion], constraint: Matcher | None = None
+    ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.completions = completions
+        if constraint is not None:
+            for completion in completions:
+                completion.constrain(constraint.copy())
         self.arrival = time.perf_counter()
         self.works: list[Work] = []  # submitted to the scheduler, in this order; followers come later
         first = completions[0]
@@ -453,6 +480,12 @@ class GenerationRequest:
     def all_works(self) -> list[Work]:
         """All works, including followers."""
         return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first completion has a token or has ended: then no prompt is left to be computed."""
+        first = self.completions[0]
+        return bool(first.sequence.output_token_ids) or first.finish_reason is not None
 
     @property
     def finished(self) -> bool:

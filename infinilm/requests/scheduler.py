@@ -24,7 +24,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.requests.block_manager import BlockManager
-from infinilm.requests.steps import IndexArray, Int32Array, Sampled, Sequence, Step
+from infinilm.requests.steps import IndexArray, Int32Array, Sampled, Sequence, Step, StepMasks
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
@@ -132,6 +132,7 @@ class Scheduler:
         self._owner_sees_end_only = np.zeros(max_num_seqs, np.bool_)
         self._is_streamed = np.zeros(max_num_seqs, np.bool_)
         self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when the sequence got its slot
+        self._is_constrained = np.zeros(max_num_seqs, np.bool_)
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -450,6 +451,7 @@ class Scheduler:
         self._owner_sees_end_only[slot] = sequence.owner_sees_end_only
         self._is_streamed[slot] = sequence.is_streamed
         self._needed_logits[slot] = sequence.needs_logits
+        self._is_constrained[slot] = sequence.constraint is not None
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
@@ -518,6 +520,7 @@ class Scheduler:
             count = int(ends[i] - starts[i])
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
             num_rows += count
+        masks = StepMasks.of(samples, num_rows) if np.count_nonzero(self._is_constrained[sample_slots]) else None
         batch = _core.Batch(
             input_ids=input_ids,
             positions=positions,
@@ -527,6 +530,8 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
+            allowed=None if masks is None else masks.allowed,
+            allowed_row=None if masks is None else masks.allowed_row,
             return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
             or (needs_logits and any(s.needs_logits for s in samples)),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
@@ -542,6 +547,7 @@ class Scheduler:
             logits_rows,
             num_prompt_tokens=int(num_prompt.sum()),
             draws_on_host=needs_logits and any(s.draws_on_host for s in samples),
+            masks=masks,
             num_left=self._num_left,
         )
         self._num_computed[slots] = ends

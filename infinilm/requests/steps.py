@@ -11,6 +11,7 @@ import numpy.typing as npt
 from infinilm import _core
 
 if TYPE_CHECKING:
+    from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -27,6 +28,8 @@ class Sequence:
     seed: int
     owner: Any = None
     stop_token_ids: frozenset[int] = frozenset()  # each of them ends the sequence
+    constraint: Matcher | None = None  # what it may say next; of this sequence alone, which has all tokens so far
+    num_mask_words: int = 0  # of a mask of the constraint
     owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
@@ -50,6 +53,45 @@ class Sequence:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    """The masks of a step, one per sequence that has a constraint and whose token is drawn where the model runs.
+
+    A mask depends on the tokens of the step before, so it is filled in when these are known, while the step runs.
+    """
+
+    sequences: list[Sequence]
+    allowed: Int32Array  # [len(sequences), num_mask_words]
+    allowed_row: Int32Array  # [num_rows]: index into `sequences`, or -1
+
+    @staticmethod
+    def of(samples: list[Sequence], num_rows: int) -> StepMasks | None:
+        """Masks, not filled in yet, of a step that samples these in its first rows; None if it needs none."""
+        rows = [row for row, s in enumerate(samples) if s.constraint is not None and not s.draws_on_host]
+        if not rows:
+            return None
+        sequences = [samples[row] for row in rows]
+        allowed_row = np.full(num_rows, -1, np.int32)
+        allowed_row[rows] = np.arange(len(rows), dtype=np.int32)
+        return StepMasks(sequences, np.empty((len(rows), sequences[0].num_mask_words), np.int32), allowed_row)
+
+    def fill(self) -> list[tuple[Sequence, BaseException]]:
+        """Ask every matcher; returns the sequences whose matcher failed, and how.
+
+        The rows of these, and of sequences that have ended meanwhile, allow everything: nobody wants their tokens.
+        """
+        failures: list[tuple[Sequence, BaseException]] = []
+        for sequence, row in zip(self.sequences, self.allowed, strict=True):
+            if sequence.constraint is not None and sequence.owner.finish_reason is None:
+                try:
+                    sequence.constraint.fill(row)
+                    continue
+                except BaseException as error:  # of user code, in the engine thread
+                    failures.append((sequence, error))
+            row.fill(-1)
+        return failures
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass: the batch, and which sequence each of its chunks belongs to."""
@@ -63,6 +105,7 @@ class Step:
     logits_rows: list[tuple[Sequence, int, int, int]]  # (collecting sequence, position of its first row, rows [a, b))
     num_prompt_tokens: int
     draws_on_host: bool  # the host draws at least one of the tokens again
+    masks: StepMasks | None  # of the tokens drawn by the engine; to be filled in once the step before is done
     num_left: int  # the scheduler's count of sequences that left their slots, when this was made
 
     @property

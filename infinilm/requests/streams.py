@@ -12,7 +12,7 @@ from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
 from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
 
-__all__ = ["AsyncRequests", "astream", "finish", "run_prompts", "stream"]
+__all__ = ["AsyncRequests", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
 
 
 def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
@@ -63,23 +63,34 @@ class AsyncRequests:
         self._requests = requests
         self._news: list[News] = []
         self._changed = asyncio.Event()
+        self._rests_until = 0.0  # by the clock of the loop, see `steps`
         mailbox = current_mailbox()
+        self._time = mailbox.loop.time
         self._num_open = _listen(requests, lambda news: mailbox.put(self._take, news), ends_only)
         thread.submit([work for request in requests for work in request.works])
 
     def _take(self, news: News) -> None:
         self._news.append(news)
-        self._changed.set()
+        if news.finish_reason is not None or self._time() >= self._rests_until:
+            self._changed.set()
 
-    async def steps(self) -> AsyncIterator[list[TokenEvent]]:
+    async def steps(self, rest: Callable[[], float] | None = None) -> AsyncIterator[list[TokenEvent]]:
         """The events, those that came at the same time together.
 
         Raises, after the last, what made the requests fail, if none of them succeeded.
+
+        Parameters
+        ----------
+        rest : callable, optional
+            Gives seconds. Tokens that come sooner after those before wait, without a timer, for the first token that
+            comes later, or the first end. So a fast model does not wake its reader for every token, and every token of
+            a slow one is there at once.
         """
         while self._num_open:
             self._thread.check_caller()
             await self._changed.wait()
             self._changed.clear()
+            self._rests_until = self._time() + rest() if rest is not None else 0.0
             news, self._news = self._news, []
             events = [event for event in (_event(self._thread, item) for item in news) if event is not None]
             self._num_open -= sum(event.finish_reason is not None for event in events)
@@ -96,6 +107,11 @@ class AsyncRequests:
     def outputs(self) -> list[RequestOutput]:
         """Everything so far, one for each prompt."""
         return [request.output() for request in self._requests]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every prompt has been computed: each has its first token, or has ended."""
+        return all(request.has_begun for request in self._requests)
 
     def cancel(self) -> None:
         """End what is unfinished as soon as the step that runs is done."""
@@ -127,6 +143,23 @@ def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
         thread.submit(works)
         for _ in works:
             if (error := ends.get().error) is not None:
+                raise own_copy(error)
+    finally:
+        thread.cancel(works)
+
+
+async def arun_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
+    """`run_prompts` for asyncio."""
+    import asyncio  # it takes a while, and most programs do without
+
+    mailbox = current_mailbox()
+    ends: asyncio.Queue[News] = asyncio.Queue()
+    for work in works:
+        work.deliver = lambda news: mailbox.put(ends.put_nowait, news)
+    try:
+        thread.submit(works)
+        for _ in works:
+            if (error := (await ends.get()).error) is not None:
                 raise own_copy(error)
     finally:
         thread.cancel(works)

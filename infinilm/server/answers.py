@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import codecs
+import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from infinilm.outputs import RequestOutput
+from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.text.reasoning import ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 __all__ = [
+    "AnswerStream",
     "Choice",
     "ChoiceMaker",
+    "ChunkWriter",
     "CompletionLogprobs",
     "TokenLogprob",
     "chat_logprobs",
     "finish_reason",
     "joined_calls",
     "new_id",
+    "sent_event",
     "usage",
 ]
 
@@ -46,6 +50,63 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def sent_event(values: Mapping[str, Any]) -> str:
+    """A server-sent event; what has a type carries it as the name of the event too."""
+    name = f"event: {values['type']}\n" if "type" in values else ""
+    return f"{name}data: {_to_json(values)}\n\n"
+
+
+class AnswerStream(Protocol):
+    """Makes server-sent events of what a model gives, step by step. It never waits; who calls it sends the events."""
+
+    def begin(self) -> Iterable[str]:
+        """Events before the first token."""
+
+    def push(self, events: Sequence[TokenEvent]) -> Iterable[str]:
+        """Events of new tokens. Raises what made one of the sequences fail."""
+
+    def end(self) -> Iterable[str]:
+        """Events behind the last token."""
+
+
+class ChunkWriter:
+    """Writes the chunks of a stream of completions; what all of them share is made into JSON once.
+
+    Parameters
+    ----------
+    head : mapping
+        Fields before the choices.
+    include_usage : bool
+        Chunks with choices say that their usage is null, as the client wants one with it.
+    """
+
+    def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
+        self._begin = f"data: {_to_json(head)[:-1]},"
+        self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
+
+    def chunk(self, choice: Mapping[str, Any]) -> str:
+        """A piece of one choice."""
+        return f'{self._begin}"choices":[{_to_json(choice)}]{self._end}'
+
+    def usage(self, counted: Mapping[str, Any]) -> str:
+        """The chunk behind the choices."""
+        return f'{self._begin}"choices":[],"usage":{_to_json(counted)}}}\n\n'
+
+
+def by_choice(events: Iterable[TokenEvent], n: int) -> dict[int, list[TokenEvent]]:
+    """Events by the number of their choice, where every prompt has `n`."""
+    found: dict[int, list[TokenEvent]] = {}
+    for event in events:
+        found.setdefault(event.index * n + event.completion, []).append(event)
+    for of_choice in found.values():
+        if (error := of_choice[-1].error) is not None:
+            raise error
+    return found
 
 
 @dataclass(slots=True)

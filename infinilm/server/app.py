@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import json
-import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from infinilm.requests.streams import AsyncRequests
-from infinilm.server.blocks import BlockBuilder
+from infinilm.sampling_params import SamplingParams
+from infinilm.server.answers import AnswerStream, sent_event
+from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, Body, anything, boolean, text
-from infinilm.server.chat import ChatCall, chat_chunks, read_chat, whole_chat
-from infinilm.server.completions import completion_chunks, read_completion, whole_completion
-from infinilm.server.embeddings import embed
+from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
+from infinilm.server.completions import CompletionStream, read_completion, whole_completion
+from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import App, Guard, error_body
 from infinilm.server.messages import read_message
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 
 __all__ = ["make_app"]
-
-logger = logging.getLogger("infinilm.server")
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 
@@ -98,55 +97,52 @@ _HANDLERS: Mapping[Any, Any] = {ApiError: _api_error, HTTPException: _http_error
 
 
 async def _chat(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    call = await asyncio.to_thread(read_chat, service, values)
+    call = await _read(service, request, read_chat)
     prompts = [call.prompt_token_ids]
     if call.is_stream:
-        return await _stream(service, prompts, call.params, lambda running: chat_chunks(service, call, running))
+        return _Stream(service, prompts, call.params, lambda running: ChatStream(service, call, running))
     return await _whole(service, request, prompts, call.params, lambda running: whole_chat(service, call, running))
 
 
 async def _completion(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    call = await asyncio.to_thread(read_completion, service, values)
+    call = await _read(service, request, read_completion)
     if call.is_stream:
-        return await _stream(
-            service, call.prompts, call.params, lambda running: completion_chunks(service, call, running)
-        )
+        return _Stream(service, call.prompts, call.params, lambda running: CompletionStream(service, call, running))
     return await _whole(
         service, request, call.prompts, call.params, lambda running: whole_completion(service, call, running)
     )
 
 
 async def _response(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    return await _blocks(service, request, *await asyncio.to_thread(read_response, service, values))
+    return await _blocks(service, request, *await _read(service, request, read_response))
 
 
 async def _message(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    return await _blocks(service, request, *await asyncio.to_thread(read_message, service, values))
+    return await _blocks(service, request, *await _read(service, request, read_message))
 
 
 async def _count_tokens(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    call, _ = await asyncio.to_thread(read_message, service, values, counts_only=True)
+    call, _ = await _read(service, request, partial(read_message, counts_only=True))
     return JSONResponse({"input_tokens": len(call.prompt_token_ids)})
 
 
 async def _embeddings(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    with service.admitted(0):
-        loop = asyncio.get_running_loop()
-        return JSONResponse(await loop.run_in_executor(service.embedders, embed, service, values))
+    call = await _read(service, request, read_embedding)
+
+    async def work() -> Response:
+        with bad_request("input"):
+            vectors = await service.llm.aembed(call.prompts, call.pooling)
+        return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
+
+    with service.admitted(call.num_tokens):
+        return await service.attended(request.receive, work())
 
 
 async def _blocks(service: Service, request: Request, call: ChatCall, builder: BlockBuilder) -> Response:
     prompts = [call.prompt_token_ids]
     if call.is_stream:
-        return await _stream(
-            service, prompts, call.params, lambda running: builder.events(call, running), path=request.url.path
-        )
+        path = request.url.path
+        return _Stream(service, prompts, call.params, lambda running: BlockStream(builder, call, running), path)
     return await _whole(
         service, request, prompts, call.params, lambda running: builder.whole(call, running.outputs()[0])
     )
@@ -156,89 +152,78 @@ async def _whole(
     service: Service,
     request: Request,
     prompts: list[list[int]],
-    params: Any,
+    params: SamplingParams,
     answer: Callable[[AsyncRequests], dict[str, Any]],
 ) -> Response:
-    """Run to the end, unless the client leaves or the time is over."""
-    async with service.running(prompts, params) as running:
-        outputs = asyncio.ensure_future(running.wait())
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({outputs, gone}, timeout=service.time_limit, return_when=asyncio.FIRST_COMPLETED)
-            if not outputs.done():
-                if gone.done():
-                    return Response(status_code=499)  # nobody reads it
-                raise service.timed_out()
-            for choice in (choice for output in outputs.result() for choice in output.outputs):
-                if choice.error is not None:
-                    raise choice.error
+    """Run to the end, and answer at once."""
+    async with service.running(prompts, params, ends_only=True) as running:
+
+        async def work() -> Response:
+            for output in await running.wait():
+                for choice in output.outputs:
+                    if choice.error is not None:
+                        raise choice.error
             return JSONResponse(answer(running))
-        except (ApiError, asyncio.CancelledError):
-            raise
-        except Exception as error:  # of this request alone
-            logger.warning("a request failed: %s", error)
-            raise service.failed(error) from error
-        finally:
-            for task in (outputs, gone):
-                task.cancel()
-            await asyncio.gather(outputs, gone, return_exceptions=True)
+
+        return await service.attended(request.receive, work())
 
 
-async def _stream(
-    service: Service,
-    prompts: list[list[int]],
-    params: Any,
-    chunks: Callable[[AsyncRequests], AsyncIterator[dict[str, Any]]],
-    path: str = "",
-) -> Response:
-    """Server-sent events. What is wrong with the request is said before the stream begins.
+class _Stream(Response):
+    """Server-sent events, one response by the rules of ASGI. What is wrong with the request is said before they begin.
 
-    Events that have a type carry it as their name too, and the last of them ends the stream; otherwise `[DONE]` does.
+    Parameters
+    ----------
+    service : Service
+    prompts : list of lists of int
+    params : SamplingParams
+    answer : callable
+        Makes the `AnswerStream` of requests that run.
+    path : str
+        If the events have types, where they are sent: errors have the form of that API, and the last event ends the
+        stream. Otherwise `[DONE]` does.
     """
-    entered = contextlib.AsyncExitStack()
-    running = await entered.enter_async_context(service.running(prompts, params))
 
-    async def lines() -> AsyncIterator[bytes]:
-        async with entered:
-            try:
-                async for chunk in service.in_time(chunks(running)):
-                    yield _event(chunk)
-                if not path:
-                    yield b"data: [DONE]\n\n"
-            except ApiError as error:
-                yield _event(error_body(error, path))
-            except Exception as error:  # of this request alone
-                logger.warning("a request failed: %s", error)
-                yield _event(error_body(service.failed(error), path))
-
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return _ClosingStream(lines(), media_type="text/event-stream", headers=headers, on_end=entered.aclose)
-
-
-class _ClosingStream(StreamingResponse):
-    """A stream whose request ends with it, also where it never began."""
-
-    def __init__(self, lines: AsyncIterator[bytes], *, on_end: Callable[[], Awaitable[None]], **options: Any) -> None:
-        super().__init__(lines, **options)
-        self._on_end = on_end
+    def __init__(
+        self,
+        service: Service,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        answer: Callable[[AsyncRequests], AnswerStream],
+        path: str = "",
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._service, self._prompts, self._params, self._answer = service, prompts, params, answer
+        self._path = path
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One response, by the rules of ASGI."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._on_end()
+        """Run the requests and send what they give."""
+        async with self._service.running(self._prompts, self._params, ends_only=False) as running:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                await self._service.attended(receive, self._send_all(running, send))
+                end = "" if self._path else "data: [DONE]\n\n"
+            except ApiError as error:
+                end = sent_event(error_body(error, self._path))
+            await send({"type": "http.response.body", "body": end.encode()})
+
+    async def _send_all(self, running: AsyncRequests, send: Any) -> None:
+        async def send_some(pieces: Iterable[str]) -> None:
+            if text := "".join(pieces):
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+        stream = self._answer(running)
+        await send_some(stream.begin())
+        async for events in running.steps(self._service.rest):
+            await send_some(stream.push(events))
+        await send_some(stream.end())
 
 
-def _event(values: Mapping[str, Any]) -> bytes:
-    name = f"event: {values['type']}\n".encode() if "type" in values else b""
-    return name + b"data: " + json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def _disconnected(request: Request) -> None:
-    """Wait until the client has left; the body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _read(service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T]) -> T:
+    """Read the body of a request, in a thread: templates and tokenizers take time."""
+    return await asyncio.to_thread(read, service, await _json(service, request))
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:

@@ -7,15 +7,15 @@ whole answer. So what is streamed and what is not are one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infinilm.outputs import RequestOutput
+from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.streams import AsyncRequests
-from infinilm.server.answers import Choice
+from infinilm.server.answers import Choice, sent_event
 from infinilm.server.chat import ChatCall, chat_pieces
 
-__all__ = ["BlockBuilder", "Event"]
+__all__ = ["BlockBuilder", "BlockStream", "Event"]
 
 Event = dict[str, Any]
 
@@ -31,13 +31,14 @@ class BlockBuilder(ABC):
         """Take a piece; gives its events."""
         for kind, text, call in _parts(piece):
             if kind != self._kind or (call is not None and "id" in call):
-                yield from self._end_block()
+                yield from self.end_block()
                 self._kind = kind
                 yield from self._open(kind, call or {})
             if text:
                 yield from self._add(kind, text)
 
-    def _end_block(self) -> Iterator[Event]:
+    def end_block(self) -> Iterator[Event]:
+        """Close the block that is open; gives its events."""
         if self._kind is not None:
             yield from self._close(self._kind)
             self._kind = None
@@ -46,21 +47,9 @@ class BlockBuilder(ABC):
         """The answer of a request that has ended."""
         for _ in self.push(call.makers()[0].push(output.outputs[0].text, final=True)):
             pass
-        for _ in self._end_block():
+        for _ in self.end_block():
             pass
         return self.answer(output)
-
-    async def events(self, call: ChatCall, running: AsyncRequests) -> AsyncIterator[Event]:
-        """The events of a stream."""
-        for event in self.begin(running.outputs()[0]):
-            yield event
-        async for _, piece, _ in chat_pieces(call, running):
-            for event in self.push(piece):
-                yield event
-        for event in self._end_block():
-            yield event
-        for event in self.end(running.outputs()[0]):
-            yield event
 
     @abstractmethod
     def answer(self, output: RequestOutput) -> dict[str, Any]:
@@ -82,6 +71,28 @@ class BlockBuilder(ABC):
 
     @abstractmethod
     def _close(self, kind: str) -> Iterator[Event]: ...
+
+
+class BlockStream:
+    """The events of a builder, an `AnswerStream`."""
+
+    def __init__(self, builder: BlockBuilder, call: ChatCall, running: AsyncRequests) -> None:
+        self._builder, self._running = builder, running
+        self._makers = call.makers()
+
+    def begin(self) -> Iterator[str]:
+        """The empty answer."""
+        return map(sent_event, self._builder.begin(self._running.outputs()[0]))
+
+    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+        """What is new in the blocks."""
+        for _, piece, _ in chat_pieces(self._makers, events):
+            yield from map(sent_event, self._builder.push(piece))
+
+    def end(self) -> Iterator[str]:
+        """The end of the last block, and the whole answer."""
+        yield from map(sent_event, self._builder.end_block())
+        yield from map(sent_event, self._builder.end(self._running.outputs()[0]))
 
 
 def _parts(piece: Choice) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:

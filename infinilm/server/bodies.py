@@ -62,19 +62,19 @@ class Body:
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
         self._left = {key: value for key, value in values.items() if value is not None}  # null is not said
-        self._where = where
+        self.where = where
         self._known: list[str] = []
 
     def take(self, name: str, kind: Kind[T]) -> T | None:
         """The checked value of a field, None where it is not said."""
         self._known.append(name)
-        return kind(self._where + name, self._left.pop(name)) if name in self._left else None
+        return kind(self.where + name, self._left.pop(name)) if name in self._left else None
 
     def need(self, name: str, kind: Kind[T]) -> T:
         """The checked value of a field that must be there."""
         value = self.take(name, kind)
         if value is None:
-            raise ApiError(f"{self._where}{name} is missing", param=self._where + name)
+            raise ApiError(f"{self.where}{name} is missing", param=self.where + name)
         return value
 
     def skip(self, *names: str) -> None:
@@ -88,7 +88,7 @@ class Body:
         self._known.append(name)
         value = self._left.pop(name, None)
         if value is not None and value not in neutral:
-            raise ApiError(f"{self._where}{name} is not supported: {why}", param=self._where + name)
+            raise ApiError(f"{self.where}{name} is not supported: {why}", param=self.where + name)
 
     def rest(self) -> dict[str, Any]:
         """The fields that nobody took."""
@@ -99,7 +99,7 @@ class Body:
         """Refuse fields that were not taken."""
         for name in self._left:
             hint = did_you_mean(name, self._known)
-            raise ApiError(f"{self._where}{name} is not a field that is known here{hint}", param=self._where + name)
+            raise ApiError(f"{self.where}{name} is not a field that is known here{hint}", param=self.where + name)
 
 
 def _wrong(name: str, expected: str, value: object) -> ApiError:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infinilm.outputs import TokenEvent
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.answers import Choice, ChoiceMaker, chat_logprobs, finish_reason, joined_calls, new_id, usage
-from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.answers import (
+    Choice,
+    ChoiceMaker,
+    ChunkWriter,
+    by_choice,
+    chat_logprobs,
+    finish_reason,
+    joined_calls,
+    new_id,
+    usage,
+)
+from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
 from infinilm.server.service import Service
+from infinilm.server.structured import (
+    answer_constraint,
+    as_prompted,
+    take_constraint,
+    take_tool_choice,
+    take_tools,
+)
 from infinilm.text.reasoning import thinks
-from infinilm.text.tool_calls import ToolCallFormat, tool_call_format
+from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, tool_call_format
 
-__all__ = ["ChatCall", "chat_chunks", "chat_pieces", "read_chat", "whole_chat"]
+__all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
 
 
 @dataclass(slots=True)
@@ -31,6 +48,7 @@ class ChatCall:
     form: ToolCallFormat | None  # how calls are written; None: no tools
     has_reasoning: bool
     max_calls: int | None
+    is_named: bool  # the client named the function to call
     top_logprobs: int | None
     is_stream: bool
     include_usage: bool
@@ -52,16 +70,16 @@ class ChatCall:
         ]
 
 
-def read_chat(service: Service, values: Mapping[str, Any]) -> ChatCall:
+def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "response_format") -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
-    Raises ApiError that names the field.
+    `format_name`: what the API calls `response_format`. Raises ApiError that names the field.
     """
     llm, body = service.llm, Body(values)
     model = service.check_model(body.need("model", text))
     messages = body.need("messages", list_of(mapping))
-    tools = _take_tools(body)
-    choice = body.take("tool_choice", anything)
+    choice = take_tool_choice(body, take_tools(body))
+    constraint = take_constraint(body, format_name)
     parallel = body.take("parallel_tool_calls", boolean)
     kwargs = dict(body.take("chat_template_kwargs", mapping) or {})
     effort = body.take("reasoning_effort", one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"))
@@ -84,34 +102,46 @@ def read_chat(service: Service, values: Mapping[str, Any]) -> ChatCall:
     body.refuse("web_search_options", "this server searches nothing")
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
-    body.refuse("response_format", "structured output is not available in this version", {"type": "text"})
     body.skip("prediction")
 
-    used = [] if choice == "none" else tools
-    if choice not in (None, "none", "auto"):
-        raise ApiError(
-            "tool_choice: expected 'auto' or 'none'; a call cannot be forced in this version", param="tool_choice"
-        )
+    tools = as_prompted(choice.tools)
     prompt, ids = service.render(messages, tools or None, generate is not False, kwargs)
-    form = tool_call_format(llm.chat_template.source_text(bool(tools))) if used else None
-    if used and form is None:
-        raise ApiError(
-            f"tools: the chat template of {model} teaches no way to call them that is known here", param="tools"
-        )
+    template = llm.chat_template.source_text(bool(tools))
+    form = tool_call_format(template) if choice.allowed else None
+    if choice.allowed and form is None:
+        if not choice.is_forced:
+            raise ApiError(
+                f"tools: the chat template of {model} teaches no way to call them that is known here; a call can be "
+                "forced with tool_choice",
+                param="tools",
+            )
+        form = PLAIN_CALLS
+    constraint = answer_constraint(
+        service,
+        constraint,
+        choice,
+        form,
+        prompt,
+        has_reasoning=thinks(template),
+        several=parallel is not False and not choice.is_named,
+    )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
     if wants_logprobs:
         keywords["logprobs"] = top or 0
+    if constraint is not None:
+        keywords["constraint"] = constraint
     if form is not None and form.begin.startswith("["):
         keywords.setdefault("skip_special_tokens", False)  # the mark of a call is a special token
     return ChatCall(
         prompt=prompt,
         prompt_token_ids=ids,
         params=make_params(llm.default_sampling_params, keywords),
-        tools=used,
+        tools=choice.used,
         form=form,
-        has_reasoning=thinks(llm.chat_template.source_text(bool(tools))),
-        max_calls=1 if parallel is False else None,
+        has_reasoning=thinks(template),
+        max_calls=1 if parallel is False or choice.is_named else None,
+        is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,
         include_usage=include_usage,
@@ -142,7 +172,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
                 "index": choice.index,
                 "message": message,
                 "logprobs": logprobs,
-                "finish_reason": finish_reason(choice.finish_reason, maker.num_calls),
+                "finish_reason": finish_reason(choice.finish_reason, 0 if call.is_named else maker.num_calls),
                 **({"token_ids": list(choice.token_ids)} if call.return_token_ids else {}),
             }
         )
@@ -158,75 +188,64 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
     }
 
 
-async def chat_pieces(call: ChatCall, running: AsyncRequests) -> AsyncIterator[tuple[int, Choice, list[TokenEvent]]]:
-    """What the choices say, step by step: index, piece, and the events it was made of. Raises what makes one fail."""
-    makers = call.makers()
-    async for events in running.steps():
-        for index, of_choice in _by_choice(events).items():
-            last = of_choice[-1]
-            if last.error is not None:
-                raise last.error
-            text = "".join(event.text for event in of_choice)
-            yield index, makers[index].push(text, final=last.finish_reason is not None), of_choice
+def chat_pieces(
+    makers: Sequence[ChoiceMaker], events: Sequence[TokenEvent]
+) -> Iterator[tuple[int, Choice, list[TokenEvent]]]:
+    """What the choices say in new events: index, piece, and the events it was made of. Raises what makes one fail."""
+    for index, of_choice in by_choice(events, len(makers)).items():
+        text = "".join([event.text for event in of_choice])
+        yield index, makers[index].push(text, final=of_choice[-1].finish_reason is not None), of_choice
 
 
-async def chat_chunks(service: Service, call: ChatCall, running: AsyncRequests) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a stream."""
-    head = {
-        "id": new_id("chatcmpl"),
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": call.model,
-        "system_fingerprint": service.fingerprint,
-    }
-    no_usage = {"usage": None} if call.include_usage else {}
+class ChatStream:
+    """The chunks of a stream, an `AnswerStream`."""
 
-    def chunk(index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
-        return {**head, "choices": [choice], **no_usage}
+    def __init__(self, service: Service, call: ChatCall, running: AsyncRequests) -> None:
+        self._service, self._call, self._running = service, call, running
+        self._makers = call.makers()
+        head = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": call.model,
+            "system_fingerprint": service.fingerprint,
+        }
+        self._writer = ChunkWriter(head, call.include_usage)
 
-    for index in range(call.params.n):
-        yield chunk(index, {"role": "assistant", "content": ""})
-    num_calls = [0] * call.params.n
-    async for index, piece, of_choice in chat_pieces(call, running):
-        more: dict[str, Any] = {}
-        num_calls[index] += sum("id" in delta for delta in piece.tool_calls)
-        tokens = [e for e in of_choice if e.token_id is not None]
-        if call.top_logprobs is not None and tokens:
-            listed = [(int(e.token_id or 0), e.logprob or 0.0, e.top_logprobs or {}) for e in tokens]
-            more["logprobs"] = chat_logprobs(listed, call.top_logprobs, service.token_bytes)
-        if call.return_token_ids:
-            more["token_ids"] = [e.token_id for e in tokens]
-        if piece or more:
-            delta: dict[str, Any] = {}
-            if piece.content or not piece:
-                delta["content"] = piece.content
-            if piece.reasoning:
-                delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
-            if piece.tool_calls:
-                delta["tool_calls"] = piece.tool_calls
-            yield chunk(index, delta, **more)
-        if of_choice[-1].finish_reason is not None:
-            yield chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls[index]))
-    if call.include_usage:
-        yield {**head, "choices": [], "usage": usage(running.outputs())}
+    def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
+        return self._writer.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more})
 
+    def begin(self) -> Iterator[str]:
+        """The role of each choice."""
+        for index in range(len(self._makers)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
-def _by_choice(events: list[TokenEvent]) -> dict[int, list[TokenEvent]]:
-    """Events of one step by their choice."""
-    found: dict[int, list[TokenEvent]] = {}
-    for event in events:
-        found.setdefault(event.completion, []).append(event)
-    return found
+    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+        """A chunk for each choice that has something new, and one for its end."""
+        call = self._call
+        for index, piece, of_choice in chat_pieces(self._makers, events):
+            more: dict[str, Any] = {}
+            tokens = [e for e in of_choice if e.token_id is not None]
+            if call.top_logprobs is not None and tokens:
+                listed = [(int(e.token_id or 0), e.logprob or 0.0, e.top_logprobs or {}) for e in tokens]
+                more["logprobs"] = chat_logprobs(listed, call.top_logprobs, self._service.token_bytes)
+            if call.return_token_ids:
+                more["token_ids"] = [e.token_id for e in tokens]
+            if piece or more:
+                delta: dict[str, Any] = {}
+                if piece.content or not piece:
+                    delta["content"] = piece.content
+                if piece.reasoning:
+                    delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
+                if piece.tool_calls:
+                    delta["tool_calls"] = piece.tool_calls
+                yield self._chunk(index, delta, **more)
+            if of_choice[-1].finish_reason is not None:
+                # OpenAI ends an answer that is a call by name like a text.
+                num_calls = 0 if call.is_named else self._makers[index].num_calls
+                yield self._chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls))
 
-
-def _take_tools(body: Body) -> list[Mapping[str, Any]]:
-    """Tools that are functions; those of other types are for other servers, and are passed over."""
-    tools: list[Mapping[str, Any]] = []
-    for i, tool in enumerate(body.take("tools", list_of(mapping, 1024)) or []):
-        if tool.get("type", "function") != "function":
-            continue
-        function = mapping(f"tools[{i}].function", tool.get("function"))
-        text(f"tools[{i}].function.name", function.get("name"))
-        tools.append({"type": "function", "function": function})
-    return tools
+    def end(self) -> Iterator[str]:
+        """The usage, if it was asked for."""
+        if self._call.include_usage:
+            yield self._writer.usage(usage(self._running.outputs()))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infinilm.outputs import CompletionOutput, RequestOutput, TokenEvent
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.answers import CompletionLogprobs, TokenLogprob, new_id, usage
+from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogprob, by_choice, new_id, usage
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, mapping, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
 from infinilm.server.service import Service
+from infinilm.server.structured import take_constraint
 
-__all__ = ["CompletionCall", "completion_chunks", "read_completion", "whole_completion"]
+__all__ = ["CompletionCall", "CompletionStream", "read_completion", "whole_completion"]
 
 _MAX_PROMPTS = 1024
 _MAX_CHOICES = 4096  # of all prompts together
@@ -62,6 +63,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
     room = service.room(longest - (1 if scores_only else 0), "prompt")
     keywords = take_sampling(body, llm.default_sampling_params, room)
+    constraint = take_constraint(body)
     body.finish()
     n = keywords.get("n", llm.default_sampling_params.n)
     if best_of not in (None, n):
@@ -72,6 +74,8 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         keywords["max_tokens"] = min(16, room)  # OpenAI's default
     if scores_only:
         keywords["max_tokens"] = 1  # not told: a request has at least one token
+    if constraint is not None and not scores_only:
+        keywords["constraint"] = constraint
     if top is not None:
         keywords["logprobs"] = top
         if echo:
@@ -142,47 +146,53 @@ def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLog
     return [(token_id, None if tops is None else tops[token_id], tops) for token_id, tops in listed]
 
 
-async def completion_chunks(
-    service: Service, call: CompletionCall, running: AsyncRequests
-) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a stream."""
-    head = _head(service, call)
-    no_usage = {"usage": None} if call.include_usage else {}
-    makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
-    async for events in running.steps():
-        grouped: dict[int, list[TokenEvent]] = {}
-        for event in events:
-            grouped.setdefault(event.index * call.params.n + event.completion, []).append(event)
-        for index, of_choice in grouped.items():
-            last = of_choice[-1]
-            if last.error is not None:
-                raise last.error
-            piece = "" if call.scores_only else "".join(e.text for e in of_choice)
-            tokens: list[TokenLogprob] = [
-                (e.token_id, e.logprob, e.top_logprobs) for e in of_choice if e.token_id is not None
-            ]
-            given: dict[str, Any] = {"token_ids": [token_id for token_id, _, _ in tokens]}
-            if call.scores_only:
-                tokens, given["token_ids"] = [], []
-            if index not in makers:
-                output = running.outputs()[of_choice[0].index]
-                makers[index] = call.logprobs_maker(service) if call.logprobs is not None else None
-                piece = _echoed(service, call, output) + piece
+class CompletionStream:
+    """The chunks of a stream, an `AnswerStream`."""
+
+    def __init__(self, service: Service, call: CompletionCall, running: AsyncRequests) -> None:
+        self._service, self._call, self._running = service, call, running
+        self._writer = ChunkWriter(_head(service, call), call.include_usage)
+        self._makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
+
+    def begin(self) -> Iterator[str]:
+        """Nothing: a choice begins with its first text."""
+        return iter(())
+
+    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+        """A chunk for each choice that has something new."""
+        call = self._call
+        for index, of_choice in by_choice(events, call.params.n).items():
+            reason = of_choice[-1].finish_reason
+            piece = "" if call.scores_only else "".join([e.text for e in of_choice])
+            tokens: list[TokenLogprob] = []
+            given: dict[str, Any] = {}
+            if not call.scores_only:
+                tokens = [(e.token_id, e.logprob, e.top_logprobs) for e in of_choice if e.token_id is not None]
+            if call.return_token_ids:
+                given["token_ids"] = [token_id for token_id, _, _ in tokens]
+            if index not in self._makers:
+                output = self._running.outputs()[of_choice[0].index]
+                self._makers[index] = call.logprobs_maker(self._service) if call.logprobs is not None else None
+                piece = _echoed(self._service, call, output) + piece
                 if call.logprobs is not None:
                     tokens = _prompt_tokens(call, output) + tokens
-                given["prompt_token_ids"] = list(output.prompt_token_ids)
-            maker = makers[index]
+                if call.return_token_ids:
+                    given["prompt_token_ids"] = list(output.prompt_token_ids)
+            maker = self._makers[index]
             logprobs = maker.add(tokens) if maker is not None and tokens else None
-            if not (piece or last.finish_reason or logprobs):
+            if not (piece or reason or logprobs or given):
                 continue
-            reason = "length" if call.scores_only and last.finish_reason else last.finish_reason
-            choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": reason}
-            yield {**head, "choices": [choice | (given if call.return_token_ids else {})], **no_usage}
-    if call.include_usage:
-        yield {**head, "choices": [], "usage": _usage(call, running.outputs())}
+            reason = "length" if call.scores_only and reason else reason
+            choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": reason, **given}
+            yield self._writer.chunk(choice)
+
+    def end(self) -> Iterator[str]:
+        """The usage, if it was asked for."""
+        if self._call.include_usage:
+            yield self._writer.usage(_usage(self._call, self._running.outputs()))
 
 
-def _usage(call: CompletionCall, outputs: list[RequestOutput]) -> dict[str, Any]:
+def _usage(call: CompletionCall, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     counted = usage(outputs)
     if call.scores_only:  # the token behind the prompt is not told
         counted |= {"completion_tokens": 0, "total_tokens": counted["prompt_tokens"]}

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from infinilm.server.bodies import ApiError, Body, anything, one_of, text
 from infinilm.server.sampling import HARMLESS
-from infinilm.server.service import Service, bad_request
+from infinilm.server.service import Service
 
-__all__ = ["embed"]
+__all__ = ["EmbeddingCall", "embeddings", "read_embedding"]
 
 _MAX_INPUTS = 2048  # as OpenAI's
 
 
-def embed(service: Service, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a body and answer it; runs outside the event loop. Raises ApiError that names the field."""
+@dataclass(slots=True)
+class EmbeddingCall:
+    """A checked request for vectors of some texts."""
+
+    prompts: list[list[int]]
+    pooling: str
+    is_base64: bool
+    model: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return sum(map(len, self.prompts))
+
+
+def read_embedding(service: Service, values: Mapping[str, Any]) -> EmbeddingCall:
+    """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values)
     model = service.check_model(body.need("model", text))
     prompts = service.prompts("input", body.need("input", anything), _MAX_INPUTS)
@@ -33,15 +52,17 @@ def embed(service: Service, values: Mapping[str, Any]) -> dict[str, Any]:
                 code="context_length_exceeded",
                 param="input",
             )
-    with bad_request("input"):
-        vectors = service.llm.embed(prompts, pooling)
-    num_tokens = sum(map(len, prompts))
+    return EmbeddingCall(prompts, pooling, form == "base64", model)
+
+
+def embeddings(call: EmbeddingCall, vectors: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """The answer; takes time for many vectors, [num_prompts, hidden_size]."""
     listed: list[Any] = vectors.tolist()
-    if form == "base64":
+    if call.is_base64:
         listed = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(listed)],
-        "model": model,
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "model": call.model,
+        "usage": {"prompt_tokens": call.num_tokens, "total_tokens": call.num_tokens},
     }

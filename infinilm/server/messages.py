@@ -49,7 +49,7 @@ def read_message(
     if thinking is not None:
         chat["chat_template_kwargs"] = {"enable_thinking": thinking.get("type") != "disabled"}
     chat |= body.rest()
-    call = read_chat(service, chat)
+    call = read_chat(service, chat, "output_config.format")
     return call, MessageBuilder(call.model)
 
 
@@ -68,7 +68,7 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         "description": tool.get("description") or "",
         "parameters": mapping(f"tools[{index}].input_schema", tool.get("input_schema")),
     }
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") is True else {})}
 
 
 def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

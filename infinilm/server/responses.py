@@ -45,7 +45,7 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     }
     body.skip("client_metadata")
     chat |= body.rest()
-    return read_chat(service, chat), ResponseBuilder(values, instructions)
+    return read_chat(service, chat, "text.format"), ResponseBuilder(values, instructions)
 
 
 def _format(value: Any) -> Any:
@@ -62,7 +62,7 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     name = text(f"tools[{index}].name", tool.get("name"))
     return {
         "type": "function",
-        "function": {k: v for k, v in tool.items() if k not in ("type", "strict")} | {"name": name},
+        "function": {k: v for k, v in tool.items() if k != "type"} | {"name": name},
     }
 
 

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.metadata
+import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -22,10 +23,30 @@ from infinilm.server.settings import ServerSettings
 
 __all__ = ["Service", "bad_request"]
 
+logger = logging.getLogger("infinilm.server")
+
 T = TypeVar("T")
+
+# Every event of a stream takes some 20 us of CPU (docs/benchmarks.md, "Serving"), which the engine may need. So the
+# next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
+_REST_SECONDS = 0.02  # faster than people read
+_EVENTS_PER_SECOND = 2500  # of all streams together, about
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Call:
+    """What the queue holds of a call."""
+
+    num_tokens: int  # of its prompts
+    running: AsyncRequests | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a prompt of it is still to be computed."""
+        return self.running is None or not self.running.has_begun
 
 
 class Service:
@@ -49,10 +70,9 @@ class Service:
         self.version = importlib.metadata.version("infinilm")
         self.fingerprint = f"infinilm-{self.version}"
         self._llm: LLM | None = None
-        # Embedding waits in a thread for the engine; not in those that tokenise for everybody.
-        self.embedders = ThreadPoolExecutor(16, thread_name_prefix="infinilm-embed")
+        self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         self._num_admitted = 0  # calls between admission and their last byte
-        self._num_prompt_tokens = 0  # of those
+        self._waiting: list[_Call] = []  # those of them whose prompts were not all computed when last looked at
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -145,16 +165,11 @@ class Service:
                 raise ApiError(f"{name}: expected a text, a list of token ids, or a list of either", param=name)
         return result
 
-    # ---- time ----
+    # ---- requests ----
 
-    @property
-    def time_limit(self) -> float | None:
-        """Seconds that a request may take."""
-        return self.settings.request_timeout or None
-
-    def timed_out(self) -> ApiError:
-        """What a request gets that took too long."""
-        return ApiError(f"the request took longer than {self.settings.request_timeout:g} s", 504, code="timeout")
+    def rest(self) -> float:
+        """Seconds between two events of a stream, at least."""
+        return max(_REST_SECONDS, self._num_admitted / _EVENTS_PER_SECOND)
 
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
@@ -165,59 +180,96 @@ class Service:
             return ApiError("the engine died; the server must be started again", 503, code="dead")
         return ApiError(f"the request failed: {error}", 500)
 
-    async def in_time(self, chunks: AsyncIterator[T]) -> AsyncIterator[T]:
-        """Pass on what comes until the time of a request is over."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.time_limit if self.time_limit else None
-        iterator = chunks.__aiter__()
-        while True:
-            try:
-                following = iterator.__anext__()
-                yield await (following if end is None else asyncio.wait_for(following, max(end - loop.time(), 0)))
-            except StopAsyncIteration:
-                return
-            except (TimeoutError, asyncio.TimeoutError):
-                raise self.timed_out() from None
+    async def attended(self, receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end; it is cancelled when its client leaves or the time of a request is over.
 
-    # ---- requests ----
+        Parameters
+        ----------
+        receive : callable
+            Of ASGI, behind the body: it gives nothing more until the client leaves.
+        work : coroutine
+
+        Raises
+        ------
+        ApiError
+            The work was cancelled, or it failed.
+        """
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
+        limit = self.settings.request_timeout
+        try:
+            await asyncio.wait({working, leaving}, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if leaving.done():
+                raise ApiError("the client left", 499)  # nobody reads it
+            raise ApiError(f"the request took longer than {limit:g} s", 504, code="timeout")
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # of this request alone
+            logger.warning("a request failed: %s", error)
+            raise self.failed(error) from error
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def running(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> AsyncIterator[AsyncRequests]:
+    async def running(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool
+    ) -> AsyncIterator[AsyncRequests]:
         """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
-        with self.admitted(sum(map(len, prompts))):
+        with self.admitted(sum(map(len, prompts))) as call:
+            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
+                compile_it = self.llm.grammars.matcher
+                with bad_request(params.constraint.name):
+                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
             with bad_request():
-                started = self.llm.asubmit([list(prompt) for prompt in prompts], params)
+                started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
             async with started as running:
-                yield running
-                self.metrics.finish(running.outputs())
+                call.running = running
+                try:
+                    yield running
+                finally:
+                    self.metrics.finish(running.outputs())
 
     @contextlib.contextmanager
-    def admitted(self, num_tokens: int) -> Iterator[None]:
+    def admitted(self, num_tokens: int) -> Iterator[_Call]:
         """Count a call whose prompts have so many tokens; ApiError if too many wait."""
-        self._admit(num_tokens)
+        call = self._admit(num_tokens)
         try:
-            yield
+            yield call
         except EngineDeadError as error:
             raise self.failed(error) from error
         finally:
             self._num_admitted -= 1
-            self._num_prompt_tokens -= num_tokens
+            if call in self._waiting:
+                self._waiting.remove(call)
             if self._num_admitted == 0:
                 self._idle.set()
 
-    def _admit(self, num_tokens: int) -> None:
+    def _admit(self, num_tokens: int) -> _Call:
         limits, llm = self.settings, self.llm
-        waiting = llm.metrics().num_waiting
-        over = self._num_prompt_tokens + num_tokens > limits.max_queued_tokens and self._num_admitted
-        if waiting >= limits.max_queued_requests or over:
-            what = f"{waiting} requests" if not over else f"prompts of {self._num_prompt_tokens} tokens"
+        num_waiting = llm.metrics().num_waiting
+        self._waiting = [call for call in self._waiting if call.waits]
+        waiting_tokens = sum(call.num_tokens for call in self._waiting)
+        # A prompt for which nothing has to wait may be as long as the context.
+        over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
+        if num_waiting >= limits.max_queued_requests or over:
+            what = f"{num_waiting} requests" if not over else f"prompts of {waiting_tokens} tokens"
             self.metrics.refused.inc()
             raise ApiError(
                 f"{what} wait already; try again later", 429, code="queue_full", headers={"Retry-After": "1"}
             )
         self._num_admitted += 1
-        self._num_prompt_tokens += num_tokens
         self._idle.clear()
+        call = _Call(num_tokens)
+        self._waiting.append(call)
+        return call
 
     async def drain(self) -> None:
         """Let nothing new in, and wait until what runs has ended."""

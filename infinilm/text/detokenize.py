@@ -132,6 +132,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Take more text; return what is certain to be output. Nothing more comes once a stop was found."""
+        if not self._stop:
+            return text
         if self.stopped_by is not None or not text:
             return ""
         text = self._held + text
@@ -140,7 +142,7 @@ class StopStrings:
             end, begin, self.stopped_by = min(found)
             self._held = ""
             return text[: end if self._include else begin]
-        keep = max((overlap(text, s) for s in self._stop), default=0)
+        keep = max(overlap(text, s) for s in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 

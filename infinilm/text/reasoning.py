@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["ReasoningSplitter", "thinks"]
+__all__ = ["MARKS", "ReasoningSplitter", "thinks"]
 
-_BEGIN, _END = "<think>", "</think>"
+MARKS = _BEGIN, _END = "<think>", "</think>"
 
 
 def thinks(template: str) -> bool:

@@ -238,6 +238,10 @@ class Tokenizer:
             return bytes([int(token[3:5], 16)])
         return (token.replace("\u2581", " ") if self._has_metaspace else token).encode("utf-8")
 
+    def to_json(self) -> str:
+        """Return the text of the tokenizer.json, as other libraries read it."""
+        return self._require().to_str()
+
     def is_special(self, token_id: int) -> bool:
         """Whether texts leave the token out unless they are asked for it."""
         return self.id_to_token(token_id) in self._special_texts

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["ToolCallDelta", "ToolCallFormat", "ToolCallParser", "tool_call_format"]
+__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "tool_call_format"]
 
 _SPACE = " \t\r\n"
 
@@ -36,6 +36,13 @@ class ToolCallFormat:
         Characters between the objects of one mark, brackets of a list among them.
     name_before : str
         Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
+    pattern : str
+        How the model writes a call, which is read in more ways than this: $NAME is the name as JSON, $TOOL the name
+        as it is, and $ARGUMENTS the arguments.
+    between : str
+        What stands between two calls.
+    around : tuple of str
+        What stands before the first and behind the last.
     """
 
     name: str
@@ -43,12 +50,34 @@ class ToolCallFormat:
     end: str = ""
     separators: str = _SPACE
     name_before: str = ""
+    pattern: str = '{"name": $NAME, "arguments": $ARGUMENTS}'
+    between: str = "\n"
+    around: tuple[str, str] = ("", "")
 
 
 # Sources: the chat templates of the models' repositories.
-_HERMES = ToolCallFormat("hermes", "<tool_call>", "</tool_call>")  # Hermes 2 and 3, Qwen2.5, Qwen3
-_MISTRAL = ToolCallFormat("mistral", "[TOOL_CALLS]", separators=_SPACE + "[],", name_before="[ARGS]")
-_LLAMA3 = ToolCallFormat("llama3", "", separators=_SPACE + ";")
+_HERMES = ToolCallFormat(  # Hermes 2 and 3, Qwen2.5, Qwen3
+    "hermes",
+    "<tool_call>",
+    "</tool_call>",
+    pattern='<tool_call>\n{"name": $NAME, "arguments": $ARGUMENTS}\n</tool_call>',
+)
+_MISTRAL = ToolCallFormat(
+    "mistral",
+    "[TOOL_CALLS]",
+    separators=_SPACE + "[],",
+    name_before="[ARGS]",
+    between=", ",
+    around=("[TOOL_CALLS][", "]"),
+)
+_MISTRAL_NAMES = replace(  # of 2025
+    _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
+)
+_LLAMA3 = ToolCallFormat(
+    "llama3", "", separators=_SPACE + ";", pattern='{"name": $NAME, "parameters": $ARGUMENTS}', between="; "
+)
+PLAIN_CALLS = ToolCallFormat("json", "", separators=_SPACE + ";", between="; ")
+"""For models that were taught no way, whose calls are forced."""
 
 
 def tool_call_format(template: str) -> ToolCallFormat | None:
@@ -56,7 +85,7 @@ def tool_call_format(template: str) -> ToolCallFormat | None:
     if "<tool_call>" in template:
         return _HERMES
     if "[TOOL_CALLS]" in template:
-        return _MISTRAL
+        return _MISTRAL_NAMES if "[ARGS]" in template else _MISTRAL
     if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
         return _LLAMA3
     return None

@@ -122,17 +122,23 @@ void bind_spec(nb::module_& m) {
 // them.
 class PendingStep {
 public:
-    PendingStep(nb::object batch, std::future<StepOutput> future, std::shared_ptr<StepAbort> abort)
-        : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)) {}
+    PendingStep(nb::object batch, std::future<StepOutput> future, std::shared_ptr<StepAbort> abort,
+                std::shared_ptr<LateMasks> masks)
+        : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)), masks_(std::move(masks)) {}
     ~PendingStep() {
-        if (is_finalizing() || !process_.is_current())
+        if (is_finalizing() || !process_.is_current()) {
             batch_.release();  // nobody to wait for, and the step may be running yet
-        else
+        } else {
+            if (lacks_masks()) abort_->request();
             wait();
+        }
     }
     PendingStep(PendingStep&&) = default;
 
     void abort() { abort_->request(); }
+    void give_masks() {
+        if (masks_) masks_->give();
+    }
     bool wait_for(double seconds) {
         process_.check();
         const ReleaseGil release;
@@ -141,12 +147,15 @@ public:
     }
     StepOutput result() {
         process_.check();
+        if (lacks_masks() && !abort_->requested())
+            throw Error("result: the step would wait for its masks for ever; call give_masks or abort first");
         wait();
         if (!future_.valid()) throw Error("result: it was taken already; a step has one");
         return future_.get();
     }
 
 private:
+    bool lacks_masks() const { return masks_ && future_.valid() && !masks_->given(); }
     void wait() {
         const ReleaseGil release;
         if (future_.valid()) future_.wait();
@@ -156,6 +165,7 @@ private:
     nb::object batch_;
     std::future<StepOutput> future_;
     std::shared_ptr<StepAbort> abort_;
+    std::shared_ptr<LateMasks> masks_;  // null: the batch has none, or had them from the start
 };
 
 void bind_batch(nb::module_& m) {
@@ -169,17 +179,19 @@ void bind_batch(nb::module_& m) {
                Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature,
                std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
+               std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
                std::optional<Vector<int32_t>> previous_rows, bool return_logits) {
                 new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
                                  view(block_table), view(cu_seqlens_q),  view(context_lens), view(logits_rows),
                                  view(temperature), view(top_k),         view(top_p),        view(min_p),
-                                 view(random_val),  return_logits};
+                                 view(random_val),  view(allowed),       view(allowed_row),  return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
             "logits_rows"_a.noconvert(), "temperature"_a.noconvert().none() = nb::none(),
             "top_k"_a.noconvert().none() = nb::none(), "top_p"_a.noconvert().none() = nb::none(),
             "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
+            "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
@@ -199,6 +211,8 @@ void bind_batch(nb::module_& m) {
         .def("abort", &PendingStep::abort,
              "Ends the step before its next half of a layer, or before it begins; those behind it run. A step that is "
              "nearly done is done.")
+        .def("give_masks", &PendingStep::give_masks,
+             "Batch.allowed is complete now: a step that was submitted with late_masks may sample.")
         .def("wait", &PendingStep::wait_for, "seconds"_a, "Waits so long at most; returns whether the step is done.")
         .def("result", &PendingStep::result, "Waits for the step and gives its output, once; raises what it raised.");
 }
@@ -383,18 +397,23 @@ void bind_engine(nb::module_& m) {
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",
-            [](Engine& engine, nb::object batch) {
+            [](Engine& engine, nb::object batch, bool late_masks) {
                 auto& arrays = nb::cast<const Batch&>(batch);
                 std::future<StepOutput> step;
                 const auto abort = std::make_shared<StepAbort>();
+                if (late_masks && !arrays.allowed)
+                    throw Error("submit: late_masks of a batch without `allowed`: there is nothing to wait for");
+                const auto masks = late_masks ? std::make_shared<LateMasks>() : nullptr;
                 {
                     const ReleaseGil release;
-                    step = engine.submit(arrays, abort);
+                    step = engine.submit(arrays, abort, masks);
                 }
-                return PendingStep(std::move(batch), std::move(step), abort);
+                return PendingStep(std::move(batch), std::move(step), abort, masks);
             },
-            "batch"_a, nb::sig("def submit(self, batch: Batch) -> PendingStep"),
-            "Queues one step behind those submitted before, and returns at once.")
+            "batch"_a, "late_masks"_a = false,
+            nb::sig("def submit(self, batch: Batch, late_masks: bool = False) -> PendingStep"),
+            "Queues one step behind those submitted before, and returns at once. late_masks: Batch.allowed may change "
+            "until PendingStep.give_masks, for which the step waits before it samples.")
         .def_prop_ro("weight_bytes", &InferEngine::weight_bytes)
         .def("graph_counts", &InferEngine::graph_counts, Release(), "What has become of graphs so far.")
         .def("close", &InferEngine::close, Release(), "Frees weights, cache and threads; idempotent.");

@@ -273,19 +273,22 @@ void bind_ops(nb::module_& m) {
             "parts"_a, "out"_a, Release())
         .def(
             "find_best",
-            [](SharedBackend& shared, const Tensor& logits, const Tensor& best, const Tensor& ids, int32_t first_id) {
+            [](SharedBackend& shared, const Tensor& logits, const Tensor& best, const Tensor& ids, int32_t first_id,
+               const OptionalTensor& allowed, const OptionalTensor& allowed_row) {
                 const InUse b(shared);
                 ops::find_best(b, {.logits = logits,
                                    .first_id = first_id,
                                    .best = output("find_best", "best", best),
-                                   .ids = output("find_best", "ids", ids)});
+                                   .ids = output("find_best", "ids", ids),
+                                   .mask = {optional_view(allowed), optional_view(allowed_row)}});
             },
-            "logits"_a, "best"_a, "ids"_a, "first_id"_a = 0, Release())
+            "logits"_a, "best"_a, "ids"_a, "first_id"_a = 0, "allowed"_a = nb::none(), "allowed_row"_a = nb::none(),
+            Release())
         .def(
             "sample",
             [](SharedBackend& shared, const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
                const Tensor& top_p, const Tensor& min_p, const Tensor& random_val, const Tensor& ids,
-               const OptionalTensor& token_ids) {
+               const OptionalTensor& token_ids, const OptionalTensor& allowed, const OptionalTensor& allowed_row) {
                 const InUse b(shared);
                 ops::sample(b, {.logits = logits,
                                 .temperature = temperature,
@@ -294,11 +297,12 @@ void bind_ops(nb::module_& m) {
                                 .min_p = min_p,
                                 .random_val = random_val,
                                 .ids = output("sample", "ids", ids),
-                                .token_ids = optional_view(token_ids)});
+                                .token_ids = optional_view(token_ids),
+                                .mask = {optional_view(allowed), optional_view(allowed_row)}});
                 if (readable(ids)) check_sampled(ids);
             },
             "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "random_val"_a, "ids"_a,
-            "token_ids"_a = nb::none(), Release());
+            "token_ids"_a = nb::none(), "allowed"_a = nb::none(), "allowed_row"_a = nb::none(), Release());
 }
 
 }  // namespace infinilm

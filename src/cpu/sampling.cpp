@@ -4,11 +4,15 @@
 //
 // That gives the same answer as adding weights in order, because the sums are exact: a weight is exp((logit - max) /
 // temperature) rounded to a multiple of 2^-45, kept as an integer. (What is rounded off is below the 2^-24 resolution
-// of random_val by far, even summed over the vocabulary.) Rows are dealt to the workers; a row never depends on
-// another.
+// of random_val by far, even summed over the vocabulary.) So threads may add up parts of a row in any order. Rows are
+// dealt to the workers, and the last few rows are cut up among them; a row never depends on another.
+//
+// Of a row with a mask, what is allowed is copied out first: mostly little, and then all that follows is short.
 #include "cpu/sampling.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -23,6 +27,9 @@ constexpr int num_buckets = 1024;
 constexpr float reach = 32;  // a candidate this many temperatures below the largest weighs less than 2^-46: nothing
 constexpr int max_weight_bits = 45;
 constexpr int64_t stretch = 512;  // candidates handled at once: their weights stay in L1
+// Candidates of a row that a thread takes at once, where several work on a row: a few times what a region of threads
+// costs.
+constexpr int64_t share_size = 16 * stretch;
 
 struct Candidate {
     float logit;
@@ -57,20 +64,50 @@ inline double exp_vectorised(double x) {
 
 }  // namespace
 
+// What a logit means in a row: the bucket of its distance from the largest, and its weight. Loops take a copy, which
+// the compiler keeps in registers.
+struct Scale {
+    float largest = 0, reach = 0, lowest = 0, per_bucket = 0;
+    double temperature = 0, one = 0;  // one: the weight of the largest logit
+
+    bool reaches(float logit) const { return largest - logit <= reach; }
+    int bucket(float logit) const {  // never falls as the logit falls: buckets are in the order of candidates
+        return static_cast<int>(std::min((largest - logit) * per_bucket, float{num_buckets - 1}));
+    }
+    uint64_t weight(float logit) const {
+        const double x = (double{logit > lowest ? logit : lowest} - largest) / temperature;
+        return std::bit_cast<uint64_t>(exp_vectorised(x) * one + 0x1p52) & 0xfffffffffffffu;
+    }
+};
+
+// What one thread finds in its part of a row.
+struct RowPart {
+    float largest;
+    bool nan;
+    std::array<int32_t, num_buckets> counts;  // candidates of each bucket
+    std::array<uint64_t, num_buckets> sums;   // of their weights
+    std::vector<float> logits;                // candidates that are copied out
+    std::vector<int32_t> ids;
+};
+
 // The candidates of one row, bucketed by their distance from the largest logit. "Kept" is a prefix of the order: all of
 // the buckets before `last_bucket_`, and the first `last_count_` of that one.
 class RowSampler {
 public:
-    // logits: [vocab_size]
+    // pool: what works on a row; null: the caller alone.
+    explicit RowSampler(ThreadPool* pool) : pool_(pool), parts_(pool ? static_cast<size_t>(pool->size()) : 1) {}
+
+    // logits: [vocab_size]; allowed: the bits of those that may be drawn, or null: all.
     // Its token id, or a SampleFault.
-    int32_t sample(const float* logits, int64_t vocab_size, float temperature, int32_t top_k, float top_p, float min_p,
-                   float random_val) {
+    int32_t sample(const float* logits, const uint32_t* allowed, int64_t vocab_size, float temperature, int32_t top_k,
+                   float top_p, float min_p, float random_val) {
         logits_ = logits;
         size_ = vocab_size;
         compact_ = false;
         ordered_ = -1;
+        if (allowed) copy_allowed(allowed);
         if (const std::optional<SampleFault> fault = find_largest()) return static_cast<int32_t>(*fault);
-        if (temperature == 0) return static_cast<int32_t>(std::find(logits, logits + size_, largest_) - logits);
+        if (temperature == 0) return first_largest();
         start(temperature);
         if (top_k > 0 && top_k < size_) keep_count(top_k);
         // Without top_p no sum over more than min_p leaves is needed.
@@ -88,66 +125,123 @@ public:
 private:
     static constexpr int64_t everything = std::numeric_limits<int64_t>::max();
 
-    std::optional<SampleFault> find_largest() {
-        // Eight running maxima, so that the loop is vectorised; NaN is seen as the one value that differs from itself.
-        float largest[8];
-        std::fill(largest, largest + 8, -std::numeric_limits<float>::infinity());
-        int64_t i = 0;
-        int nan = 0;
-        for (; i + 8 <= size_; i += 8)
-            for (int k = 0; k < 8; ++k) {
-                largest[k] = logits_[i + k] > largest[k] ? logits_[i + k] : largest[k];
-                nan |= logits_[i + k] != logits_[i + k];
+    void make_room() {
+        if (static_cast<int64_t>(left_ids_.size()) >= size_) return;
+        left_logits_.resize(static_cast<size_t>(size_));
+        left_ids_.resize(static_cast<size_t>(size_));
+    }
+
+    // From here on the candidates are those whose bits are set, in the order of their ids.
+    void copy_allowed(const uint32_t* allowed) {
+        make_room();
+        float* out = left_logits_.data();
+        int32_t* ids = left_ids_.data();
+        for (int64_t first = 0; first < size_; first += 32) {
+            uint32_t bits = allowed[first / 32];
+            if (first + 32 > size_) bits &= ~uint32_t{0} >> (first + 32 - size_);
+            if (bits == ~uint32_t{0}) {
+                std::copy_n(logits_ + first, 32, out);
+                for (int i = 0; i < 32; ++i) ids[i] = static_cast<int32_t>(first) + i;
+                out += 32, ids += 32;
+                continue;
             }
-        for (; i < size_; ++i) {
-            largest[0] = std::max(largest[0], logits_[i]);
-            nan |= logits_[i] != logits_[i];
+            for (; bits; bits &= bits - 1) {
+                *ids = static_cast<int32_t>(first) + std::countr_zero(bits);
+                *out++ = logits_[*ids++];
+            }
         }
-        largest_ = *std::max_element(largest, largest + 8);
+        num_left_ = out - left_logits_.data();
+        compact_ = true;
+    }
+
+    std::optional<SampleFault> find_largest() {
+        constexpr float least = -std::numeric_limits<float>::infinity();
+        for (RowPart& part : parts_) part.largest = least, part.nan = false;
+        for_stretches([&](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
+            // Eight running maxima, so that the loop is vectorised; NaN is seen as the one value that differs from
+            // itself.
+            float largest[8];
+            std::fill(largest, largest + 8, least);
+            int64_t i = 0;
+            int nan = 0;
+            for (; i + 8 <= n; i += 8)
+                for (int k = 0; k < 8; ++k) {
+                    largest[k] = logits[i + k] > largest[k] ? logits[i + k] : largest[k];
+                    nan |= logits[i + k] != logits[i + k];
+                }
+            for (; i < n; ++i) {
+                largest[0] = std::max(largest[0], logits[i]);
+                nan |= logits[i] != logits[i];
+            }
+            part.largest = std::max(part.largest, *std::max_element(largest, largest + 8));
+            part.nan |= nan != 0;
+        });
+        scale_.largest = least;
+        bool nan = false;
+        for (const RowPart& part : parts_) scale_.largest = std::max(scale_.largest, part.largest), nan |= part.nan;
         if (nan) return SampleFault::nan;
-        if (!std::isinf(largest_)) return {};
-        return largest_ > 0 ? SampleFault::infinite : SampleFault::empty;
+        if (!std::isinf(scale_.largest)) return {};
+        return scale_.largest > 0 ? SampleFault::infinite : SampleFault::empty;
+    }
+
+    int32_t first_largest() const {
+        const float* logits = compact_ ? left_logits_.data() : logits_;
+        const auto at = std::find(logits, logits + num_left(), scale_.largest) - logits;
+        return compact_ ? left_ids_[static_cast<size_t>(at)] : static_cast<int32_t>(at);
     }
 
     void start(float temperature) {
-        temperature_ = temperature;
-        one_ = std::ldexp(
+        Scale& s = scale_;
+        s.temperature = temperature;
+        s.one = std::ldexp(
             1.0, std::min(max_weight_bits, 63 - static_cast<int>(std::bit_width(static_cast<uint64_t>(size_)))));
-        reach_ = std::min(reach * temperature, std::numeric_limits<float>::max());
-        lowest_ = std::max(largest_ - 2 * reach_, -std::numeric_limits<float>::max());
-        per_bucket_ = std::min(num_buckets / reach_, 1e30f);  // finite, or 0 * infinity would be NaN
+        s.reach = std::min(reach * temperature, std::numeric_limits<float>::max());
+        s.lowest = std::max(s.largest - 2 * s.reach, -std::numeric_limits<float>::max());
+        s.per_bucket = std::min(num_buckets / s.reach, 1e30f);  // finite, or 0 * infinity would be NaN
         last_bucket_ = num_buckets - 1;
         last_count_ = everything;
-        std::fill(sums_, sums_ + num_buckets, 0);
     }
 
-    int bucket(float logit) const {  // never falls as the logit falls: buckets are in the order of candidates
-        return static_cast<int>(std::min((largest_ - logit) * per_bucket_, float{num_buckets - 1}));
-    }
-    uint64_t weight(float logit) const {
-        const double x = (double{logit > lowest_ ? logit : lowest_} - largest_) / temperature_;
-        return std::bit_cast<uint64_t>(exp_vectorised(x) * one_ + 0x1p52) & 0xfffffffffffffu;
-    }
+    int64_t num_left() const { return compact_ ? num_left_ : size_; }
 
-    // Calls f(logits, ids or null, n, id of the first) over the row, or over what keep_count left of it.
+    // Calls f(part, logits, ids or null, n, id of the first) over the row, or over the candidates that are left of it.
+    // Which thread's part a stretch goes to does not matter: counts, sums and maxima are the same in any order, and
+    // what is copied out is put in order.
     template <class F>
-    void for_stretches(F f) const {
-        const int64_t n = compact_ ? static_cast<int64_t>(left_ids_.size()) : size_;
-        for (int64_t i = 0; i < n; i += stretch) {
-            const int64_t count = std::min(stretch, n - i);
-            f((compact_ ? left_logits_.data() : logits_) + i, compact_ ? left_ids_.data() + i : nullptr, count, i);
-        }
+    void for_stretches(F f) {
+        const int64_t size = num_left();
+        auto over = [&](int64_t begin, int64_t end, RowPart& part) {
+            for (int64_t i = begin; i < end; i += stretch)
+                f(part, (compact_ ? left_logits_.data() : logits_) + i, compact_ ? left_ids_.data() + i : nullptr,
+                  std::min(stretch, end - i), i);
+        };
+        if (!pool_ || size < 2 * share_size) return over(0, size, parts_[0]);
+        pool_->run(static_cast<int>((size + share_size - 1) / share_size), [&](int share, int thread) {
+            over(share * share_size, std::min((share + 1) * share_size, size), parts_[static_cast<size_t>(thread)]);
+        });
+    }
+
+    // The candidates whose bucket passes, with their ids, into every part.
+    template <class Passes>
+    void collect(Passes passes) {
+        for (RowPart& part : parts_) part.logits.clear(), part.ids.clear();
+        for_stretches(
+            [&, scale = scale_](RowPart& part, const float* logits, const int32_t* ids, int64_t n, int64_t first) {
+                for (int64_t i = 0; i < n; ++i)
+                    if (scale.reaches(logits[i]) && passes(scale.bucket(logits[i]))) {
+                        part.logits.push_back(logits[i]);
+                        part.ids.push_back(ids ? ids[i] : static_cast<int32_t>(first + i));
+                    }
+            });
     }
 
     // The candidates of bucket b in order; from bucket last_bucket_ only those kept.
     std::span<const Candidate> order(int b) {
         if (ordered_ != b) {
+            collect([b](int bucket) { return bucket == b; });
             order_.clear();
-            for_stretches([&](const float* logits, const int32_t* ids, int64_t n, int64_t first) {
-                for (int64_t i = 0; i < n; ++i)
-                    if (largest_ - logits[i] <= reach_ && bucket(logits[i]) == b)
-                        order_.push_back({logits[i], ids ? ids[i] : static_cast<int32_t>(first + i)});
-            });
+            for (const RowPart& part : parts_)
+                for (size_t i = 0; i < part.ids.size(); ++i) order_.push_back({part.logits[i], part.ids[i]});
             if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());
             ordered_ = b;
         }
@@ -157,39 +251,46 @@ private:
 
     // top_k: finds the bucket of candidate k by counting.
     void keep_count(int64_t k) {
-        int32_t counts[num_buckets] = {};
-        for_stretches([&](const float* logits, const int32_t*, int64_t n, int64_t) {
-            for (int64_t i = 0; i < n; ++i) counts[bucket(logits[i])] += largest_ - logits[i] <= reach_;
+        for (RowPart& part : parts_) part.counts.fill(0);
+        for_stretches([scale = scale_](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
+            for (int64_t i = 0; i < n; ++i) part.counts[scale.bucket(logits[i])] += scale.reaches(logits[i]);
         });
-        int64_t before = 0;
+        int64_t before = 0, here = 0;
         int b = 0;
-        while (b < num_buckets - 1 && before + counts[b] < k) before += counts[b++];
+        for (;; ++b, before += here) {
+            here = 0;
+            for (const RowPart& part : parts_) here += part.counts[b];
+            if (b == num_buckets - 1 || before + here >= k) break;
+        }
         last_bucket_ = b;
         last_count_ = k - before;
     }
 
     // From here on only the candidates up to last_bucket_ are looked at, mostly far fewer than the vocabulary.
     void copy_out() {
-        left_logits_.clear();
-        left_ids_.clear();
-        for_stretches([&](const float* logits, const int32_t*, int64_t n, int64_t first) {
-            for (int64_t i = 0; i < n; ++i)
-                if (largest_ - logits[i] <= reach_ && bucket(logits[i]) <= last_bucket_) {
-                    left_logits_.push_back(logits[i]);
-                    left_ids_.push_back(static_cast<int32_t>(first + i));
-                }
-        });
+        collect([last = last_bucket_](int bucket) { return bucket <= last; });
+        make_room();
+        num_left_ = 0;
+        for (const RowPart& part : parts_) {
+            std::ranges::copy(part.logits, left_logits_.data() + num_left_);
+            std::ranges::copy(part.ids, left_ids_.data() + num_left_);
+            num_left_ += static_cast<int64_t>(part.ids.size());
+        }
         compact_ = true;
     }
 
     void sum_buckets() {
-        for_stretches([&](const float* logits, const int32_t*, int64_t n, int64_t) {
+        for (RowPart& part : parts_) part.sums.fill(0);
+        for_stretches([scale = scale_](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
             uint64_t weights[stretch];
-            for (int64_t i = 0; i < n; ++i) weights[i] = weight(logits[i]);
+            for (int64_t i = 0; i < n; ++i) weights[i] = scale.weight(logits[i]);
             for (int64_t i = 0; i < n; ++i)
-                if (largest_ - logits[i] <= reach_) sums_[bucket(logits[i])] += weights[i];
+                if (scale.reaches(logits[i])) part.sums[scale.bucket(logits[i])] += weights[i];
         });
-        std::fill(sums_ + last_bucket_ + 1, sums_ + num_buckets, 0);
+        for (int b = 0; b < num_buckets; ++b) {
+            sums_[b] = 0;
+            for (const RowPart& part : parts_) sums_[b] += b <= last_bucket_ ? part.sums[b] : 0;
+        }
         if (last_count_ != everything) keep_until(last_bucket_, last_count_);
     }
 
@@ -198,7 +299,7 @@ private:
         const std::span<const Candidate> candidates = order(b);
         sums_[b] = 0;
         for (int64_t i = 0; i < std::min<int64_t>(count, static_cast<int64_t>(candidates.size())); ++i)
-            sums_[b] += weight(candidates[static_cast<size_t>(i)].logit);
+            sums_[b] += scale_.weight(candidates[static_cast<size_t>(i)].logit);
         std::fill(sums_ + b + 1, sums_ + num_buckets, 0);
         last_bucket_ = b;
         last_count_ = count;
@@ -219,7 +320,7 @@ private:
         const std::span<const Candidate> candidates = order(b);
         size_t i = 0;
         for (; i + 1 < candidates.size(); ++i) {
-            running += weight(candidates[i].logit);
+            running += scale_.weight(candidates[i].logit);
             if (passes(static_cast<double>(running))) break;
         }
         found(b, i);
@@ -232,18 +333,19 @@ private:
     }
 
     int min_p_bucket(float min_p) const {
-        const double distance = -std::log(std::min(double{min_p}, 1.0)) * temperature_;
-        return static_cast<int>(std::min(distance * per_bucket_, num_buckets - 1.0));
+        const double distance = -std::log(std::min(double{min_p}, 1.0)) * scale_.temperature;
+        return static_cast<int>(std::min(distance * scale_.per_bucket, num_buckets - 1.0));
     }
 
     void keep_above(float min_p) {
-        const double least = std::min(double{min_p}, 1.0) * one_;
+        const double least = std::min(double{min_p}, 1.0) * scale_.one;
         // Rounding may put the boundary a bucket before or after.
         const int guess = min_p_bucket(min_p), last = std::min(last_bucket_, guess + 1);
         for (int b = std::max(0, std::min(last, guess - 1)); b <= last; ++b) {
             const std::span<const Candidate> candidates = order(b);
             size_t kept = 0;
-            while (kept < candidates.size() && static_cast<double>(weight(candidates[kept].logit)) >= least) ++kept;
+            while (kept < candidates.size() && static_cast<double>(scale_.weight(candidates[kept].logit)) >= least)
+                ++kept;
             if (kept < candidates.size() || b == last) return keep_until(b, static_cast<int64_t>(kept));
         }
     }
@@ -255,15 +357,17 @@ private:
         return id;
     }
 
+    ThreadPool* pool_;
+    std::vector<RowPart> parts_;     // one per thread
     const float* logits_ = nullptr;  // [size_]
     int64_t size_ = 0;
-    float largest_ = 0, temperature_ = 0, reach_ = 0, lowest_ = 0, per_bucket_ = 0;
-    double one_ = 0;  // the weight of the largest logit
+    Scale scale_;
     uint64_t sums_[num_buckets] = {};
     int last_bucket_ = 0;
     int64_t last_count_ = 0;
-    bool compact_ = false;  // the candidates are left_logits_ and left_ids_, no longer all of logits_
-    std::vector<float> left_logits_;
+    bool compact_ = false;  // the candidates are left_logits_ and left_ids_, not all of logits_
+    int64_t num_left_ = 0;
+    std::vector<float> left_logits_;  // room for size_; num_left_ of them count
     std::vector<int32_t> left_ids_;
     std::vector<Candidate> order_;  // bucket ordered_
     int ordered_ = -1;
@@ -271,8 +375,21 @@ private:
 
 namespace {
 
-// The best of a row, [k] each; see FindBestParams.
-void find_best(std::span<const float> logits, int32_t first_id, std::span<float> best, std::span<int32_t> ids) {
+// Bits first .. first + n - 1 of a mask, n <= 64; null: all are set.
+uint64_t bits_at(const uint32_t* allowed, int64_t first, int n) {
+    const uint64_t all = n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0};
+    if (!allowed) return all;
+    uint64_t bits = 0;
+    for (int64_t word = first / 32; 32 * word < first + n; ++word) {
+        const int64_t shift = 32 * word - first;  // of the word's first bit
+        bits |= shift < 0 ? uint64_t{allowed[word]} >> -shift : uint64_t{allowed[word]} << shift;
+    }
+    return bits & all;
+}
+
+// The best of a row, [k] each; see FindBestParams. allowed: bits by token id, or null.
+void find_best(std::span<const float> logits, const uint32_t* allowed, int32_t first_id, std::span<float> best,
+               std::span<int32_t> ids) {
     constexpr size_t group = 64;  // looked at together: mostly none of them is better than the last of the best
     std::ranges::fill(best, -std::numeric_limits<float>::infinity());
     std::ranges::fill(ids, first_id);
@@ -280,14 +397,13 @@ void find_best(std::span<const float> logits, int32_t first_id, std::span<float>
     bool nan = false;
     for (size_t begin = 0; begin < logits.size(); begin += group) {
         const std::span<const float> part = logits.subspan(begin, std::min(group, logits.size() - begin));
-        int any_better = 0, any_nan = 0;  // without branches, so that the loop is vectorised
-        for (const float logit : part) {
-            any_better |= logit > best.back();
-            any_nan |= logit != logit;
-        }
-        nan |= any_nan != 0;
-        if (!any_better) continue;
-        for (size_t i = 0; i < part.size(); ++i) {
+        int any = 0;  // that is better, or NaN; without branches, so that the loop is vectorised
+        for (const float logit : part) any |= !(logit <= best.back());
+        if (!any) continue;
+        const int64_t first = first_id + static_cast<int64_t>(begin);
+        for (uint64_t bits = bits_at(allowed, first, static_cast<int>(part.size())); bits; bits &= bits - 1) {
+            const auto i = static_cast<size_t>(std::countr_zero(bits));
+            nan |= part[i] != part[i];
             if (!(part[i] > best.back())) continue;
             found = std::min(found + 1, best.size());
             size_t at = found - 1;
@@ -296,7 +412,7 @@ void find_best(std::span<const float> logits, int32_t first_id, std::span<float>
                 ids[at] = ids[at - 1];
             }
             best[at] = part[i];
-            ids[at] = first_id + static_cast<int32_t>(begin + i);
+            ids[at] = static_cast<int32_t>(first + static_cast<int64_t>(i));
         }
     }
     if (nan) best[0] = std::numeric_limits<float>::quiet_NaN();
@@ -314,28 +430,34 @@ void for_rows(ThreadPool& pool, int64_t num_rows, F f) {
 
 }  // namespace
 
-Sampler::Sampler(ThreadPool& pool) : pool_(pool) {
-    for (int i = 0; i < pool.size(); ++i) rows_.push_back(std::make_unique<RowSampler>());
+Sampler::Sampler(ThreadPool& pool) : pool_(pool), together_(std::make_unique<RowSampler>(&pool)) {
+    for (int i = 0; i < pool.size(); ++i) alone_.push_back(std::make_unique<RowSampler>(nullptr));
 }
 
 Sampler::~Sampler() = default;
 
 void Sampler::sample(const SampleParams& p) {
-    for_rows(pool_, p.logits.shape(0), [&](int64_t row, int thread) {
-        const int32_t drawn = rows_[static_cast<size_t>(thread)]->sample(
-            p.logits.as<const float>() + row * p.logits.stride(0), p.logits.shape(1),
-            p.temperature.as<const float>()[row], p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
-            p.min_p.as<const float>()[row], p.random_val.as<const float>()[row]);
+    const int64_t num_rows = p.logits.shape(0), vocab_size = p.logits.shape(1);
+    auto sample_row = [&](RowSampler& sampler, int64_t row) {
+        const int32_t drawn = sampler.sample(p.logits.as<const float>() + row * p.logits.stride(0), p.mask.words(row),
+                                             vocab_size, p.temperature.as<const float>()[row],
+                                             p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
+                                             p.min_p.as<const float>()[row], p.random_val.as<const float>()[row]);
         const bool named = p.token_ids && drawn >= 0;
         p.ids.as<int32_t>()[row] = named ? p.token_ids.select(0, row).as<const int32_t>()[drawn] : drawn;
-    });
+    };
+    // A thread takes a row as long as there are rows for all; the last few of a large vocabulary are cut up instead.
+    const int64_t rest = vocab_size < 2 * share_size ? 0 : num_rows % pool_.size();
+    for_rows(pool_, num_rows - rest,
+             [&](int64_t row, int thread) { sample_row(*alone_[static_cast<size_t>(thread)], row); });
+    for (int64_t row = num_rows - rest; row < num_rows; ++row) sample_row(*together_, row);
 }
 
 void find_best(ThreadPool& pool, const FindBestParams& p) {
     const int64_t k = p.best.shape(1);
     const auto n = static_cast<size_t>(p.logits.shape(1)), count = static_cast<size_t>(k);
     for_rows(pool, p.logits.shape(0), [&](int64_t row, int) {
-        find_best({p.logits.as<const float>() + row * p.logits.stride(0), n}, p.first_id,
+        find_best({p.logits.as<const float>() + row * p.logits.stride(0), n}, p.mask.words(row), p.first_id,
                   {p.best.as<float>() + row * k, count}, {p.ids.as<int32_t>() + row * k, count});
     });
 }

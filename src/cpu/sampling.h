@@ -21,7 +21,8 @@ public:
 
 private:
     ThreadPool& pool_;
-    std::vector<std::unique_ptr<RowSampler>> rows_;  // one per worker
+    std::vector<std::unique_ptr<RowSampler>> alone_;  // one per worker
+    std::unique_ptr<RowSampler> together_;            // of all workers, for one row
 };
 
 void find_best(ThreadPool& pool, const FindBestParams& params);

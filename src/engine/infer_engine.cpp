@@ -252,9 +252,11 @@ void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     });
 }
 
-std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort) {
-    return submit_to_ranks(
-        [this, &batch, abort = std::move(abort)](Rank& rank) { return run(rank, batch, abort.get()); });
+std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort,
+                                            std::shared_ptr<LateMasks> masks) {
+    return submit_to_ranks([this, &batch, abort = std::move(abort), masks = std::move(masks)](Rank& rank) {
+        return run(rank, batch, abort.get(), masks.get());
+    });
 }
 
 StepOutput InferEngine::forward(const Batch& batch) {
@@ -266,12 +268,24 @@ StepOutput InferEngine::forward(const Batch& batch) {
 template <class Tap>
 StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap) {
     const Tensor logits = rank.decoder->forward(staged, rank.cache, tap);
-    return {.ids = rank.decoder->sample(staged, logits), .logits = logits};
+    return {.ids = staged.allowed ? Tensor() : rank.decoder->sample(staged, logits), .logits = logits};
 }
 
-StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort) {
+// Ranks that find that nobody will give the masks agree by the abort: if one of them has begun to sample, the masks are
+// there, and all go on.
+StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks) {
+    if (!staged.allowed) return computed;
+    if (masks) {
+        masks->wait([&] { return staged.abort->requested() || closing_ || dead_; });
+        if (!masks->given()) staged.abort->request();
+    }
+    return {.ids = rank.decoder->sample(stage_allowed(*rank.backend, staged), computed.logits),
+            .logits = computed.logits};
+}
+
+StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     try {
-        return run_to_end(rank, batch, abort);
+        return run_to_end(rank, batch, abort, masks);
     } catch (const StepAborted&) {
         if (DeviceQueue* const queue = rank.backend->queue()) queue->synchronize();  // what was begun
         return {.ids = {}, .logits = {}, .aborted = true};
@@ -279,7 +293,7 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort) {
 }
 
 // Before and after `together` no rank waits for another, and all find the same.
-StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort) {
+StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
     if (abort) abort->begin(0);
     if (!rank.decoder) {
@@ -292,9 +306,16 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
     StepOutput output = together([&] {
-        if (rank.tap) return compute(rank, stage(*rank.backend, step), *rank.tap);
-        return rank.graphs->run(step, rank.cache.spec().block_size,
-                                [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); });
+        const auto finish = [&](const Batch& staged, const StepOutput& computed) {
+            return sample_masked(rank, staged, computed, masks);
+        };
+        if (rank.tap) {
+            const Batch staged = stage(*rank.backend, step);
+            return finish(staged, compute(rank, staged, *rank.tap));
+        }
+        return rank.graphs->run(
+            step, rank.cache.spec().block_size, [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); },
+            finish);
     });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
     output = to_host(*rank.backend, output, spec_.vocab_size);
@@ -324,6 +345,7 @@ void InferEngine::abandon() {
 
 void InferEngine::close() {
     if (!process_.is_current()) return abandon();
+    closing_ = true;
     std::vector<std::unique_ptr<RankWorker>> workers;
     {
         std::lock_guard lock(mutex_);

@@ -21,6 +21,7 @@
 #include "model/batch.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
+#include "model/late_masks.h"
 #include "model/params.h"
 
 namespace infinilm {
@@ -62,8 +63,10 @@ public:
     void set_hooks(const Hook& hook, const HookNames& names);
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
     // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
-    // begun is not ended.
-    std::future<StepOutput> submit(const Batch& batch, std::shared_ptr<StepAbort> abort = nullptr);
+    // begun is ended before it samples, if at all. `masks`: batch.allowed is not complete yet, and the step waits for
+    // it before it samples; needs an `abort`, which ends this wait, as does close().
+    std::future<StepOutput> submit(const Batch& batch, std::shared_ptr<StepAbort> abort = nullptr,
+                                   std::shared_ptr<LateMasks> masks = nullptr);
     // The same, for the result. Error: a row that cannot be sampled, which submit gives a SampleFault in place of an
     // id.
     StepOutput forward(const Batch& batch);
@@ -94,10 +97,13 @@ private:
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
-    StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort);
-    StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort);
+    StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
+    StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
+    // On the device: all of a step without masks. The ids of one with masks are still missing: see sample_masked.
     template <class Tap>
-    static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);  // on the device
+    static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);
+    // The output of compute() with its ids, once the masks are there. masks: null if they were there from the start.
+    StepOutput sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks);
     // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.
     template <class F>
     auto submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))>;
@@ -116,6 +122,7 @@ private:
     std::vector<std::shared_ptr<Rank>> ranks_;
     FirstCause cause_;
     std::atomic<bool> dead_ = false;
+    std::atomic<bool> closing_ = false;                 // no step waits for masks any more
     std::mutex mutex_;                                  // guards workers_; tasks reach all queues in the same order
     std::vector<std::unique_ptr<RankWorker>> workers_;  // one per rank; none once closed
 };

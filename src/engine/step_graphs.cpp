@@ -39,28 +39,32 @@ StepOutput views(const StepOutput& output) {
 
 }  // namespace
 
-StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute& compute) {
-    if (!recorder_ || !is_decode(batch)) return compute(stage(backend_, batch));
+StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute& compute, const Finish& finish) {
+    if (!recorder_ || !is_decode(batch)) {
+        const Batch staged = stage(backend_, batch);
+        return finish(staged, compute(staged));
+    }
     const Key key{.num_seqs = batch.context_lens.shape(0),
                   .num_rows = batch.logits_rows.shape(0),
                   .context_len = static_cast<int64_t>(std::bit_ceil(
                       std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
                   .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
-                  .samples = static_cast<bool>(batch.temperature)};
+                  .samples = static_cast<bool>(batch.temperature),
+                  .masked = static_cast<bool>(batch.allowed)};
     const Batch staged = stage(backend_, fit(batch, key.context_len, block_size));
     check_generation();
     Entry* const entry = find(key);
     if (!entry) {
-        StepOutput output = compute(staged);
+        StepOutput output = finish(staged, compute(staged));
         check_generation();
         entries_.insert(entries_.begin(), Entry{.key = key, .graph = nullptr, .output = {}});
         keep(max_entries);
         return output;
     }
-    if (!entry->graph && !record(*entry, staged, compute)) return compute(staged);
+    if (!entry->graph && !record(*entry, staged, compute)) return finish(staged, compute(staged));
     entry->graph->launch();
     ++counts_.launched;
-    return entry->output;
+    return finish(staged, entry->output);
 }
 
 void StepGraphs::check_generation() {

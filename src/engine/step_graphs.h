@@ -6,6 +6,9 @@
 // counts as the next power of two, and the block table gets as many columns as that needs. Attention sums keys in
 // chunks at fixed positions whatever the grid, so the bits are those of the step as it came.
 //
+// Masks come while the step runs, so a graph of a step with masks ends with the logits, and its tokens are sampled
+// behind it.
+//
 // A graph holds addresses. The decoder and the backend keep theirs until they ask for more memory, and so does the
 // buffer that the arrays of a step are taken to (DeviceQueue::upload). GraphRecorder::generation() tells when anything
 // asks for memory, whatever it is for, and all graphs go; reset_cache clears them itself, see there.
@@ -47,16 +50,18 @@ public:
           communicator_(communicator),
           recorder_(wanted && communicator.capturable() && backend.queue() ? backend.queue()->recorder() : nullptr) {}
 
+    // What follows the graph, which waits for the host: the output of compute() and what it lacks.
+    using Finish = std::function<StepOutput(const Batch& staged, const StepOutput& computed)>;
     // The batch is in host memory; block_size: of the cache.
-    StepOutput run(const Batch& batch, int64_t block_size, const Compute& compute);
+    StepOutput run(const Batch& batch, int64_t block_size, const Compute& compute, const Finish& finish);
     void clear() { keep(0); }
     GraphCounts counts() const;
 
 private:
     struct Key {
         int64_t num_seqs, num_rows, context_len;
-        int num_candidates;  // of a rank, where there are several
-        bool samples;
+        int num_candidates;    // of a rank, where there are several
+        bool samples, masked;  // sampling with masks is no part of the graph
         bool operator==(const Key&) const = default;
     };
     struct Entry {

@@ -82,8 +82,11 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
                             .num_blocks = cache.num_blocks,
                             .block_size = cache.block_size,
                             .sliding_window = all ? 0 : *std::ranges::max_element(windows)});
+    check.require(b.temperature || !b.allowed, "allowed: a step that samples nothing has no masks");
     if (!b.temperature) return;
     check_sampling_arrays(check, b);
+    check_mask_arrays(check, b.allowed, b.allowed_row, spec.vocab_size);
+    check_masks(check, b.allowed, b.allowed_row);
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 
@@ -93,12 +96,20 @@ Batch stage(Backend& backend, const Batch& batch) {
     if (!queue) return staged;
     Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
-                              &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val};
+                              &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val,
+                              &staged.allowed_row};
     std::vector<TensorView> arrays;
     for (const Tensor* field : fields) arrays.push_back(*field);
-    arrays = queue->upload(arrays);
+    arrays = queue->upload(Upload::step, arrays);
     for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
     return staged;
+}
+
+Batch stage_allowed(Backend& backend, const Batch& staged) {
+    Batch out = staged;
+    if (DeviceQueue* const queue = backend.queue())
+        out.allowed = Tensor(queue->upload(Upload::masks, {{staged.allowed}})[0], nullptr);
+    return out;
 }
 
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {

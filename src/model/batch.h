@@ -29,6 +29,10 @@ struct Batch {
     Tensor top_p;        // [num_rows] float32
     Tensor min_p;        // [num_rows] float32
     Tensor random_val;   // [num_rows] float32 in [0, 1)
+    // Which tokens a row may draw, see AllowedTokens; both absent: all may draw all. Only the sampler reads `allowed`,
+    // so it may be filled while the forward pass runs: see LateMasks.
+    Tensor allowed;      // [num_masks, ceil(vocab_size / 32)] int32
+    Tensor allowed_row;  // [num_rows] int32, -1: no mask
     bool return_logits = false;
     // Set by resolve().
     int max_query_len = 0, max_context_len = 0;
@@ -48,8 +52,10 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
 // that others run would let them wait. All ranks find the same.
 void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
-// The batch on the backend's device, in one transfer, valid until the next call.
+// The batch on the backend's device, in one transfer, valid until the next call; but for `allowed`, which stays.
 Batch stage(Backend& backend, const Batch& batch);
+// A staged batch with `allowed` on the device, too, valid until the next call.
+Batch stage_allowed(Backend& backend, const Batch& staged);
 // The output in host memory; the step is done then.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 

@@ -274,6 +274,11 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     return logits;
 }
 
+Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
+    begin_mlp(batch, spec_.num_layers);
+    return logits_.sample(batch, logits);
+}
+
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
 template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
 

@@ -26,7 +26,9 @@ public:
     // logits.
     template <class Tap>  // NoTap or HookTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
-    Tensor sample(const Batch& batch, const Tensor& logits) { return logits_.sample(batch, logits); }
+    // Of what forward() was last called with, and what it gave; batch.allowed, if there, is on the device now.
+    // StepAborted: the last piece of a step that an abort may leave out.
+    Tensor sample(const Batch& batch, const Tensor& logits);
 
     // What is kept for steps of up to num_tokens tokens, without hooks and besides logits.
     static int64_t workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens);

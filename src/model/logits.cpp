@@ -33,13 +33,9 @@ int64_t Logits::workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t nu
 }
 
 Tensor Logits::compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all) {
-    candidates_ = {};
     const bool several = num_ranks() > 1;
     const TensorView own = several ? own_part(x, norm) : TensorView();
-    if (!all && candidates_decide(batch)) {
-        candidates_ = gather_candidates(own, batch.num_candidates);
-        return {};
-    }
+    if (!all && candidates_decide(batch)) return {};
     const Tensor logits = buffer(x.shape(0), batch.return_logits);
     if (several)
         gather(own, logits);
@@ -91,8 +87,8 @@ bool Logits::candidates_decide(const Batch& batch) const {
     return num_ranks() > 1 && batch.num_candidates > 0 && spec_.vocab_size < 1 << 18;
 }
 
-Logits::Candidates Logits::gather_candidates(const TensorView& own, int64_t k) {
-    const int64_t num_rows = own.shape(0), size = num_ranks();
+Logits::Candidates Logits::gather_candidates(const Batch& batch) {
+    const int64_t num_rows = batch.logits_rows.shape(0), size = num_ranks(), k = batch.num_candidates;
     // The first elements of a buffer, as a matrix.
     auto matrix = [](const Tensor& buffer, int64_t rows, int64_t columns) {
         return TensorView(buffer.data(), DType::int32, {rows, columns}, buffer.device());
@@ -103,10 +99,11 @@ Logits::Candidates Logits::gather_candidates(const TensorView& own, int64_t k) {
     auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
     const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
                      arranged = matrix(parts_.arranged, 2 * num_rows, size * k);
-    ops::find_best(backend_, {.logits = own.slice(1, 0, vocab_.size()),
+    ops::find_best(backend_, {.logits = parts_.own.slice(0, 0, num_rows).slice(1, 0, vocab_.size()),
                               .first_id = static_cast<int32_t>(vocab_.begin),
                               .best = logits(best),
-                              .ids = ids(best)});
+                              .ids = ids(best),
+                              .mask = {batch.allowed, batch.allowed_row}});
     communicator_.all_gather(best, all);
     arrange(all, arranged);
     return {.logits = logits(arranged), .ids = ids(arranged)};
@@ -117,14 +114,23 @@ Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
     if (!batch.temperature || num_rows == 0) return {};
     reserve(backend_, ids_, id_shapes(), num_rows);
     const Tensor ids(ids_.ids.select(1, 0).slice(0, 0, num_rows), ids_.ids.owner);
-    ops::sample(backend_, {.logits = candidates_.logits ? candidates_.logits : logits.slice(1, 0, spec_.vocab_size),
+    Candidates from;
+    AllowedTokens mask;
+    if (logits) {
+        from.logits = logits.slice(1, 0, spec_.vocab_size);
+        mask = {batch.allowed, batch.allowed_row};
+    } else {
+        from = gather_candidates(batch);  // of what is allowed
+    }
+    ops::sample(backend_, {.logits = from.logits,
                            .temperature = batch.temperature,
                            .top_k = batch.top_k,
                            .top_p = batch.top_p,
                            .min_p = batch.min_p,
                            .random_val = batch.random_val,
                            .ids = ids,
-                           .token_ids = candidates_.ids});
+                           .token_ids = from.ids,
+                           .mask = mask});
     return ids;
 }
 

@@ -1,6 +1,6 @@
 // The end of the forward pass: from the last hidden states to logits, and from logits to token ids. Of several ranks
 // each has the logits of its part of the vocabulary; these are brought together when they are asked for, else only the
-// best of each part are, where they decide what is sampled.
+// best of each part are, where they decide what is sampled. Masks are not needed before sample().
 #pragma once
 
 #include "dist/communicator.h"
@@ -19,8 +19,8 @@ public:
     // float32, padded to a multiple of 8, as kernels of GPUs want them, valid until the next step, on the CPU longer
     // with batch.return_logits. Absent where the best of each rank decide what is sampled, unless all are wanted.
     Tensor compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all);
-    // Token ids of the rows that compute() was last called with, [num_rows] int32, valid until the next step; absent if
-    // the batch has no sampling parameters or no rows. Every rank draws the same.
+    // Token ids of the rows that compute() was last called with, and what it gave, [num_rows] int32, valid until the
+    // next step; absent if the batch has no sampling parameters or no rows. Every rank draws the same.
     Tensor sample(const Batch& batch, const Tensor& logits);
 
     // What is kept for steps of up to num_rows rows that are not returned and num_returned_rows that are.
@@ -66,7 +66,7 @@ private:
     void arrange(const TensorView& all, const TensorView& out);
     void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
     bool candidates_decide(const Batch& batch) const;
-    Candidates gather_candidates(const TensorView& own, int64_t k);
+    Candidates gather_candidates(const Batch& batch);
 
     const ModelSpec& spec_;
     const ModelWeights& weights_;
@@ -76,7 +76,6 @@ private:
     Rows rows_;
     Ids ids_;
     Parts parts_;
-    Candidates candidates_;  // of the last step; absent if it had logits
 };
 
 }  // namespace infinilm

@@ -20,6 +20,7 @@ public:
         while (stop(state) == never && !state_.compare_exchange_weak(state, pack(begun(state), begun(state)))) {
         }
     }
+    bool requested() const noexcept { return stop(state_.load()) != never; }
     // By each rank before each piece of work, which are numbered from 0 up, alike on all ranks. StepAborted: do not
     // begin it.
     void begin(uint32_t piece) {

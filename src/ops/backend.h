@@ -133,14 +133,28 @@ struct SumPartsParams {
     TensorView out;    // [size] of the same dtype
 };
 
+// Which token ids each row may draw: a set of bits shared by any number of rows. What is not allowed counts as a logit
+// of -inf, whatever it is. A row whose entry of allowed_row is -1 may draw all, and so may all rows if both are absent.
+struct AllowedTokens {
+    TensorView allowed;      // [num_masks, num_words] int32: bit i % 32 of word i / 32 is token i
+    TensorView allowed_row;  // [num_rows] int32: the mask of each row, or -1
+
+    // The words of a row, where the host can read them; null: it may draw all.
+    const uint32_t* words(int64_t row) const {
+        const int32_t mask = allowed ? allowed_row.as<const int32_t>()[row] : -1;
+        return mask < 0 ? nullptr : allowed.as<const uint32_t>() + mask * allowed.stride(0);
+    }
+};
+
 // The k best logits of each row, best first, with their token ids; equal logits by id, -0 ties with 0. Where fewer are
 // above -inf: -inf and first_id, which is never drawn. Of a row that holds NaN only the first is defined, which is NaN.
 inline constexpr int max_candidates = 64;
 struct FindBestParams {
-    TensorView logits;  // [num_rows, n] float32, rows may be strided; n may be 0
-    int32_t first_id;   // of the first column
-    TensorView best;    // out [num_rows, k] float32, 1 <= k <= max_candidates
-    TensorView ids;     // out [num_rows, k] int32
+    TensorView logits;        // [num_rows, n] float32, rows may be strided; n may be 0
+    int32_t first_id;         // of the first column
+    TensorView best;          // out [num_rows, k] float32, 1 <= k <= max_candidates
+    TensorView ids;           // out [num_rows, k] int32
+    AllowedTokens mask = {};  // by token id; it has at least the bits up to the last column's
 };
 
 // temperature, then top_k, then top_p, then min_p, then the draw. Candidates are ordered by (logit descending, id
@@ -157,10 +171,11 @@ struct SampleParams {
     TensorView ids;          // out [num_rows] int32; of a row that cannot be sampled, a SampleFault
     // [num_rows, vocab_size] int32, none negative: what is drawn instead of the column. Or absent.
     TensorView token_ids = {};
+    AllowedTokens mask = {};  // by column
 };
 
-// Why a row cannot be sampled: its logits hold NaN or +inf, or are all -inf. It ends in the place of its id, so that
-// other rows of the step have theirs.
+// Why a row cannot be sampled: its logits hold NaN or +inf, or are all -inf, which those that are not allowed count as.
+// It ends in the place of its id, so that other rows of the step have theirs.
 enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
 const char* describe(SampleFault fault);
 void check_sampled(const TensorView& ids);  // in host memory; Error that names the first row that has no id

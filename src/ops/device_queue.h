@@ -54,13 +54,15 @@ public:
     virtual void wait() noexcept = 0;  // from any thread, until the device of this rank has nothing to do
 };
 
+enum class Upload { step, masks };  // masks follow when the forward pass is under way
+
 class DeviceQueue {
 public:
     virtual void* stream() const = 0;  // a cudaStream_t, for libraries that add to the queue
     virtual void synchronize() = 0;    // waits until all work submitted is done
-    // The arrays of a step, from the host to the device in one transfer; valid until the next call. Absent stays
-    // absent.
-    virtual std::vector<TensorView> upload(std::span<const TensorView> arrays) = 0;
+    // Arrays of a step, from the host to the device in one transfer; valid until the next call with the same purpose.
+    // Absent stays absent.
+    virtual std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) = 0;
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
     // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
     virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;

@@ -213,6 +213,8 @@ void find_best(Backend& backend, const FindBestParams& p) {
     check.require(k >= 1 && k <= max_candidates, "best: expected 1 to ", max_candidates, " columns, got ", k);
     check.require(p.first_id >= 0 && last_id <= std::numeric_limits<int32_t>::max(), "first_id: expected the ids of ",
                   n, " columns from 0 on, in int32; got ", p.first_id, " as the first");
+    check_mask_arrays(check, p.mask.allowed, p.mask.allowed_row, last_id + 1);
+    if (readable(p.mask.allowed_row)) check_masks(check, p.mask.allowed, p.mask.allowed_row);
     backend.find_best(p);
 }
 
@@ -223,6 +225,8 @@ void sample(Backend& backend, const SampleParams& p) {
     check.tensor("ids", p.ids, {"num_rows"}, DType::int32);
     if (p.token_ids) check.tensor("token_ids", p.token_ids, {"num_rows", "vocab_size"}, DType::int32);
     check.require(check["vocab_size"] > 0, "logits: vocab_size must be positive");
+    check_mask_arrays(check, p.mask.allowed, p.mask.allowed_row, check["vocab_size"]);
+    if (readable(p.mask.allowed_row)) check_masks(check, p.mask.allowed, p.mask.allowed_row);
     if (readable(p.temperature)) check_sampling(check, p.temperature, p.top_p, p.min_p, p.random_val);
     backend.sample(p);
 }

@@ -35,6 +35,10 @@ void check_rows(const Check& check, std::string_view argument, const TensorView&
     check_range<int32_t>(check, argument, rows, 0, num_tokens, "num_tokens");
 }
 
+void check_masks(const Check& check, const TensorView& allowed, const TensorView& allowed_row) {
+    if (allowed) check_range<int32_t>(check, "allowed_row", allowed_row, -1, allowed.shape(0), "num_masks");
+}
+
 void check_sampling(const Check& check, const TensorView& temperatures, const TensorView& top_p,
                     const TensorView& min_p, const TensorView& random_vals) {
     for (int64_t row = 0; row < temperatures.shape(0); ++row) {

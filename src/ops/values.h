@@ -22,6 +22,18 @@ void check_sampling_arrays(AnyCheck& check, const Params& p) {
     check.tensor("min_p", p.min_p, {"num_rows"}, DType::float32);
     check.tensor("random_val", p.random_val, {"num_rows"}, DType::float32);
 }
+// AllowedTokens of token ids below num_ids, which Batch has too.
+template <class AnyCheck>
+void check_mask_arrays(AnyCheck& check, const TensorView& allowed, const TensorView& allowed_row, int64_t num_ids) {
+    check.require(static_cast<bool>(allowed) == static_cast<bool>(allowed_row),
+                  "allowed and allowed_row belong together: expected both or neither");
+    if (!allowed) return;
+    check.tensor("allowed", allowed, {"num_masks", "num_words"}, DType::int32);
+    check.tensor("allowed_row", allowed_row, {"num_rows"}, DType::int32);
+    check.require(32 * check["num_words"] >= num_ids, "allowed: expected at least ", (num_ids + 31) / 32,
+                  " words, the bits of token ids up to ", num_ids - 1, "; got ", check["num_words"]);
+}
+void check_masks(const Check&, const TensorView& allowed, const TensorView& allowed_row);  // each row has its mask
 void check_sampling(const Check&, const TensorView& temperature, const TensorView& top_p, const TensorView& min_p,
                     const TensorView& random_val);
 

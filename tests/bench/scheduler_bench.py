@@ -89,7 +89,7 @@ class NoEngine:
         ids = np.full(num_seqs, 300, np.int32)
         self._output = SimpleNamespace(ids=SimpleNamespace(numpy=lambda: ids), logits=None, aborted=False)
 
-    def submit(self, batch: _core.Batch) -> NoEngine:
+    def submit(self, batch: _core.Batch, late_masks: bool) -> NoEngine:
         return self
 
     def wait(self, seconds: float) -> bool:

@@ -31,7 +31,8 @@ public:
         if (src.is_contiguous() && dst.is_contiguous()) return FakeBackend::copy(src, dst);
         for (int64_t row = 0; row < src.shape(0); ++row) copy(src.select(0, row), dst.select(0, row));
     }
-    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int) override {
+    std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
+                                                   Quantization) override {
         auto out = std::make_unique<FakeLinear>();
         out->kind = kind;
         out->in_features = parts[0].weight.shape(1);
@@ -53,12 +54,18 @@ public:
         if (on_attention) on_attention(count_++);
     }
     void gather_rows(const GatherRowsParams& p) override { fill(p.out); }
-    void find_best(const FindBestParams& p) override { std::memset(p.ids.data(), 0, 4); }
+    void find_best(const FindBestParams& p) override {
+        check_mask(p.mask);
+        std::memset(p.ids.data(), 0, 4);
+    }
     void sample(const SampleParams& p) override {
+        check_mask(p.mask);
         for (int64_t i = 0; i < p.ids.shape(0); ++i) p.ids.as<int32_t>()[i] = 7;
     }
 
 private:
+    // Of step_with_mask(): complete when it is looked at.
+    static void check_mask(const AllowedTokens& mask) { CHECK(!mask.allowed || mask.words(0)[0] == 1); }
     static void fill(const TensorView& out) {  // every row is written: ThreadSanitizer sees who else does
         for (int64_t row = 0; row < out.shape(0); ++row) *out.select(0, row).as<float>() = 1;
     }
@@ -122,6 +129,13 @@ Batch step_of_three() {
     b.top_p = array<float>(DType::float32, {1});
     b.min_p = array<float>(DType::float32, {0});
     b.random_val = array<float>(DType::float32, {0});
+    return b;
+}
+
+Batch step_with_mask() {  // which is not there yet
+    Batch b = step_of_three();
+    b.allowed = array<int32_t>(DType::int32, {0}, {1, 1});
+    b.allowed_row = array<int32_t>(DType::int32, {0});
     return b;
 }
 
@@ -245,6 +259,69 @@ TEST(engine_aborted_closed_and_failed_anytime) {
         CHECK(backends == 0);
         CHECK(contains(error_of([&] { engine->forward(batch); }), "the engine is closed"));
     }
+}
+
+// Masks that are given, or never, while steps are aborted, the engine is closed, or a rank fails: nobody waits for
+// ever, nobody samples before they are there, and ranks agree.
+TEST(late_masks_given_aborted_closed_and_failed_anytime) {
+    uint32_t state = 1;
+    const auto random = [&state](uint32_t n) { return (state = state * 1664525u + 1013904223u) / 65536 % n; };
+    int num_done = 0, num_aborted = 0;
+    for (int round = 0; round < (rounds ? rounds : 200); ++round) {
+        const int ranks = 1 << random(3), how = static_cast<int>(random(4));
+        const auto engine = make_engine(ranks);
+        std::atomic<int> left{how == 2 ? static_cast<int>(random(20)) : -1};
+        on_attention = [&](int) {
+            if (how == 2 && left.fetch_sub(1) == 0) throw std::bad_alloc();
+        };
+        constexpr size_t num_steps = 3;
+        std::vector<Batch> batches;
+        std::vector<std::shared_ptr<StepAbort>> aborts;
+        std::vector<std::shared_ptr<LateMasks>> masks;
+        std::vector<std::future<StepOutput>> steps;
+        for (size_t i = 0; i < num_steps; ++i) {
+            batches.push_back(step_with_mask());
+            aborts.push_back(std::make_shared<StepAbort>());
+            masks.push_back(std::make_shared<LateMasks>());
+        }
+        for (size_t i = 0; i < num_steps; ++i) {
+            try {
+                steps.push_back(engine->submit(batches[i], aborts[i], masks[i]));
+            } catch (const EngineDeadError&) {  // a rank has failed meanwhile
+                CHECK(ranks > 1 && how == 2);
+            }
+        }
+        const uint32_t pause = random(400), gives = random(4);  // so many masks come
+        rethrow_any(run_ranks(3, [&](int thread) {
+            std::this_thread::sleep_for(std::chrono::microseconds(pause * (thread == 0 ? 1 : 2)));
+            if (thread == 0) {
+                for (size_t i = 0; i < gives; ++i) {
+                    if (i == num_steps) break;
+                    *batches[i].allowed.as<int32_t>() = 1;
+                    masks[i]->give();
+                }
+            } else if (thread == 1) {
+                if (how == 1) return engine->close();
+                for (size_t i = how == 3 ? 0 : gives; i < num_steps; ++i) aborts[i]->request();
+            }
+        }));
+        for (auto& step : steps) {
+            try {
+                const StepOutput output = step.get();
+                ++(output.aborted ? num_aborted : num_done);
+                if (!output.aborted) check_done(output);
+            } catch (const EngineDeadError&) {
+                CHECK(ranks > 1 && how == 2);
+            } catch (const std::bad_alloc&) {
+                CHECK(ranks == 1 && how == 2);
+            }
+        }
+        on_attention = nullptr;
+        if (how == 0 || how == 3) check_done(engine->forward(step_of_three()));
+        engine->close();
+        CHECK(backends == 0);
+    }
+    CHECK(rounds || (num_done > 50 && num_aborted > 50));
 }
 
 TEST(weight_bytes_while_loading) {

@@ -37,7 +37,9 @@ public:
         infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, 0, p.out.numel());
     }
 
-    std::vector<TensorView> upload(std::span<const TensorView>) override { return unused(), std::vector<TensorView>(); }
+    std::vector<TensorView> upload(Upload, std::span<const TensorView>) override {
+        return unused(), std::vector<TensorView>();
+    }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int, Quantization) override {
         return unused(), nullptr;
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,12 +13,15 @@ from typing import Any
 
 import numpy as np
 from device_cases import make_model
-from emulation import Gpu
+from emulation import HERE, Gpu
 from numpy.typing import NDArray
 
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint, load_weights
 from infinilm.config.families import build_spec
+
+sys.path.insert(0, str(HERE.parent))
+from reference import ops as oracle
 
 MAX_LEN = 512
 MAX_GRAPHS = 64  # that an engine keeps
@@ -55,10 +60,11 @@ class Sequences:
         sampled: bool = True,
         logits: bool = True,
         top_k: int | None = None,
+        masked: bool = False,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
-        top_k: of rows that are not greedy, of which the first is one; None: any of each.
+        top_k: of rows that are not greedy, of which the first is one; None: any of each. masked: some rows have masks.
         """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
@@ -79,6 +85,11 @@ class Sequences:
                 "min_p": np.full(num_rows, 0.01, np.float32),
                 "random_val": self.rng.uniform(0, 0.999, num_rows).astype(np.float32),
             }
+        self.draws = draws
+        if masked:
+            self.masks = oracle.random_mask(self.rng, num_rows, self.vocab_size)
+            self.masks.allowed_row[0] = self.rng.integers(5)
+            draws = draws | {"allowed": self.masks.allowed, "allowed_row": self.masks.allowed_row}
         return _core.Batch(
             input_ids=self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
             positions=positions.reshape(-1).astype(np.int32),
@@ -184,6 +195,58 @@ def design(_: Gpu, folder: str) -> None:
     twins.reset()
     assert twins.counts() == (7, launched + 1, 0)
     twins.close()
+
+
+def masks(_: Gpu, folder: str) -> None:
+    """A graph of a step with masks ends with the logits; masks are those of the step, given before it or late."""
+    twins = Twins(folder, "llama", "bfloat16")
+    twins.step([0, 1, 2, 3], 30, masked=True)
+    for counts in ((0, 0), (1, 1), (1, 2), (1, 3)):
+        twins.step([0, 1, 2, 3], masked=True)
+        assert twins.counts()[:2] == counts
+    check_masks(twins, [0, 1, 2, 3])
+    for counts in ((1, 4), (2, 5), (2, 6)):  # without masks it is another shape
+        twins.step([0, 1, 2, 3])
+        assert twins.counts()[:2] == counts
+    late_masks(twins)
+    twins.close()
+
+
+def check_masks(twins: Twins, seqs: list[int]) -> None:
+    """Ids are what the CPU draws from the same logits."""
+    batch = twins.sequences.batch(seqs, masked=True)
+    (ids, logits), _ = outputs(twins.recording, batch), outputs(twins.eager, batch)
+    assert ids is not None and logits is not None
+    want, mask = np.empty_like(ids), twins.sequences.masks
+    columns = [*twins.sequences.draws.values(), want, None, mask.allowed, mask.allowed_row]
+    arrays = [None if x is None else _core.from_numpy(x) for x in (logits, *columns)]
+    _core.Backend("cpu", num_threads=1).sample(*arrays)
+    assert ids.tolist() == want.tolist()
+
+
+def late_masks(twins: Twins) -> None:
+    """Masks that come while the step runs, or never, on the engine that records: the same ids, or an aborted step."""
+    for how in ("late", "abort", "late", "forget", "late"):
+        for top_k, logits in ((5, False), (0, True)):
+            batch = twins.sequences.batch([0, 1, 2], masked=True, top_k=top_k, logits=logits)
+            want = outputs(twins.eager, batch)[0]
+            allowed = twins.sequences.masks.allowed
+            final = allowed.copy()
+            allowed[:] = 0
+            pending = twins.recording.submit(batch, late_masks=True)
+            time.sleep(0.02)
+            if how == "late":
+                allowed[:] = final
+                pending.give_masks()
+                ids = pending.result().ids
+            else:
+                if how == "abort":
+                    pending.abort()
+                    assert pending.result().aborted
+                del pending
+                allowed[:] = final
+                ids = twins.recording.forward(batch).ids
+            assert ids is not None and want is not None and ids.numpy().tolist() == want.tolist()
 
 
 def a_bound(_: Gpu, folder: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from device_cases import make_model
 from emulation import Gpu
-from graph_cases import Sequences, Twins, open_engine
+from graph_cases import Sequences, Twins, check_masks, late_masks, open_engine
 from rank_cases import FakeNccl
 
 import infinilm
@@ -96,6 +96,20 @@ def candidates(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: i
         twins.expect("launched", [0, 1], logits=False, top_k=others)
     twins.expect("recorded", [0, 1], logits=False, top_k=65)  # the shape in which all are gathered
     twins.expect("launched", [0, 1], top_k=5)
+    twins.close()
+
+
+def masks(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
+    """The best of what each rank may say, or of all logits, behind the graph; masks may come late, or never."""
+    twins = RankTwins(nccl, folder, name, dtype, tp_size)
+    twins.step([0, 1, 2, 3], 5, masked=True)
+    for options in ({"logits": False, "top_k": 5}, {"top_k": 0}):
+        before = twins.counts()[1]
+        for _ in range(4):
+            twins.step([0, 1, 2], masked=True, **options)
+        assert twins.counts()[1] > before
+    check_masks(twins, [0, 1, 2])
+    late_masks(twins)
     twins.close()
 
 

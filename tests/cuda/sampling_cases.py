@@ -64,6 +64,7 @@ def draw(
     pad: int = 0,
     wanted: bool = True,
     token_ids: Array | None = None,
+    mask: oracle.Mask | None = None,
 ) -> tuple[Array, Array]:
     """Ids and, if wanted, their log probabilities. token_ids: of the columns, [rows, vocab_size]."""
     rows, vocab_size = logits.shape
@@ -74,19 +75,32 @@ def draw(
         "draw", inside.pointer, ctypes.c_int64(inside.stride), rows, vocab_size, *columns, ids,
         logprobs.pointer if wanted else None,
         None if token_ids is None else gpu.upload(np.pad(token_ids, ((0, 0), (0, pad)), constant_values=-77)),
-        ctypes.c_int64(vocab_size + pad),
+        ctypes.c_int64(vocab_size + pad), *_mask_arguments(gpu, mask),
     )  # fmt: skip
     got = gpu.download(ids)
     assert got[-1] == -77
     return got[:-1], logprobs.get()[0]
 
 
-def find_best(gpu: Gpu, logits: Array, k: int, first_id: int = 0, pad: int = 0) -> tuple[Array, Array]:
+def _mask_arguments(gpu: Gpu, mask: oracle.Mask | None) -> list[Any]:
+    """The masks, a word of absurd bits after each, and the rows'."""
+    if mask is None:
+        return [None, ctypes.c_int64(0), None]
+    padded = np.pad(mask.allowed, ((0, 0), (0, 1)), constant_values=0x55555555)
+    return [gpu.upload(padded), ctypes.c_int64(padded.shape[1]), gpu.upload(mask.allowed_row)]
+
+
+def find_best(
+    gpu: Gpu, logits: Array, k: int, first_id: int = 0, pad: int = 0, mask: oracle.Mask | None = None
+) -> tuple[Array, Array]:
     """The best and their ids, [rows, k]."""
     rows, n = logits.shape
     best, ids = Frame(gpu, "f32", (rows, k)), gpu.upload(np.full((rows + 1, k), -77, np.int32))
     inside = of(gpu, logits, "f32", pad)
-    gpu.call("best", inside.pointer, ctypes.c_int64(inside.stride), rows, n, k, first_id, best.pointer, ids)
+    gpu.call(
+        "best", inside.pointer, ctypes.c_int64(inside.stride), rows, n, k, first_id, best.pointer, ids,
+        *_mask_arguments(gpu, mask),
+    )  # fmt: skip
     got = gpu.download(ids)
     assert (got[-1] == -77).all()
     return best.get(), got[:-1]
@@ -235,3 +249,34 @@ def best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
             for alone, among in zip(find_best(gpu, logits[1:2], k, 7 * n, pad=8), found, strict=True):
                 assert_bitwise(alone, among[1:2])
     assert find_best(gpu, np.zeros((0, 5), np.float32), 3)[0].size == 0
+
+
+def masked(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Ids, log probabilities and faults are those of logits that are -inf where a bit is 0; NaN there does not count.
+
+    Of rows with masks of their own, shared ones and none; one mask allows nothing.
+    """
+    for shape in shapes:
+        rows, vocab_size = shape["rows"], shape["vocab_size"]
+        rng = np.random.default_rng(shape["seed"])
+        logits, requests = make_logits(rng, rows, vocab_size, shape["kind"]), make_requests(rng, rows, vocab_size)
+        mask = oracle.random_mask(rng, rows, vocab_size)
+        mask.allowed[0] = 0
+        want = mask.apply(logits)
+        logits[mask.hidden(vocab_size)] = np.nan
+        got = draw(gpu, logits, requests, shape["pad"], mask=mask)
+        for values, expected in zip(got, draw(gpu, want, requests, shape["pad"]), strict=True):
+            assert_bitwise(values, expected)
+        assert (got[0][mask.allowed_row == 0] == NO_LOGIT).all()
+
+
+def masked_best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
+    """Bits are by token id, wherever in a word the first column is."""
+    for n in sizes:
+        rng = np.random.default_rng(n)
+        logits = oracle.awkward_logits(rng, n)
+        for k in ks:
+            first_id = int(rng.integers(100))
+            mask = oracle.random_mask(rng, 8, first_id + n)
+            found = find_best(gpu, logits, k, first_id, 1 + k % 4, mask)
+            oracle.assert_best(found, mask.apply(logits, first_id), first_id)

@@ -11,7 +11,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cuda-graph-models"))
 
 
-@pytest.mark.parametrize("case", ["design", "a_bound", "threads", "steps_without_results", "memory_comes_back"])
+@pytest.mark.parametrize(
+    "case", ["design", "masks", "a_bound", "threads", "steps_without_results", "memory_comes_back"]
+)
 def test_graphs(simulate: Run, models: str, case: str) -> None:
     outcome = simulate(f"graph_cases:{case}", folder=models)
     assert outcome.ok, outcome.text

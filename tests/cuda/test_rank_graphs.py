@@ -61,6 +61,12 @@ def test_candidates(run: Run, tp_size: int, peers: bool, streams: str) -> None:
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("tp_size", "peers", "streams"), [(2, True, "late"), (4, False, "eager")])
+def test_masks(run: Run, tp_size: int, peers: bool, streams: str) -> None:
+    outcome = run("masks", tp_size=tp_size, peers=peers, streams=streams, name="llama", dtype="bfloat16")
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "peers"), [("llama", "bfloat16", True), ("mistral-window", "float16", False)]
 )

@@ -34,6 +34,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("boundaries", {"vocab_sizes": [257, 5000]}),
     ("named", {"vocab_sizes": [3, 257]}),
     ("best", {"sizes": [0, 1, 2, 63, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
+    ("masked_best", {"sizes": [0, 1, 31, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
 ]
 
 
@@ -50,6 +51,13 @@ def test_ids_equal_the_oracles(emulate: Run, schedule: str, drawn: list[dict[str
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@few
+@given(drawn=shapes())
+def test_masks(emulate: Run, schedule: str, drawn: list[dict[str, Any]]) -> None:
+    _check(emulate, "masked", schedule=schedule, shapes=drawn)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("case", "parameters"), OTHERS, ids=[case for case, _ in OTHERS])
 def test_other(emulate: Run, case: str, parameters: dict[str, Any], schedule: str) -> None:
     _check(emulate, case, schedule=schedule, **parameters)
@@ -63,4 +71,6 @@ def test_other(emulate: Run, case: str, parameters: dict[str, Any], schedule: st
 def test_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: list[dict[str, Any]]) -> None:
     two = [{**shape, "rows": 2} for shape in drawn[2::2]]  # a thread takes time
     _check(emulate, "sample", sanitize=sanitize, schedule=schedule, shapes=two)
+    _check(emulate, "masked", sanitize=sanitize, schedule=schedule, shapes=two)
     _check(emulate, "best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])
+    _check(emulate, "masked_best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])

@@ -13,7 +13,7 @@ import pytest
 import infinilm
 
 ROOT = Path(__file__).resolve().parents[2]
-NEED_A_SERVER = {"serving.md"}  # its blocks are clients of a running server; tests/server sends what they send
+NEED_A_SERVER = {"serving.md"}  # its blocks are clients of a running server: tests/server/test_docs.py runs them
 DOCUMENTS = [
     path
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -37,8 +37,8 @@ class Watch:
         self.num_steps = self.num_aborted = 0
         llm._thread._engine = self  # type: ignore[assignment]
 
-    def submit(self, batch: _core.Batch) -> Any:
-        watch, pending = self, self.engine.submit(batch)
+    def submit(self, batch: _core.Batch, late_masks: bool) -> Any:
+        watch, pending = self, self.engine.submit(batch, late_masks)
         self.num_steps += 1
 
         class Pending:

@@ -126,6 +126,33 @@ def test_errors(llm: LLM) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("rest", [0.0, 1000.0])
+@pytest.mark.parametrize("ends_only", [False, True])
+def test_asubmit_is_generate(llm: LLM, rest: float, ends_only: bool) -> None:
+    """However long streams rest; nothing of them gets lost, and their first tokens and ends wait for nothing."""
+    params = SamplingParams(n=2, seed=1, max_tokens=30, ignore_eos=True)
+    expected = llm.generate(PROMPTS, params, use_tqdm=False)
+
+    async def main() -> list[list[infinilm.TokenEvent]]:
+        async with llm.asubmit(PROMPTS, params, ends_only=ends_only) as running:
+            seen = [events async for events in running.steps(lambda: rest)]
+            assert [o.outputs for o in running.outputs()] == [o.outputs for o in expected]
+            assert running.has_begun
+        return seen
+
+    seen = asyncio.run(main())
+    num_sequences = 2 * len(PROMPTS)
+    if rest:
+        assert len(seen) <= 1 + num_sequences
+        assert ends_only or len(seen[0]) < 30 * num_sequences
+    events = [event for group in seen for event in group]
+    texts: dict[tuple[int, int], str] = {}
+    for event in events:
+        texts[event.index, event.completion] = texts.get((event.index, event.completion), "") + event.text
+    assert texts == {(i, c.index): c.text for i, o in enumerate(expected) for c in o.outputs}
+    assert len(events) == (1 if ends_only else 30) * num_sequences
+
+
 @pytest.mark.parametrize("num_streams", [1, 24])
 def test_a_step_wakes_the_loop_once(folder: Path, num_streams: int) -> None:
     """However many streams hear of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -36,6 +37,44 @@ def test_is_the_reference(llm: LLM, reference: ReferenceModel, pooling: str) -> 
         expected = hidden.mean(0) if pooling == "mean" else hidden[-1]
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_aembed_is_embed(llm: LLM, pooling: str) -> None:
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(llm.aembed(prompt, pooling) for prompt in PROMPTS))
+
+    np.testing.assert_array_equal(np.concatenate(asyncio.run(main())), llm.embed(PROMPTS, pooling))
+    with pytest.raises(RequestError, match="pooling"):
+        asyncio.run(llm.aembed("the", "max"))
+
+
+def test_a_cancelled_aembed_is_not_computed(llm: LLM) -> None:
+    gate = threading.Event()
+
+    def wait(token_ids: Any, logits: Any) -> Any:
+        assert gate.wait(60)
+        return logits
+
+    async def main() -> None:
+        task = asyncio.create_task(llm.aembed(PROMPTS))
+        while llm.metrics().num_waiting < len(PROMPTS):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    holder = llm.submit("the", logits_processor=wait, **(SETTINGS | {"max_tokens": 2}))
+    try:
+        while llm.metrics().num_running == 0:  # in a step that is held up, which nobody can join
+            pass
+        before = llm.metrics().num_prompt_tokens
+        asyncio.run(main())
+    finally:
+        gate.set()
+    holder.result(60)
+    assert llm.metrics().num_prompt_tokens - before <= len(llm.tokenize("the"))
+    assert llm.metrics().num_waiting == 0
 
 
 def test_does_not_depend_on_the_batch(folder: Path, llm: LLM) -> None:

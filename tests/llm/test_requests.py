@@ -506,7 +506,7 @@ def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, engine: Any, error: BaseException) -> None:
             self._engine, self._error = engine, error
 
-        def submit(self, batch: Any) -> Any:
+        def submit(self, batch: Any, late_masks: bool) -> Any:
             return self
 
         def wait(self, seconds: float) -> bool:

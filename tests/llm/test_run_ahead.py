@@ -34,16 +34,19 @@ class Recorder:
         self.num_ahead = 0
         self.on_submit: Callable[[int], object] = lambda step: None
 
-    def submit(self, batch: _core.Batch) -> Any:
+    def submit(self, batch: _core.Batch, late_masks: bool) -> Any:
         self.num_ahead += self.num_open > 0
         self.num_open += 1
         self.num_steps += 1
         self.on_submit(self.num_steps)
-        recorder, number, pending = self, self.num_steps, self.engine.submit(batch)
+        recorder, number, pending = self, self.num_steps, self.engine.submit(batch, late_masks)
 
         class Pending:
             def wait(self, seconds: float) -> bool:
                 return pending.wait(seconds)
+
+            def give_masks(self) -> None:
+                pending.give_masks()
 
             def abort(self) -> None:
                 pending.abort()

@@ -53,17 +53,31 @@ class Requests:
 
 
 def draw(
-    b: Any, logits: Array, requests: Requests, pad: tuple[int, int] = (0, 0), token_ids: Array | None = None
+    b: Any,
+    logits: Array,
+    requests: Requests,
+    pad: tuple[int, int] = (0, 0),
+    token_ids: Array | None = None,
+    mask: oracle.Mask | None = None,
 ) -> Array:
     ids = Output((len(logits),), np.int32)
-    names = [] if token_ids is None else [framed(token_ids, pad)]
-    call(b, "sample", framed(logits, pad), *(framed(c) for c in requests.columns()), ids, *names)
+    names = None if token_ids is None else framed(token_ids, pad)
+    masks = [None, None] if mask is None else [framed(mask.allowed, pad), framed(mask.allowed_row)]
+    call(b, "sample", framed(logits, pad), *(framed(c) for c in requests.columns()), ids, names, *masks)
     return ids.check()
 
 
-def find_best(b: Any, logits: Array, k: int, first_id: int = 0, pad: tuple[int, int] = (0, 0)) -> tuple[Array, Array]:
+def find_best(
+    b: Any,
+    logits: Array,
+    k: int,
+    first_id: int = 0,
+    pad: tuple[int, int] = (0, 0),
+    mask: oracle.Mask | None = None,
+) -> tuple[Array, Array]:
     best, ids = Output((len(logits), k)), Output((len(logits), k), np.int32)
-    call(b, "find_best", framed(logits, pad), best, ids, first_id)
+    masks = [None, None] if mask is None else [framed(mask.allowed, pad), framed(mask.allowed_row)]
+    call(b, "find_best", framed(logits, pad), best, ids, first_id, *masks)
     return best.check(), ids.check()
 
 
@@ -138,6 +152,19 @@ def test_large_vocabulary(isa: str, threads: int) -> None:
     assert clear.sum() >= 5
     got = draw(backend(isa, threads), logits, requests)
     assert got[clear].tolist() == want[clear].tolist()
+
+
+@each_isa
+@pytest.mark.parametrize("kind", ("smooth", "ties", "equal", "peaked", "masked"))
+def test_one_row_of_a_large_vocabulary_by_many_threads(isa: str, kind: str) -> None:
+    """Threads that share a row draw what one thread draws."""
+    rng = np.random.default_rng(7)
+    logits, requests = make_logits(rng, 24, 40000, kind), make_requests(rng, 24, 40000)
+    want = draw(backend(isa, 1), logits, requests)
+    for row in range(24):
+        one = Requests(*(c[row : row + 1] for c in requests.columns()))
+        for threads in support.THREADS:
+            assert_bitwise(draw(backend(isa, threads), logits[row : row + 1], one), want[row : row + 1])
 
 
 @each_isa
@@ -271,6 +298,126 @@ def test_the_best_of_parts_decide(isa: str, seed: int, vocab_size: int, num_part
     parts = [find_best(b, logits[:, first : first + part], 64, first) for first in range(0, num_parts * part, part)]
     best, token_ids = (np.concatenate([found[i] for found in parts], axis=1) for i in range(2))
     assert_bitwise(draw(b, best, requests, token_ids=token_ids), draw(b, logits, requests))
+
+
+@each_isa
+@each_threads
+@given(
+    num_rows=st.sampled_from((1, 2, 3, 7, 33)),
+    vocab_size=support.sizes,
+    kind=st.sampled_from(("smooth", "ties", "equal", "peaked")),
+    pad=support.pads,
+    seed=support.seeds,
+)
+def test_masked_ids_equal_the_oracle(
+    isa: str, threads: int, num_rows: int, vocab_size: int, kind: str, pad: tuple[int, int], seed: int
+) -> None:
+    """Rows with masks of their own, shared ones and none: the oracle's ids of logits that are -inf where a bit is 0."""
+    rng = np.random.default_rng(seed)
+    logits, requests = make_logits(rng, num_rows, vocab_size, kind), make_requests(rng, num_rows, vocab_size)
+    mask = oracle.random_mask(rng, num_rows, vocab_size)
+    masked = mask.apply(logits)
+    b = backend(isa, threads)
+    got = draw(b, logits, requests, pad, mask=mask)
+    assert_bitwise(got, draw(b, masked, requests, pad))
+    want, margin = oracle.sample(masked.astype(np.float64), *requests.columns())
+    assert (got == want)[margin > MARGIN].all()
+    logits[mask.hidden(vocab_size)] = np.nan  # what is not allowed does not count, whatever it is
+    assert_bitwise(draw(b, logits, requests, pad, mask=mask), got)
+
+
+@each_isa
+@each_threads
+def test_masks_of_a_large_vocabulary(isa: str, threads: int) -> None:
+    """Llama's 128256 entries, a few or nearly all of them allowed: as if the others were -inf. By any threads."""
+    rng = np.random.default_rng(5)
+    logits, requests = make_logits(rng, 9, 128256, "smooth"), make_requests(rng, 9, 128256)
+    mask = oracle.random_mask(rng, 9, 128256)
+    got = draw(backend(isa, threads), logits, requests, mask=mask)
+    assert_bitwise(got, draw(backend(isa, 1), mask.apply(logits), requests))
+
+
+@each_isa
+@each_threads
+@pytest.mark.parametrize("vocab_size", (1, 31, 32, 33, 1000))
+def test_a_mask_that_allows_nothing(isa: str, threads: int, vocab_size: int) -> None:
+    """An error that names the row; bits behind the vocabulary do not count; another row of the mask is drawn."""
+    logits, requests = np.zeros((3, vocab_size), np.float32), Requests.of(3)
+    allowed = np.zeros((2, (vocab_size + 31) // 32), np.int32)
+    if vocab_size % 32:
+        allowed[0, -1] = np.int32(-1) << np.int32(vocab_size % 32)
+    allowed[1, 0] = 1
+    b = backend(isa, threads)
+    with pytest.raises(InfinilmError, match=r"^sample: .*row 2\b.*-inf"):
+        draw(b, logits, requests, mask=oracle.Mask(allowed, np.array([1, -1, 0], np.int32)))
+    assert draw(b, logits, requests, mask=oracle.Mask(allowed, np.array([1, 1, 1], np.int32))).tolist() == [0] * 3
+
+
+@each_isa
+@each_threads
+@given(
+    n=st.sampled_from((0, *support.SIZES)),
+    k=st.sampled_from((1, 2, 5, 33, 64)),
+    first_id=st.sampled_from((0, 1, 31, 32, 33, 1000)),
+    pad=support.pads,
+    seed=support.seeds,
+)
+def test_best_of_what_is_allowed(
+    isa: str, threads: int, n: int, k: int, first_id: int, pad: tuple[int, int], seed: int
+) -> None:
+    """Bits are by token id, wherever in a word the first column is; NaN that is not allowed does not count."""
+    rng = np.random.default_rng(seed)
+    logits = oracle.awkward_logits(rng, n)
+    mask = oracle.random_mask(rng, 8, first_id + n + int(rng.integers(70)))
+    found = find_best(backend(isa, threads), logits, k, first_id, pad, mask)
+    oracle.assert_best(found, mask.apply(logits, first_id), first_id)
+
+
+@each_isa
+@given(seed=support.seeds, vocab_size=support.sizes, num_parts=st.sampled_from((2, 3, 8)))
+def test_the_best_of_masked_parts_decide(isa: str, seed: int, vocab_size: int, num_parts: int) -> None:
+    """Masks of a cut vocabulary: sampling from the best of each part is sampling from all that is allowed."""
+    rng, b = np.random.default_rng(seed), backend(isa, 2)
+    logits, requests = make_logits(rng, 19, vocab_size, "ties"), make_requests(rng, 19, vocab_size)
+    requests.top_k = rng.choice([1, 2, 5, 40, 64], 19).astype(np.int32)
+    mask = oracle.random_mask(rng, 19, vocab_size)
+    part = -(-vocab_size // num_parts)
+    parts = [
+        find_best(b, logits[:, first : first + part], 64, first, mask=mask)
+        for first in range(0, num_parts * part, part)
+        if first <= vocab_size
+    ]
+    best, token_ids = (np.concatenate([found[i] for found in parts], axis=1) for i in range(2))
+    assert_bitwise(draw(b, best, requests, token_ids=token_ids), draw(b, logits, requests, mask=mask))
+
+
+@each_isa
+@pytest.mark.parametrize(
+    ("allowed", "allowed_row", "message"),
+    [
+        (np.ones((2, 2), np.int32), None, "allowed and allowed_row belong together"),
+        (None, np.zeros(3, np.int32), "allowed and allowed_row belong together"),
+        (
+            np.ones((2, 1), np.int32),
+            np.zeros(3, np.int32),
+            "allowed: expected at least 2 words.*up to 32; got 1",
+        ),
+        (np.ones((2, 2), np.int64), np.zeros(3, np.int32), "allowed: expected dtype int32"),
+        (np.ones((2, 2), np.int32), np.zeros(2, np.int32), "allowed_row: num_rows is 3"),
+        (np.ones((2, 2), np.int32), np.array([0, 2, 0], np.int32), r"allowed_row\[1\] is 2, expected -1 to 1"),
+        (np.ones((2, 2), np.int32), np.array([0, 0, -2], np.int32), r"allowed_row\[2\] is -2, expected -1 to 1"),
+    ],
+)
+def test_masks_that_do_not_fit(isa: str, allowed: Array | None, allowed_row: Array | None, message: str) -> None:
+    """sample and find_best name what is wrong with a mask."""
+    b, logits = backend(isa, 2), np.zeros((3, 33), np.float32)
+    columns, ids = [framed(c) for c in Requests.of(3).columns()], Output((3,), np.int32)
+    masks = [None if array is None else framed(array) for array in (allowed, allowed_row)]
+    with pytest.raises(InfinilmError, match=f"^sample: {message}"):
+        call(b, "sample", framed(logits), *columns, ids, None, *masks)
+    best, best_ids = Output((3, 4)), Output((3, 4), np.int32)
+    with pytest.raises(InfinilmError, match=f"^find_best: {message}"):
+        call(b, "find_best", framed(logits), best, best_ids, 0, *masks)
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))

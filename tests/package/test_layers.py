@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 FLOORS = (
     ("_core", "_source_tree", "_version", "errors"),  # _core is the compiled module, the build writes _version
     ("checks", "files", "keywords", "logs", "progress"),
+    ("json_schema",),
+    ("constraint",),
     ("sampling_params", "outputs", "devices", "token_ids"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),

@@ -8,6 +8,7 @@ Arguments are float64 arrays of the values a backend sees, that is after roundin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -309,6 +310,37 @@ def awkward_logits(rng: np.random.Generator, n: int) -> Array:
     for row in range(3):
         logits[5 + row] = rng.choice(special[2 - row :], n)
     return logits
+
+
+@dataclass
+class Mask:
+    """AllowedTokens: allowed [num_masks, num_words] int32, allowed_row [num_rows] int32."""
+
+    allowed: Array
+    allowed_row: Array
+
+    def hidden(self, n: int, first_id: int = 0) -> Array:
+        """[num_rows, n] bool: whether the bit of token first_id + column is 0."""
+        bits = np.unpackbits(self.allowed.view(np.uint8), axis=1, bitorder="little").astype(bool)
+        return ~bits[self.allowed_row, first_id : first_id + n] & (self.allowed_row >= 0)[:, None]
+
+    def apply(self, logits: Array, first_id: int = 0) -> Array:
+        """Logits of [num_rows, n], -inf where they are hidden."""
+        return np.where(self.hidden(logits.shape[1], first_id), np.float32(-np.inf), logits)
+
+
+def random_mask(rng: np.random.Generator, num_rows: int, num_ids: int) -> Mask:
+    """Masks with one bit, few, half, nearly all and all set; rows that share one and rows that have none.
+
+    Each allows some token; bits behind the last are set as well.
+    """
+    share = np.array([0, 0.01, 0.5, 0.99, 1])
+    bits = rng.random((5, (num_ids + 31) // 32 * 32)) < share[:, None]
+    if num_ids:
+        bits[np.arange(5), rng.integers(0, num_ids, 5)] = True
+    bits[:, num_ids:] = rng.random(bits[:, num_ids:].shape) < 0.5
+    allowed = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return Mask(np.ascontiguousarray(allowed), rng.integers(-1, 5, num_rows).astype(np.int32))
 
 
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:

@@ -71,6 +71,15 @@ class Browser:
             assert time.monotonic() < end, f"never came: {condition}"
             time.sleep(0.05)
 
+    def wait_for_error(self) -> None:
+        """Wait until the console has told of an error, and forget it."""
+        end = time.monotonic() + SECONDS
+        while not self.errors:
+            assert time.monotonic() < end, "the console tells of no error"
+            self.run("0")  # hears what came before the answer
+            time.sleep(0.05)
+        self.errors.clear()
+
     def resize(self, width: int, height: int, dark: bool = False) -> None:
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700

@@ -104,6 +104,8 @@ class Hosted:
         if llm is not None:
             self.service.serve(llm)
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            # Small, and so that of every connection: the server soon feels that a client does not read.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             config = uvicorn.Config(make_app(self.service), log_level="warning", lifespan="off")
             config.timeout_graceful_shutdown = 1

@@ -154,6 +154,19 @@ def test_bytes_of_partial_characters(tiny_folder: Path) -> None:
             assert streamed == tokens
 
 
+def test_token_ids_of_a_stream(tiny_folder: Path) -> None:
+    """All of them, also those whose text is not certain yet."""
+    body = {"model": "tiny", "prompt": "x", "seed": 1, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    with LLM(tiny_folder) as llm, hosted(llm) as host:
+        url = f"{host.url}/v1/completions"
+        whole = httpx.post(url, json=body, timeout=SECONDS).json()["choices"][0]
+        lines = httpx.post(url, json=body | {"stream": True}, timeout=SECONDS).text.split("\n\n")
+    pieces = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    assert [i for piece in pieces for i in piece["token_ids"]] == whole["token_ids"]
+    assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+
+
 def test_stop(client: openai.OpenAI) -> None:
     call: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "seed": 1, "max_tokens": 60}
     text = client.chat.completions.create(**call).choices[0].message.content
@@ -224,9 +237,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
     ({"audio": {"voice": "x", "format": "mp3"}}, "audio"),

@@ -167,6 +167,40 @@ def test_too_many_prompt_tokens(llm: LLM) -> None:
         assert post(host, max_tokens=1).status_code == 200
 
 
+def test_a_prompt_that_is_computed_waits_no_more(llm: LLM) -> None:
+    """Also where nobody reads what it gives."""
+    with hosted(llm, max_queued_tokens=50) as host:
+        slow = raw(host, "/v1/completions", LONG | {"prompt": "x" * 60, "n": 64, "stream": True, "logprobs": 20})
+        wait_for(lambda: gauge(host.url, "num_requests_running") > 0)
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
+        assert host.service._num_admitted == 1  # its answer is more than the system takes in for it
+        assert post(host, max_tokens=1).status_code == 200
+        slow.close()
+        wait_for(lambda: host.service._num_admitted == 0)
+
+
+def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
+    """They wait in the same queue, have the same time, and end with their client."""
+    body = {"model": "tiny", "input": "x" * 40}
+    with Gate(llm) as gate:
+        with hosted(llm, max_queued_tokens=50, request_timeout=0.2) as host:
+            holder = raw(host, "/v1/completions", LONG)
+            wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+            answer = httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+            holder.close()
+            wait_for(lambda: host.service._num_admitted == 0)
+        with hosted(llm, max_queued_tokens=50) as host:
+            leaver = raw(host, "/v1/embeddings", body)
+            wait_for(lambda: host.service._num_admitted == 1)
+            refused = httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            leaver.close()
+            wait_for(lambda: host.service._num_admitted == 0)
+            gate.open()
+            assert httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_time_limit(llm: LLM, stream: bool) -> None:
     with hosted(llm, request_timeout=0.2) as host, Gate(llm) as gate:
@@ -179,6 +213,7 @@ def test_time_limit(llm: LLM, stream: bool) -> None:
             assert answer.status_code == 504
             error = answer.json()["error"]
         assert error["code"] == "timeout" and "0.2 s" in error["message"]
+        assert gauge(host.url, "request_success_total") == 1  # counted as "abort"
         gate.open()
         wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
 

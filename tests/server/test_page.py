@@ -23,7 +23,7 @@ def page(server: ServerProcess, tmp_path: Path) -> Iterator[Browser]:
     with browser(tmp_path / "profile") as opened:
         opened.resize(1000, 800)
         opened.open(server.url)
-        opened.errors.clear()  # without a key the first look at the models is refused, which the console tells
+        opened.wait_for_error()  # without a key the first look at the models is refused, which the console tells
         set_up(opened, {"key": KEY, "seed": 1, "max_tokens": 30})
         yield opened
         assert not opened.errors
@@ -35,8 +35,13 @@ def set_up(page: Browser, settings: dict[str, object], talks: list[object] | Non
     if talks is not None:
         page.run(f"localStorage.setItem('infinilm.talks', {json.dumps(json.dumps(talks))})")
         page.run("localStorage.setItem('infinilm.open', JSON.stringify('t'))")
-    page.run("location.reload()")
-    page.wait("document.readyState === 'complete' && document.getElementById('model')?.textContent === 'demo'")
+    reload(page)
+    page.wait("document.getElementById('model').textContent === 'demo'")
+
+
+def reload(page: Browser) -> None:
+    page.run("window.isOld = true; location.reload()")
+    page.wait("!window.isOld && document.readyState === 'complete' && !!document.getElementById('model')")
 
 
 def ask(page: Browser, text: str) -> str:
@@ -68,7 +73,7 @@ def test_talk_regenerate_edit(page: Browser) -> None:
     page.run("document.getElementById('send').click()")
     page.wait(f"document.querySelectorAll('.message').length > 1 && {IDLE}")
     assert page.run(LAST) == first
-    page.run("location.reload()")
+    reload(page)
     page.wait("document.querySelectorAll('.message').length === 2")  # kept in the browser
 
 
@@ -160,4 +165,4 @@ def test_errors_are_told(page: Browser) -> None:
     set_up(page, {"key": KEY, "max_tokens": 5}, [{"id": "t", "title": "", "messages": []}])
     ask(page, "word " * 2000)
     assert "context" in page.run("document.querySelector('.message .error').textContent")
-    page.errors.clear()  # the console tells of status 400
+    page.wait_for_error()  # the console tells of status 400

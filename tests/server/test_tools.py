@@ -165,7 +165,7 @@ def test_calls_of_a_message(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         assert streamed.stop_reason == "tool_use"
         assert streamed.usage.output_tokens == message.usage.output_tokens
         with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
-            client.messages.create(**call, tool_choice={"type": "any"})
+            client.messages.create(**call, tool_choice={"type": "tool", "name": "unknown"})
 
 
 def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
@@ -209,7 +209,7 @@ def test_responses_are_chats(family: tuple[str, ScriptedLLM, Hosted]) -> None:
             ({"truncation": "auto"}, "truncation"),
             ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
             ({"tool_choice": "required"}, "tool_choice"),
-            ({"text": {"format": {"type": "json_object"}}}, "response_format"),
+            ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format"),
             ({"tempratur": 1}, "tempratur"),
         ]
         for fields, param in bad:

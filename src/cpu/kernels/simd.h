@@ -39,7 +39,7 @@ typedef uint16_t hvec __attribute__((vector_size(2 * INFINILM_WIDTH)));  // as m
 // The same in memory: aligned like the element only, and allowed to alias (weights are mapped bytes).
 typedef float vec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(4), may_alias));
 typedef float float_mem __attribute__((aligned(4), may_alias));
-typedef uint32_t uvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(4), may_alias));
+typedef uint32_t uvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(1), may_alias));  // of any data
 typedef uint16_t hvec_mem __attribute__((vector_size(2 * INFINILM_WIDTH), aligned(2), may_alias));
 
 // Stored 16-bit floats. core/dtype.h has the same, with C++ headers that must not be included here.

@@ -1,0 +1,221 @@
+"""Fields of a body that say what an answer must look like, in the words of OpenAI and of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from infinilm.constraint import Constraint
+from infinilm.errors import RequestError
+from infinilm.json_schema import check_schema
+from infinilm.server.bodies import ApiError, Body, anything, boolean, list_of, mapping, one_of, text
+from infinilm.server.service import Service, bad_request
+from infinilm.text.call_grammar import AnswerGrammar, Tool
+from infinilm.text.constraint import lark_rule
+from infinilm.text.tool_calls import ToolCallFormat
+
+__all__ = ["ToolChoice", "answer_constraint", "as_prompted", "take_constraint", "take_tool_choice", "take_tools"]
+
+_MAX_TOOLS = 1024
+
+
+def take_constraint(body: Body, format_name: str = "response_format") -> Constraint | None:
+    """What the answer must be, if a field says so.
+
+    Parameters
+    ----------
+    body : Body
+    format_name : str
+        What the API calls `response_format`.
+
+    Raises
+    ------
+    ApiError
+        Names the field: it is malformed, cannot be enforced, or there is another one.
+    """
+    found = [_response_format(body, format_name), *_of_vllm(body)]
+    said = [constraint for constraint in found if constraint is not None]
+    if len(said) > 1:
+        raise ApiError(f"{said[1].name} cannot be combined with {said[0].name}", param=said[1].name)
+    return said[0] if said else None
+
+
+def _make(name: str, make: Callable[..., Constraint], *values: object) -> Constraint:
+    with bad_request(name):
+        return make(*values, name=name)
+
+
+def _response_format(body: Body, name: str) -> Constraint | None:
+    values = body.take("response_format", mapping)
+    if values is None:
+        return None
+    form = Body(values, f"{name}.")
+    kind = form.need("type", one_of("text", "json_object", "json_schema"))
+    constraint = None
+    if kind == "json_object":
+        constraint = _make(name, Constraint.json_object)
+    elif kind == "json_schema":
+        inner = form if "schema" in values else Body(form.need("json_schema", mapping), f"{name}.json_schema.")
+        inner.skip("name", "description")  # for the reader of the body
+        inner.take("strict", boolean)  # what is not asked to be strict is so, too
+        constraint = _make(name, Constraint.json_schema, inner.need("schema", anything))
+        inner.finish()
+    form.finish()
+    return constraint
+
+
+def _of_vllm(body: Body) -> list[Constraint | None]:
+    """The extra fields: `structured_outputs` and, as they were called before, `guided_json` and so on."""
+    values = body.take("structured_outputs", mapping) or {}
+    inner = Body(values, "structured_outputs.")
+    found = [_one_of_vllm(source, prefix) for source, prefix in ((inner, ""), (body, "guided_"))]
+    inner.finish()
+    body.skip("guided_decoding_backend")
+    return [constraint for constraints in found for constraint in constraints]
+
+
+def _one_of_vllm(body: Body, prefix: str) -> list[Constraint | None]:
+    def take(what: str, make: Callable[..., Constraint], kind: Callable[[str, object], Any]) -> Constraint | None:
+        value = body.take(prefix + what, kind)
+        return None if value is None else _make(body.where + prefix + what, make, value)
+
+    found = [
+        take("json", Constraint.json_schema, anything),
+        take("regex", Constraint.regex, text),
+        take("choice", Constraint.choice, list_of(text)),
+        take("grammar", Constraint.grammar, text),
+    ]
+    if body.take(prefix + "json_object", boolean):
+        found.append(_make(body.where + prefix + "json_object", Constraint.json_object))
+    return found
+
+
+class ToolChoice:
+    """Which tools may be called, and whether one must be.
+
+    Attributes
+    ----------
+    tools : list of mapping
+        As the template takes them.
+    allowed : list of int
+        Places of those that may be called.
+    is_forced : bool
+    is_named : bool
+        By the client; the answer then ends with "stop", as OpenAI has it.
+    """
+
+    def __init__(
+        self, tools: list[Mapping[str, Any]], allowed: list[int], is_forced: bool = False, is_named: bool = False
+    ) -> None:
+        self.tools, self.allowed, self.is_forced, self.is_named = tools, allowed, is_forced, is_named
+
+    @property
+    def used(self) -> list[Mapping[str, Any]]:
+        """The tools that may be called."""
+        return [self.tools[i] for i in self.allowed]
+
+
+def take_tools(body: Body) -> list[Mapping[str, Any]]:
+    """Tools that are functions; those of other types are for other servers, and are passed over."""
+    tools: list[Mapping[str, Any]] = []
+    for i, tool in enumerate(body.take("tools", list_of(mapping, _MAX_TOOLS)) or []):
+        if tool.get("type", "function") != "function":
+            continue
+        function = mapping(f"tools[{i}].function", tool.get("function"))
+        text(f"tools[{i}].function.name", function.get("name"))
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def take_tool_choice(body: Body, tools: list[Mapping[str, Any]]) -> ToolChoice:
+    """`tool_choice`: none, auto, required, or the name of a function. ApiError: it is something else."""
+    value = body.take("tool_choice", anything)
+    everything = list(range(len(tools)))
+    if value in (None, "auto"):
+        return ToolChoice(tools, everything)
+    if value == "none":
+        return ToolChoice(tools, [])
+    if value == "required":
+        if not tools:
+            raise ApiError("tool_choice: 'required' needs tools", param="tool_choice")
+        return ToolChoice(tools, everything, is_forced=True)
+    named = value.get("function", value) if isinstance(value, dict) and value.get("type") == "function" else None
+    name = named.get("name") if isinstance(named, dict) else None
+    if not isinstance(name, str):
+        raise ApiError("tool_choice: expected 'none', 'auto', 'required', or a function by name", param="tool_choice")
+    places = [i for i in everything if tools[i]["function"]["name"] == name]
+    if not places:
+        raise ApiError(f"tool_choice: there is no function {name!r} in tools", param="tool_choice")
+    return ToolChoice(tools, places[:1], is_forced=True, is_named=True)
+
+
+def answer_constraint(
+    service: Service,
+    constraint: Constraint | None,
+    choice: ToolChoice,
+    form: ToolCallFormat | None,
+    prompt: str,
+    *,
+    has_reasoning: bool,
+    several: bool,
+) -> Constraint | None:
+    """The grammar of a whole answer: reasoning, then text as it must be, or calls, or either.
+
+    Parameters
+    ----------
+    service : Service
+    constraint : Constraint, optional
+        On the text.
+    choice : ToolChoice
+    form : ToolCallFormat, optional
+        How calls are written; None: no tools may be called.
+    prompt : str
+        As rendered.
+    has_reasoning : bool
+        The model's template marks its reasoning.
+    several : bool
+        There may be more calls than one.
+    """
+    if choice.is_forced and constraint is not None:
+        raise ApiError(f"tool_choice: a forced call cannot be combined with {constraint.name}", param="tool_choice")
+    strict = [i for i in choice.allowed if choice.tools[i]["function"].get("strict") is True]
+    calls = form is not None and (choice.is_forced or bool(strict) or constraint is not None)
+    if not calls and (constraint is None or not has_reasoning):
+        return constraint
+    grammar = AnswerGrammar(service.llm.tokenizer)
+    rules: list[str] = []
+    if constraint is not None:
+        rules.append("answer")
+        if constraint.kind == "grammar":
+            why = "a model that reasons first" if not calls else "tools that may be called"
+            raise ApiError(f"{constraint.name}: a grammar cannot be combined with {why}", param=constraint.name)
+        grammar.add(lark_rule("answer", constraint.kind, constraint.text))
+    if calls and form is not None:
+        tools = [Tool(choice.tools[i]["function"]["name"], _parameters(i, choice.tools[i])) for i in choice.allowed]
+        freely = not choice.is_forced and constraint is None
+        rules.append((grammar.among_text if freely else grammar.calls)(form, tools, several=several))
+    name = constraint.name if constraint is not None else "tools"
+    grammar.add(f"whole: {' | '.join(rules)}")
+    return _make(name, Constraint.grammar, grammar.text("whole", prompt, has_reasoning=has_reasoning))
+
+
+def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of the arguments: what is strict is enforced or refused, what is not where it can be."""
+    function = tool["function"]
+    where = f"tools[{index}].function.parameters"
+    schema = mapping(where, function.get("parameters") or {"properties": {}, "additionalProperties": False})
+    schema = {"type": "object", **schema}
+    if schema["type"] != "object":
+        raise ApiError(f"{where}: expected type 'object', got {schema['type']!r}", param=where)
+    try:
+        check_schema(schema, where)
+    except RequestError as error:
+        if function.get("strict") is True:
+            raise ApiError(str(error), param=where) from None
+        return {"type": "object"}
+    return schema
+
+
+def as_prompted(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Tools as templates know them: without what is for the server alone."""
+    return [{**tool, "function": {k: v for k, v in tool["function"].items() if k != "strict"}} for tool in tools]

@@ -1,0 +1,127 @@
+"""Grammars of answers that hold tool calls, or that follow a reasoning: Lark as llguidance takes it.
+
+What they let a model write is what `ToolCallParser` and `ReasoningSplitter` read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infinilm.text.constraint import JSON_OPTIONS
+from infinilm.text.reasoning import MARKS
+from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tool_calls import ToolCallFormat
+
+__all__ = ["AnswerGrammar", "Tool"]
+
+_PARTS = re.compile(r"\$(?:NAME|TOOL|ARGUMENTS)")
+_ANY_TEXT = "/(?s:.*)/"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that may be called.
+
+    Attributes
+    ----------
+    name : str
+    parameters : mapping
+        JSON schema of its arguments, which are an object.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+class AnswerGrammar:
+    """Puts the grammar of an answer together, and gives its text.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Knows which marks are special tokens: a grammar names those by their ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._rules: list[str] = []
+
+    def calls(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
+        """Add calls of these tools, one or, with `several`, one after another; returns the name of their rule."""
+        self._add_calls(form.pattern, tools)
+        more = f" ({self._text(form.between)} call)*" if several else ""
+        self._rules.append(f"calls: {self._text(form.around[0])} call{more} {self._text(form.around[1])}")
+        return "calls"
+
+    def among_text(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
+        """Add text in which the model may begin a call, and must then end it; returns the name of the rule."""
+        begin = form.begin
+        if begin and self._special(begin) is None:  # what has begun is known by its text
+            pattern = re.escape(begin).replace("/", "\\/")
+            self._add_calls(form.pattern.removeprefix(begin), tools)
+            more = f" ({self._text(form.between)} call)*" if form.around[0] else ""
+            before, behind = self._text(form.around[0].removeprefix(begin)), self._text(form.around[1])
+            self._rules += [f"rest: {before} call{more} {behind}", f"before[lazy]: /(?s:.*){pattern}/"]
+            self._rules += [f"some: (before rest){'*' if several else '?'} {_ANY_TEXT}"]
+            return "some"
+        self.calls(form, tools, several=several)
+        # No text has a special token in it; without any mark, calls begin with the first character.
+        self._rules.append(f"some: {_ANY_TEXT} calls?" if begin else "some: calls | /[^{](?s:.*)/")
+        return "some"
+
+    def _add_calls(self, pattern: str, tools: Sequence[Tool]) -> None:
+        for i, tool in enumerate(tools):
+            schema = json.dumps({"x-guidance": dict(JSON_OPTIONS), **tool.parameters})
+            self._rules.append(f"arguments{i}: %json {schema}")
+            self._rules.append(f"call{i}: {self._call(pattern, tool.name, f'arguments{i}')}")
+        self._rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
+
+    def add(self, rules: str) -> None:
+        """Add a rule in Lark."""
+        self._rules.append(rules.strip())
+
+    def text(self, rule: str, prompt: str, *, has_reasoning: bool) -> str:
+        """The grammar of a rule that was added, behind the reasoning if the model begins, or has begun, with one."""
+        begin, end = MARKS
+        reasoning = ""
+        if has_reasoning and prompt.rfind(begin) > prompt.rfind(end):
+            reasoning = "reasoning "
+        elif has_reasoning and not prompt.rstrip().endswith(end):
+            reasoning = f"({self._text(begin)} reasoning)? "
+        rules = [f"start: {reasoning}{rule}"]
+        if reasoning:
+            mark = self._special(end)
+            space = "/[ \\n]{0,4}/"
+            if mark is None:
+                pattern = re.escape(end).replace("/", "\\/")
+                rules += [f"reasoning: thoughts {space}", f"thoughts[lazy]: /(?s:.*){pattern}/"]
+            else:
+                rules += [f"reasoning: {_ANY_TEXT} {mark} {space}"]
+        return "\n".join([*rules, *self._rules]) + "\n"
+
+    def _call(self, pattern: str, name: str, arguments: str) -> str:
+        place, parts = 0, []
+        for part in _PARTS.finditer(pattern):
+            parts.append(pattern[place : part.start()])
+            parts.append({"$NAME": json.dumps(name), "$TOOL": name}.get(part[0], ""))
+            if part[0] == "$ARGUMENTS":
+                joined = self._text("".join(parts))
+                return f"{joined} {arguments} {self._text(pattern[part.end() :])}"
+            place = part.end()
+        raise AssertionError(pattern)
+
+    def _special(self, mark: str) -> str | None:
+        """How a grammar names a mark that is a special token; None: it is text."""
+        token_id = self._tokenizer.token_to_id(mark)
+        return f"<[{token_id}]>" if token_id is not None and self._tokenizer.is_special(token_id) else None
+
+    def _text(self, text: str) -> str:
+        """A text in a grammar, the special tokens in it by their ids."""
+        parts = []
+        for part in re.split(r"(\[[A-Z_]+\]|</?\w+>)", text):
+            parts += [self._special(part) or json.dumps(part)] if part else []
+        return " ".join(parts) or '""'

@@ -1,0 +1,55 @@
+"""The clients of docs/serving.md, against a server that runs with its defaults."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.support import SECONDS, started
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+PYTHON = [code for kind, code in BLOCKS if kind == "python"]
+CURL = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("curl ")]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with started("-m", "infinilm", "serve", "--port", "0", folder=tmp_path_factory.mktemp("docs")) as server:
+        yield server.url
+
+
+def of(code: str, url: str) -> str:
+    """A block whose server is the one that runs."""
+    assert "http://127.0.0.1:8000" in code
+    return code.replace("http://127.0.0.1:8000", url)
+
+
+def test_there_are_blocks() -> None:
+    assert any("from openai import" in code for code in PYTHON) and CURL
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.split()[1])
+def test_python(code: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for node in ast.walk(ast.parse(code)):
+        for name in [a.name for a in node.names] if isinstance(node, ast.Import) else []:
+            pytest.importorskip(name)
+        if isinstance(node, ast.ImportFrom):
+            pytest.importorskip(str(node.module))
+    exec(compile(of(code, url), "serving.md", "exec"), {"__name__": "document"})
+    assert capsys.readouterr().out.strip()  # they print the answer
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.parametrize("code", CURL)
+def test_curl(code: str, url: str) -> None:
+    done = subprocess.run(["sh", "-c", of(code, url)], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
