@@ -212,6 +212,11 @@ struct OneLane {
     static __device__ __forceinline__ float to_float(int v) { return static_cast<float>(v); }
 };
 
+struct GroupValues {  // a function object: on a lambda here the compiler of CUDA 13.0 stops with an internal error
+    const float* values;
+    __device__ __forceinline__ float operator()(int k) const { return values[k]; }
+};
+
 // The e4m3 number next to v, ties to even; |v| <= 448.
 __device__ __forceinline__ uint32_t to_e4m3(float v) {
     const uint32_t bits = float_to_bits(v), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffffu;
@@ -268,7 +273,7 @@ __global__ void __launch_bounds__(kRowThreads) quantise_kernel(PackArgs args) {
         uint32_t* words = reinterpret_cast<uint32_t*>(bytes) + r % 8 * 16 + r / 8;  // of the first lane
         // Lane `lane` has columns 2 lane and the next, 8 columns on the same, and so in each step of 16.
         if (is_int4) {
-            const float scale = quantise::int4_scale<OneLane>([&](int k) { return values[k]; });
+            const float scale = quantise::int4_scale<OneLane>(GroupValues{values});
             const float inverse = quantise::inverse_or_zero<OneLane>(scale);
             reinterpret_cast<bf16*>(bytes + 512)[r % 8 * 4 + group % 2 * 2 + r / 8] = from_float<bf16>(scale);
 #pragma unroll

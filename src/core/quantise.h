@@ -7,7 +7,7 @@
 #pragma once
 
 #ifdef __CUDACC__
-#define INFINILM_QUANTISE static __host__ __device__ __forceinline__
+#define INFINILM_QUANTISE static __device__ __forceinline__
 #else
 #define INFINILM_QUANTISE static inline __attribute__((always_inline))
 #endif
