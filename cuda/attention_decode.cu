@@ -206,7 +206,7 @@ cudaError_t launch_decode(const AttentionKernelArgs& p, unsigned rounds, cudaStr
     using Shape = DecodeShape<D>;
     const dim3 grid(rounds, static_cast<unsigned>(p.num_kv_heads * p.row_tiles), static_cast<unsigned>(p.num_seqs));
     const size_t bytes = Shape::kQueries + static_cast<size_t>(p.width) * Shape::kWarp;
-    return launch(attention_decode_kernel<T, D>, {grid, dim3(kDecodeThreads), bytes, stream}, p);
+    return launch<attention_decode_kernel<T, D>>({grid, dim3(kDecodeThreads), bytes, stream}, p);
 }
 
 cudaError_t launch_attention_decode(const AttentionKernelArgs& p, unsigned rounds, cudaStream_t stream) {

@@ -73,7 +73,7 @@ cudaError_t attention_f32(const AttentionArgs& p, cudaStream_t stream) {
     if (p.num_seqs == 0 || p.max_query_len == 0) return cudaSuccess;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.max_query_len, kWarps)), static_cast<unsigned>(p.num_heads),
                     static_cast<unsigned>(p.num_seqs));
-    return launch(attention_f32_kernel, {grid, dim3(kWarps * 32), 0, stream}, p);
+    return launch<attention_f32_kernel>({grid, dim3(kWarps * 32), 0, stream}, p);
 }
 
 }  // namespace infinilm::cuda

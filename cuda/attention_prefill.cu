@@ -170,7 +170,7 @@ cudaError_t launch_prefill(const AttentionKernelArgs& p, cudaStream_t stream) {
     const int64_t tiles = ceil_div<int64_t>(int64_t{p.group} * p.max_query_len, kBlockRows);
     const dim3 grid(static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(p.num_seqs),
                     static_cast<unsigned>(tiles));
-    return launch(attention_prefill_kernel<T, D>, {grid, dim3(kPrefillThreads), PrefillShape<D>::kBytes, stream}, p);
+    return launch<attention_prefill_kernel<T, D>>({grid, dim3(kPrefillThreads), PrefillShape<D>::kBytes, stream}, p);
 }
 
 cudaError_t launch_attention_prefill(const AttentionKernelArgs& p, cudaStream_t stream) {

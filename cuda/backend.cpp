@@ -10,6 +10,7 @@
 
 #include "graph.h"
 #include "host.h"
+#include "kernel_list.h"
 #include "kernels.h"
 #include "ops/device_queue.h"
 #include "peers.h"
@@ -31,6 +32,7 @@ void require(bool ok, const auto&... parts) {
 
 constexpr size_t alignment = 256;  // of what kernels get
 constexpr int64_t staging_bytes = 64 << 20;
+constexpr int64_t pinned_bytes = 4 << 20;  // of a piece of a copy to or from the host
 
 int count(int64_t size) { return static_cast<int>(size); }
 
@@ -49,6 +51,8 @@ public:
         is_hopper_ = device.major == 9;
         activate();
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+        check(cudaMallocHost(&pinned_, pinned_bytes), "cudaMallocHost");
+        check(load_kernels(), "loading the kernels");
         // Any kernel tells whether this build has code for the device.
         const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});
         run(cuda::fill_random(
@@ -57,10 +61,12 @@ public:
         synchronize();
     }
     ~CudaBackend() override {
-        cudaSetDevice(options_.device);  // on a lost device nothing here works, and nothing is left to be done
-        cudaStreamSynchronize(stream_);
-        for (const Staging& staging : staging_) cudaFreeHost(staging.host);
-        cudaStreamDestroy(stream_);
+        on_device(options_.device, [&] {  // on a lost one nothing here works, and nothing is left to be done
+            cudaStreamSynchronize(stream_);
+            for (const Staging& staging : staging_) cudaFreeHost(staging.host);
+            cudaFreeHost(pinned_);
+            cudaStreamDestroy(stream_);
+        });
     }
 
     Device device() const override { return device_; }
@@ -71,6 +77,7 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
 
     void* stream() const override { return stream_; }
+    void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
     std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
@@ -102,7 +109,6 @@ public:
     void sample(const SampleParams&) override;
 
 private:
-    void activate() { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
     std::unique_ptr<DeviceMemory> device_memory(size_t bytes, std::string_view what) {
         recorder_.memory_asked_for();
         return std::make_unique<DeviceMemory>(bytes, what);
@@ -127,6 +133,7 @@ private:
         return static_cast<size_t>(matrix.stride(0) * size_bytes(matrix.dtype()));
     }
     void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op);  // [rows, columns]
+    void copy_by_pinned(const TensorView& src, const TensorView& dst);
     // A part's rows in a packed weight, through a staging buffer when they are in host memory.
     void pack(const TensorView& weight, int first, const PackedWeight& dst);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
@@ -150,6 +157,7 @@ private:
     };
     std::array<Staging, 2> staging_;  // of upload, by purpose
     Tensor load_staging_;             // uint8: of pack
+    std::byte* pinned_ = nullptr;     // [pinned_bytes]
 };
 
 // ---- memory ------------------------------------------------------------------------------------------------------
@@ -167,12 +175,41 @@ Tensor CudaBackend::allocate(DType dtype, std::span<const int64_t> shape) {
 void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
     if (src.bytes() == 0) return;
     activate();
-    if (src.is_contiguous() && dst.is_contiguous())
+    if (src.device() != device_ || dst.device() != device_)
+        copy_by_pinned(src, dst);
+    else if (src.is_contiguous() && dst.is_contiguous())
         check(cudaMemcpyAsync(dst.data(), src.data(), static_cast<size_t>(src.bytes()), cudaMemcpyDefault, stream_),
               "copy");
     else
         copy_rows(src, dst.data(), pitch(dst), "copy");
-    if (src.device() != device_ || dst.device() != device_) synchronize();
+}
+
+// Between the device and pageable memory of the host, piece by piece through pinned memory. For a direct copy the
+// driver may wait for the stream while it holds a lock that other ranks need to launch what this stream waits for.
+// Source: jax-ml/jax#11637, NVIDIA/nccl#613.
+void CudaBackend::copy_by_pinned(const TensorView& src, const TensorView& dst) {
+    const bool whole = src.is_contiguous() && dst.is_contiguous(), to_host = dst.device() != device_;
+    const int64_t rows = whole ? 1 : src.shape(0);
+    const int64_t width = whole ? src.bytes() : src.shape(1) * size_bytes(src.dtype());  // bytes
+    const int64_t piece_width = std::min(width, pinned_bytes), piece_rows = pinned_bytes / piece_width;
+    const size_t src_pitch = whole ? static_cast<size_t>(width) : pitch(src);
+    const size_t dst_pitch = whole ? static_cast<size_t>(width) : pitch(dst);
+    for (int64_t row = 0; row < rows; row += piece_rows)
+        for (int64_t column = 0; column < width; column += piece_width) {
+            const auto count = static_cast<size_t>(std::min(piece_rows, rows - row));
+            const auto bytes = static_cast<size_t>(std::min(piece_width, width - column));
+            const auto* from = src.as<const std::byte>() + static_cast<size_t>(row) * src_pitch + column;
+            auto* const to = dst.as<std::byte>() + static_cast<size_t>(row) * dst_pitch + column;
+            const auto copy_on_host = [&](std::byte* out, size_t out_pitch, const std::byte* in, size_t in_pitch) {
+                for (size_t r = 0; r < count; ++r) std::memcpy(out + r * out_pitch, in + r * in_pitch, bytes);
+            };
+            if (!to_host) copy_on_host(pinned_, bytes, from, src_pitch);
+            check(to_host ? cudaMemcpy2DAsync(pinned_, bytes, from, src_pitch, bytes, count, cudaMemcpyDefault, stream_)
+                          : cudaMemcpy2DAsync(to, dst_pitch, pinned_, bytes, bytes, count, cudaMemcpyDefault, stream_),
+                  "copy");
+            synchronize();
+            if (to_host) copy_on_host(to, dst_pitch, pinned_, bytes);
+        }
 }
 
 void CudaBackend::copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op) {

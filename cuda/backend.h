@@ -9,6 +9,7 @@ namespace infinilm::cuda {
 
 class CudaBackend;  // defined in backend.cpp
 std::unique_ptr<Backend> make_backend(const CudaOptions& options);
-std::vector<CudaDevice> devices();
+std::vector<CudaDevice> devices();  // makes no context anywhere
+int64_t free_bytes(int device);     // makes one there
 
 }  // namespace infinilm::cuda

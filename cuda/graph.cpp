@@ -20,11 +20,14 @@ struct CapturedGraph {
 class StreamGraph final : public Graph {
 public:
     StreamGraph(cudaGraph_t graph, cudaStream_t stream) : stream_(stream) {
+        check(cudaGetDevice(&device_), recording);
         check(cudaGraphInstantiate(&executable_, graph, 0), recording);
     }
     ~StreamGraph() override {
-        cudaStreamSynchronize(stream_);  // a launch may be on its way
-        cudaGraphExecDestroy(executable_);
+        on_device(device_, [&] {
+            cudaStreamSynchronize(stream_);  // a launch may be on its way
+            cudaGraphExecDestroy(executable_);
+        });
     }
     StreamGraph(const StreamGraph&) = delete;
     StreamGraph& operator=(const StreamGraph&) = delete;
@@ -33,6 +36,7 @@ public:
     void launch() override { check(cudaGraphLaunch(executable_, stream_), "launching a graph"); }
 
 private:
+    int device_ = 0;
     cudaStream_t stream_;
     cudaGraphExec_t executable_ = nullptr;
 };

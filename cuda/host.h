@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -50,12 +52,34 @@ inline void check(cudaError_t error, std::string_view what) {
         by_kernel && !sync_launches() ? ": an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)" : ""));
 }
 
+// Calls f with this device current, from any thread, which has the device afterwards that it had before. By a thread of
+// its own where that is another one: to return to a device by cudaSetDevice would make a context there, some hundred
+// megabytes on a GPU that may be somebody else's.
+template <class F>
+void on_device(int device, F f) {
+    int current = -1;
+    if (cudaGetDevice(&current) == cudaSuccess && current == device) return f();
+    try {
+        std::thread([&] {
+            cudaSetDevice(device);  // where that fails, as on a lost device, so does what f calls
+            f();
+        }).join();
+    } catch (const std::system_error&) {  // no more threads are to be had
+        cudaSetDevice(device);
+        f();
+    }
+}
+
 struct DeviceMemory {
     void* data = nullptr;
+    int device = 0;  // the current one
     // `what` it is for; it is uninitialised. Where a step may ask for some it is CudaBackend::device_memory that makes
     // it.
     DeviceMemory(size_t bytes, std::string_view what) {
-        if (cudaMalloc(&data, std::max<size_t>(bytes, 1)) == cudaSuccess) return;
+        cudaGetDevice(&device);
+        const cudaError_t error = cudaMalloc(&data, std::max<size_t>(bytes, 1));
+        if (error == cudaSuccess) return;
+        if (error != cudaErrorMemoryAllocation) check(error, concat("memory for ", what));
         cudaGetLastError();
         size_t free_bytes = 0, total_bytes = 0;
         cudaMemGetInfo(&free_bytes, &total_bytes);
@@ -64,7 +88,9 @@ struct DeviceMemory {
                                  " are free; lower kv_cache, max_model_len or max_num_batched_tokens, or use a smaller "
                                  "model or dtype"));
     }
-    ~DeviceMemory() { cudaFree(data); }
+    ~DeviceMemory() {
+        on_device(device, [&] { cudaFree(data); });
+    }
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
 };

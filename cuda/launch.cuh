@@ -1,12 +1,14 @@
-// launch(kernel, config, args...): how every kernel is started, on a GPU and in the emulator alike. Never <<<>>>.
-// Returns the error of the launch; nothing is allocated and nothing waits, so it may be captured into a graph.
+// launch<kernel>(config, args...): how every kernel is started, on a GPU and in the emulator alike. Never <<<>>>.
+// Returns the error of the launch; nothing is allocated and nothing waits, so it may be captured into a graph. That
+// holds once load_kernels() has run on the device (kernel_list.h): the kernel is a template argument so that whatever
+// is launched anywhere is in its list.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <mutex>
 #include <utility>
-#include <vector>
+
+#include "kernel_list.h"
 
 namespace infinilm::cuda {
 
@@ -21,38 +23,14 @@ struct LaunchConfig {
     bool dependent = false;
 };
 
-// Above 48 KiB a kernel must be told how much dynamic shared memory it may get: once per kernel and device, since the
-// call costs about a microsecond. The table is short; launches that need no opt-in never look at it.
-inline cudaError_t allow_shared_memory(const void* kernel, size_t bytes) {
-    if (bytes <= 48 * 1024) return cudaSuccess;
-    struct Entry {
-        const void* kernel;
-        int device;
-        size_t bytes;
-    };
-    static std::mutex mutex;
-    static std::vector<Entry> allowed;
-    int device = 0;
-    if (cudaError_t error = cudaGetDevice(&device)) return error;
-    std::lock_guard<std::mutex> lock(mutex);
-    for (Entry& entry : allowed) {
-        if (entry.kernel != kernel || entry.device != device) continue;
-        if (entry.bytes >= bytes) return cudaSuccess;
-        const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-        if (error == cudaSuccess) entry.bytes = bytes;
-        return error;
-    }
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    if (error == cudaSuccess) allowed.push_back({kernel, device, bytes});
-    return error;
-}
+template <auto kernel>
+struct ListedKernel {
+    static inline const bool entered = (kernel_list().push_back(reinterpret_cast<const void*>(kernel)), true);
+};
 
 template <class... P, class... A>
-cudaError_t launch(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
+cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
-    if (cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), config.smem_bytes)) return error;
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
     if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
@@ -70,6 +48,12 @@ cudaError_t launch(void (*kernel)(P...), const LaunchConfig& config, A&&... args
     // gridDim, blockDim, ..: not by name, as blockDim is a macro in the emulator.
     const cudaLaunchConfig_t c{config.grid, config.block, config.smem_bytes, config.stream, attributes, count};
     return cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...);
+}
+
+template <auto kernel, class... A>
+cudaError_t launch(const LaunchConfig& config, A&&... args) {
+    static_cast<void>(&ListedKernel<kernel>::entered);  // a use, by which it is there
+    return launch_listed(kernel, config, std::forward<A>(args)...);
 }
 
 }  // namespace infinilm::cuda

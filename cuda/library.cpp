@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include "backend.h"
+#include "host.h"
 
 namespace infinilm::cuda {
 
@@ -21,28 +22,34 @@ std::vector<CudaDevice> devices() {
     if (error == cudaErrorInsufficientDriver)
         throw DeviceError(concat("the NVIDIA driver is too old: it supports CUDA ", version(driver),
                                  ", this build needs ", version(runtime), "; update the driver or use device='cpu'"));
+    if (error == cudaErrorInitializationError)
+        throw DeviceError(
+            "CUDA cannot be used in this process, which was forked from one that had used it already; start processes "
+            "by multiprocessing's 'spawn', or look at devices in the new process only");
     if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
         throw DeviceError("the NVIDIA driver finds no device (is CUDA_VISIBLE_DEVICES set?); use device='cpu'");
     if (error != cudaSuccess)
         throw DeviceError(concat("CUDA is not usable: ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
     std::vector<CudaDevice> found(static_cast<size_t>(count));
-    int current = 0;
-    cudaGetDevice(&current);
     for (int i = 0; i < count; ++i) {
         CudaDevice& device = found[static_cast<size_t>(i)];
         cudaDeviceProp properties;
-        size_t free_bytes = 0, total_bytes = 0;
         if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
-        if (cudaSetDevice(i) == cudaSuccess) cudaMemGetInfo(&free_bytes, &total_bytes);
         device = {.name = properties.name,
                   .major = properties.major,
                   .minor = properties.minor,
-                  .total_bytes = static_cast<int64_t>(total_bytes),
-                  .free_bytes = static_cast<int64_t>(free_bytes),
+                  .total_bytes = static_cast<int64_t>(properties.totalGlobalMem),
                   .num_sms = properties.multiProcessorCount};
     }
-    cudaSetDevice(current);
     return found;
+}
+
+int64_t free_bytes(int device) {
+    size_t free = 0, total = 0;
+    cudaError_t error = cudaSuccess;
+    on_device(device, [&] { error = cudaMemGetInfo(&free, &total); });
+    check(error, concat("free memory of cuda:", device));
+    return static_cast<int64_t>(free);
 }
 
 }  // namespace infinilm::cuda
@@ -50,6 +57,7 @@ std::vector<CudaDevice> devices() {
 extern "C" __attribute__((visibility("default"))) const infinilm::CudaLibrary* infinilm_cuda_library() {
     static const infinilm::CudaLibrary table{.abi = infinilm::cuda_library_abi,
                                              .devices = infinilm::cuda::devices,
+                                             .free_bytes = infinilm::cuda::free_bytes,
                                              .make_backend = infinilm::cuda::make_backend};
     return &table;
 }

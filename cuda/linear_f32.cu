@@ -65,8 +65,8 @@ cudaError_t linear_f32(const LinearArgs& args, cudaStream_t stream) {
     const bool gate_up = joins_gate_up(args);
     const int width = gate_up ? args.weight.n / 2 : args.weight.n, groups = ceil_div(args.num_tokens, kTokens);
     const dim3 grid(ceil_div(width, kLinearWarps), groups < 65535 ? groups : 65535);
-    return launch(gate_up ? linear_f32_kernel<true> : linear_f32_kernel<false>,
-                  {grid, dim3(32 * kLinearWarps), 0, stream}, args);
+    const LaunchConfig config{grid, dim3(32 * kLinearWarps), 0, stream};
+    return gate_up ? launch<linear_f32_kernel<true>>(config, args) : launch<linear_f32_kernel<false>>(config, args);
 }
 
 }  // namespace infinilm::cuda

@@ -203,7 +203,7 @@ cudaError_t launch_prefill(const LinearArgs& args, cudaStream_t stream) {
     const int token_blocks = ceil_div(args.num_tokens, kTokens);
     const LaunchConfig config{dim3(static_cast<unsigned>(row_blocks(args.weight) * token_blocks)),
                               dim3(kPrefillThreads), TileShape<F, kTokens>::kSmemBytes, stream};
-    return launch(linear_prefill_kernel<T, F, kTokens>, config, args, token_blocks);
+    return launch<linear_prefill_kernel<T, F, kTokens>>(config, args, token_blocks);
 }
 
 // linear_prefill of a quantised weight, instantiated in a file for each format: tiles of 64 tokens alone. An SM holds

@@ -81,8 +81,10 @@ template <class T, int kTokens>
 __device__ __forceinline__ void consume(const StageRing& ring, int row_tile, int steps, unsigned& fill,
                                         float (&totals)[1][kTokens / 8][4]) {
     using Shape = HopperShape<AsType, kTokens>;
-    float sums[kTokens / 2] = {};  // else older compilers than CUDA 12.9 serialise wgmma
-    uint32_t a[kBoxSteps][4];      // by step, so that a wgmma in flight keeps its own
+    // The zeros are never added to anything, but ptxas before 12.9 lets no wgmma overlap another one where registers of
+    // the accumulator may be undefined.
+    float sums[kTokens / 2] = {};
+    uint32_t a[kBoxSteps][4];  // by step, so that a wgmma in flight keeps its own
     auto load = [&](int step) {
         Unit<AsType> unit;
         unit.load_shared(ring.stage(fill) + row_tile * Shape::kTileBytes + step * 512);
@@ -233,7 +235,7 @@ cudaError_t launch_sm90(const LinearArgs& args, int num_sms, cudaStream_t stream
     const int token_blocks = ceil_div(args.num_tokens, kTokens), tiles = row_blocks(w) * token_blocks;
     const LaunchConfig config{dim3(static_cast<unsigned>(tiles < num_sms ? tiles : num_sms)), dim3(kHopperThreads),
                               HopperShape<F, kTokens>::kSmemBytes, stream};
-    return launch(linear_sm90_kernel<T, F, kTokens>, config, args, map, token_blocks);
+    return launch<linear_sm90_kernel<T, F, kTokens>>(config, args, map, token_blocks);
 }
 
 inline cudaError_t num_sms_of_device(int& num_sms) {

@@ -84,7 +84,8 @@ cudaError_t rms_norm(const RmsNormArgs& args, cudaStream_t stream) {
     const LaunchConfig config{dim3(ceil_div(args.num_tokens, warps)), dim3(32 * warps), 0, stream};
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
-        return launch(args.residual ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, config, args);
+        return args.residual ? launch<rms_norm_kernel<T, true>>(config, args)
+                             : launch<rms_norm_kernel<T, false>>(config, args);
     });
 }
 

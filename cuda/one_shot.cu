@@ -217,7 +217,7 @@ cudaError_t one_shot_all_reduce_add_rms_norm(const OneShotArgs& args, cudaStream
                        aligned(args.x) && aligned(args.residual) && aligned(args.weight) && aligned(args.out);
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
-        return launch(whole ? one_shot_kernel<T, true> : one_shot_kernel<T, false>, config, args);
+        return whole ? launch<one_shot_kernel<T, true>>(config, args) : launch<one_shot_kernel<T, false>>(config, args);
     });
 }
 

@@ -29,7 +29,9 @@ public:
         *aborted_ = 0;
         peers_.aborted = aborted_;
     }
-    ~CudaOneShot() override { cudaFreeHost(aborted_); }
+    ~CudaOneShot() override {
+        on_device(device_, [&] { cudaFreeHost(aborted_); });
+    }
 
     void* mailbox() const override { return workspace_.data; }
     void connect(std::span<void* const> mailboxes) override {
@@ -58,8 +60,7 @@ public:
     }
     void abort() noexcept override { std::atomic_ref(*aborted_).store(1); }
     void wait() noexcept override {
-        cudaSetDevice(device_);
-        cudaDeviceSynchronize();  // of a device that is lost: an error, and nothing runs
+        on_device(device_, [] { cudaDeviceSynchronize(); });  // of a device that is lost: an error, and nothing runs
     }
 
 private:

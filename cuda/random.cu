@@ -19,7 +19,7 @@ cudaError_t fill_random(const FillRandomArgs& args, cudaStream_t stream) {
     const float range = args.deviation * 1.7320508f;  // a uniform in [-r, r] has deviation r / sqrt(3)
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
-        return launch(fill_random_kernel<T>, config, static_cast<T*>(args.dst), args.count, args.seed, range);
+        return launch<fill_random_kernel<T>>(config, static_cast<T*>(args.dst), args.count, args.seed, range);
     });
 }
 

@@ -40,7 +40,7 @@ cudaError_t rope_table(const RopeTableArgs& args, cudaStream_t stream) {
     const int64_t count = static_cast<int64_t>(args.num_tokens) * args.half;
     if (count == 0) return cudaSuccess;
     const unsigned blocks = static_cast<unsigned>(ceil_div<int64_t>(count, kRopeThreads));
-    return launch(rope_table_kernel, {dim3(blocks), dim3(kRopeThreads), 0, stream}, args);
+    return launch<rope_table_kernel>({dim3(blocks), dim3(kRopeThreads), 0, stream}, args);
 }
 
 // Turns elements first .. first + 7 of a head, of which x are the values. head: [head_dim] in shared memory; cos_sin:
@@ -124,7 +124,7 @@ cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs& args, cudaStream_t 
     const size_t smem_bytes = sizeof(float) * kRopeWarps * static_cast<size_t>(args.rope.head_dim);
     const LaunchConfig config{dim3(static_cast<unsigned>(ceil_div<int64_t>(units, kRopeWarps))), dim3(kRopeThreads),
                               smem_bytes, stream};
-    return visit(args.type, [&](auto t) { return launch(qk_norm_rope_store_kv_kernel<decltype(t)>, config, args); });
+    return visit(args.type, [&](auto t) { return launch<qk_norm_rope_store_kv_kernel<decltype(t)>>(config, args); });
 }
 
 }  // namespace infinilm::cuda

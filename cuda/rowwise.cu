@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
 cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
     const LaunchConfig config = row_grid(args.num_tokens, args.table.k / 8, stream);
-    return visit(args.table.type, [&](auto t) { return launch(embedding_kernel<decltype(t)>, config, args); });
+    return visit(args.table.type, [&](auto t) { return launch<embedding_kernel<decltype(t)>>(config, args); });
 }
 
 // ---- silu_mul ----------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kRowThreads) silu_mul_kernel(SiluMulArgs args)
 cudaError_t silu_mul(const SiluMulArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
     const LaunchConfig config = row_grid(args.num_tokens, args.intermediate_size / 8, stream);
-    return visit(args.type, [&](auto t) { return launch(silu_mul_kernel<decltype(t)>, config, args); });
+    return visit(args.type, [&](auto t) { return launch<silu_mul_kernel<decltype(t)>>(config, args); });
 }
 
 // ---- gather_rows -------------------------------------------------------------------------------------------------
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(kRowThreads)
 cudaError_t gather_rows(const GatherRowsArgs& args, cudaStream_t stream) {
     if (args.num_rows == 0) return cudaSuccess;
     const int per_vector = 16 / size_bytes(args.type), vectors = args.hidden_size / per_vector;
-    return launch(gather_rows_kernel, row_grid(args.num_rows, vectors, stream), static_cast<const uint4*>(args.x),
-                  args.rows, static_cast<uint4*>(args.out), args.x_stride / per_vector, args.out_stride / per_vector,
-                  vectors);
+    return launch<gather_rows_kernel>(row_grid(args.num_rows, vectors, stream), static_cast<const uint4*>(args.x),
+                                      args.rows, static_cast<uint4*>(args.out), args.x_stride / per_vector,
+                                      args.out_stride / per_vector, vectors);
 }
 
 // ---- sum_parts ---------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ cudaError_t sum_parts(const SumPartsArgs& args, cudaStream_t stream) {
     if (args.size == 0) return cudaSuccess;
     const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.size / 8, kRowThreads)));
     return visit(args.type, [&](auto t) {
-        return launch(sum_parts_kernel<decltype(t)>, {grid, dim3(kRowThreads), 0, stream}, args);
+        return launch<sum_parts_kernel<decltype(t)>>({grid, dim3(kRowThreads), 0, stream}, args);
     });
 }
 
@@ -168,8 +168,8 @@ cudaError_t convert(const ConvertArgs& args, cudaStream_t stream) {
         return visit(args.dst_type, [&](auto d) {
             using S = decltype(s);
             using D = decltype(d);
-            return launch(convert_kernel<S, D>, {loop_grid(args.count), dim3(kRowThreads), 0, stream},
-                          static_cast<const S*>(args.src), static_cast<D*>(args.dst), args.count);
+            return launch<convert_kernel<S, D>>({loop_grid(args.count), dim3(kRowThreads), 0, stream},
+                                                static_cast<const S*>(args.src), static_cast<D*>(args.dst), args.count);
         });
     });
 }
@@ -313,10 +313,10 @@ static cudaError_t launch_quantise(const PackArgs& args, cudaStream_t stream) {
     const int rows = num_tiles(args.dst) * 16;
     if (has_row_scales(args.dst.format)) {
         const LaunchConfig config{dim3(ceil_div(rows, kRowThreads / 32)), dim3(kRowThreads), 0, stream};
-        if (cudaError_t error = launch(row_scales_kernel<S>, config, args)) return error;
+        if (cudaError_t error = launch<row_scales_kernel<S>>(config, args)) return error;
     }
     const dim3 grid = loop_grid(int64_t{rows} * ceil_div(args.dst.k, quantise::group));
-    return launch(quantise_kernel<S>, {grid, dim3(kRowThreads), 0, stream}, args);
+    return launch<quantise_kernel<S>>({grid, dim3(kRowThreads), 0, stream}, args);
 }
 
 cudaError_t pack_weight(const PackArgs& args, cudaStream_t stream) {
@@ -331,7 +331,8 @@ cudaError_t pack_weight(const PackArgs& args, cudaStream_t stream) {
     const LaunchConfig config{grid, dim3(kRowThreads), 0, stream};
     return visit(args.src_type, [&](auto s) {
         using S = decltype(s);
-        return launch(dst.type == Type::bf16 ? pack_kernel<S, bf16> : pack_kernel<S, f16>, config, args);
+        return dst.type == Type::bf16 ? launch<pack_kernel<S, bf16>>(config, args)
+                                      : launch<pack_kernel<S, f16>>(config, args);
     });
 }
 

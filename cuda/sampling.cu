@@ -409,12 +409,12 @@ __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs arg
 
 cudaError_t sample(const SampleArgs& args, cudaStream_t stream) {
     if (args.num_rows == 0) return cudaSuccess;
-    return launch(sample_kernel, {dim3(args.num_rows), dim3(kThreads), 0, stream}, args);
+    return launch<sample_kernel>({dim3(args.num_rows), dim3(kThreads), 0, stream}, args);
 }
 
 cudaError_t find_best(const FindBestArgs& args, cudaStream_t stream) {
     if (args.num_rows == 0) return cudaSuccess;
-    return launch(find_best_kernel, {dim3(args.num_rows), dim3(kThreads), 0, stream}, args);
+    return launch<find_best_kernel>({dim3(args.num_rows), dim3(kThreads), 0, stream}, args);
 }
 
 }  // namespace infinilm::cuda

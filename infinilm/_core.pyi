@@ -32,6 +32,11 @@ class Tensor:
         A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.
         """
 
+    def memory(self) -> Any:
+        """
+        The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only.
+        """
+
     def __dlpack__(self, **kwargs: object) -> Any: ...
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -63,8 +68,13 @@ def parse_device(device: str) -> tuple[str, int]:
 def cuda_devices() -> list[dict[str, Any]]:
     """The usable GPUs, at least one. DeviceError: why there is none."""
 
+def cuda_free_bytes(device: int) -> int:
+    """
+    Bytes of memory that are free on a GPU. Takes some of them, if this process does not use that GPU yet.
+    """
+
 def default_num_threads() -> int:
-    """CPUs this process may use, no more than its cgroups' quota."""
+    """Cores this process may use, no more than its cgroups' quota."""
 
 def uniform(seed: int, position: int) -> float:
     """The uniform draw in [0, 1) of a request's seed at a position."""
@@ -86,6 +96,12 @@ class PreparedLinear:
     @property
     def out_features(self) -> int: ...
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None]:
+        """
+        Panels and scales, as adopt_linear takes them; None where there are none.
+        """
+
 class Backend:
     """
     The ops of one device, for tests and experiments; one thread at a time.
@@ -94,6 +110,11 @@ class Backend:
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
     def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none') -> PreparedLinear: ...
+
+    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
+        """A linear of the tensors of another one; out_features: of each part."""
+
+    def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
 
     def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none') -> None:
         """
@@ -283,9 +304,21 @@ class ModelSpec:
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
 
+def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """
+    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
+    """
+
+PACKED_LAYOUT_VERSION: int = 1
+
 def weight_bytes(spec: ModelSpec, dtype: str, num_ranks: int = 1) -> int:
     """
     Bytes of the parameters as tensors of a dtype: of the rank that has most.
+    """
+
+def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]:
+    """
+    Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.
     """
 
 def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int) -> int:
@@ -385,6 +418,11 @@ class InferEngine:
     def loaded_params(self) -> list[str]:
         """Names of the parameters that are loaded."""
 
+    def take_packed(self) -> dict[str, Tensor]:
+        """
+        The linears that are prepared, as tensors for a file that load_param takes again; they count as not loaded then. Of one rank.
+        """
+
     def load_dummy(self, dtype: str, seed: int = 0) -> None:
         """Random weights, for benchmarks."""
 
@@ -402,6 +440,16 @@ class InferEngine:
     def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '') -> None:
         """
         Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.
+        """
+
+    def time_ops(self, on: bool) -> None:
+        """
+        Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: not on a CPU.
+        """
+
+    def op_times(self) -> dict[str, tuple[int, float]]:
+        """
+        By op, how often it was called and the seconds it took in all steps so far; none while time_ops is off.
         """
 
     def forward(self, batch: Batch) -> StepOutput:

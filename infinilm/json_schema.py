@@ -1,7 +1,7 @@
 """JSON schemas that can be enforced while text is generated: everything else is refused by its path.
 
 llguidance, which makes grammars of schemas, ignores keywords that it does not know, and some that it knows can cost
-minutes. So a schema is read here first. The keywords are those of llguidance 1.7 and later (its docs/json_schema.md).
+minutes. So a schema is read here first. The keywords are those of llguidance 1.9 (its docs/json_schema.md).
 """
 
 from __future__ import annotations

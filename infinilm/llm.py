@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +26,7 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import CacheFullError, DeviceError, RequestError
+from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
@@ -34,15 +35,15 @@ from infinilm.requests.block_manager import common_window
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
-from infinilm.requests.memory import MemoryPlan, divide_memory, free_memory, plan_model
+from infinilm.requests.memory import MemoryPlan, allocate_cache, divide_memory, free_memory, plan_model
 from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
-from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds
 
@@ -67,8 +68,8 @@ class LLM(OfThisProcess):
         weights become bfloat16, because float32 is slow there.
     quantization
         How the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one for each
-        output and 32 inputs, and the embedding and lm_head as int8; on GPUs, "fp8" (e4m3), with a scale for each
-        output. On a CPU what they multiply is rounded to int8; on a GPU it keeps its 16 bits.
+        output and 32 inputs, and the embedding and lm_head as int8; on GPUs "fp8" (e4m3), scaled as int8. What they
+        multiply becomes int8 on a CPU and stays 16 bits on a GPU. Of a folder of `infinilm pack`: as it was packed.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
@@ -95,7 +96,7 @@ class LLM(OfThisProcess):
         On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
         lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
-        CPU threads; default: one per core this process may use.
+        CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
         Branch, tag or commit of a hub id; default: its main branch.
     seed
@@ -186,10 +187,6 @@ class LLM(OfThisProcess):
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
-        self.tokenizer: Tokenizer = Tokenizer.from_folder(plan.path, tokenizer, self.generation_config)
-        self.chat_template: ChatTemplate = ChatTemplate.from_folder(
-            plan.path, chat_template, self.tokenizer.special_tokens
-        )
         spec = build_spec(
             plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
         )
@@ -200,19 +197,22 @@ class LLM(OfThisProcess):
             batch_invariant=batch_invariant,
             nccl_library="" if plan.device == "cpu" else nccl_library(),
         )
-        if load_format == "dummy":
-            self._engine.load_dummy(plan.stored_dtype, seed or 0)
-        else:
-            with Checkpoint(plan.path) as checkpoint:
-                load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
-        self._engine.finish_loading()
+        with ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
+            texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
+            if load_format == "dummy":
+                self._engine.load_dummy(plan.stored_dtype, seed or 0)
+            else:
+                with Checkpoint(plan.path) as checkpoint:
+                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
+            self._engine.finish_loading()
+        self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
             self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
             self.max_model_len = self.memory.max_model_len
-        self._allocate_cache(self.memory)
+        allocate_cache(self._engine, self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
@@ -477,8 +477,7 @@ class LLM(OfThisProcess):
         """`submit` for asyncio, of one prompt or several: what servers need.
 
         ``async for events in running.steps()`` follows them, ``running.outputs()`` is everything so far, and leaving
-        ``async with llm.asubmit(...) as running`` cancels what is unfinished. With `ends_only` there are no events but
-        the last of each sequence, which costs less.
+        ``async with llm.asubmit(...) as running`` cancels the rest. `ends_only`: no events but the last; cheaper.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
@@ -527,10 +526,8 @@ class LLM(OfThisProcess):
 
     async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
         """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        reduced = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True
-        )
-        return np.stack([pool.vector() for _, _, pool in reduced])
+        done = await areduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        return np.stack([pool.vector() for _, _, pool in done])
 
     # ---- state ----
 
@@ -562,7 +559,7 @@ class LLM(OfThisProcess):
             memory = self._divide_memory(
                 cache_config, free_bytes, self.max_model_len, longest=self.config.max_position_embeddings
             )
-            self._allocate_cache(memory)
+            allocate_cache(self._engine, memory)
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
 
@@ -597,14 +594,6 @@ class LLM(OfThisProcess):
             kv_cache_dtype=None if isinstance(kv_cache, CacheConfig) and kv_cache.dtype else self._kv_cache_dtype,
             free_bytes=free_bytes,
         )
-
-    def _allocate_cache(self, memory: MemoryPlan) -> None:
-        try:
-            self._engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
-        except DeviceError as error:
-            raise CacheFullError(
-                f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache"
-            ) from error
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
         return Scheduler(

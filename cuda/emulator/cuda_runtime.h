@@ -17,6 +17,7 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInitializationError = 3,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidDevicePointer = 17,
     cudaErrorInvalidMemcpyDirection = 21,
@@ -112,6 +113,10 @@ struct cudaDeviceProp {  // the fields the backend reads
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
     int major, minor, multiProcessorCount, l2CacheSize, warpSize, maxThreadsPerBlock, regsPerBlock;
 };
+struct cudaFuncAttributes {  // the fields the backend reads
+    size_t sharedSizeBytes;
+    int maxDynamicSharedSizeBytes;
+};
 struct cudaPointerAttributes {
     cudaMemoryType type;
     int device;
@@ -173,10 +178,14 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function);
 
 // Makes this error sticky, as a fault on the device does: every later call returns it until the process ends
 // (cudaSuccess clears it again, which no real call can). For tests of what the engine does when a device dies.
 void infinilm_emulator_inject_error(cudaError_t error);
+
+// Devices on which this process has a context, as a bit mask.
+unsigned infinilm_emulator_contexts();
 
 // Work of a library that stands in for one with kernels of its own, such as an NCCL of tests: run(data) when its turn
 // in the stream comes, or in every launch of the graph that is captured there; discard(data) once, when neither will

@@ -1,9 +1,13 @@
 // The simulated device: properties from the environment, errors, and the launch of kernels.
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "runtime.h"
@@ -19,6 +23,26 @@ thread_local int chosen_device = 0;
 std::map<const void*, int>& dynamic_shared_limits() {
     static std::map<const void*, int> limits;
     return limits;
+}
+
+std::thread::id driver_owner;  // and how often it has taken the lock
+int driver_depth = 0;
+std::set<int> contexts;
+pid_t first_process = 0;  // that used the device
+
+// A kernel is loaded on a device when it is first needed there (CUDA_MODULE_LOADING=LAZY, the default since 12.2).
+void load_kernel(const void* kernel, int device) {
+    static std::set<std::pair<const void*, int>> loaded;
+    if (!loaded.emplace(kernel, device).second) return;
+    const DriverLock lock(device);
+    drain_device(device);
+}
+
+// Threads of devices with an odd number are late at every launch, as a busy system makes them.
+void delay_launch() {
+    const int microseconds = setting("INFINILM_EMULATOR_DELAY_US", 0);
+    if (microseconds > 0 && current_device() % 2 == 1)
+        std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
 }
 
 int shared_memory_optin() {
@@ -67,6 +91,7 @@ int setting(const char* name, int otherwise) {
 }
 
 int current_device() { return chosen_device; }
+void choose_device(int device) { chosen_device = device; }
 
 int compute_capability() { return setting("INFINILM_EMULATOR_CC", 90); }
 
@@ -105,6 +130,19 @@ RuntimeLock& runtime_lock() {
     return *lock;
 }
 
+void DriverLock::wait(int device) {
+    while (driver_owner != std::thread::id() && driver_owner != std::this_thread::get_id())
+        if (!progress_device(device)) infinilm_emulator_give_way();
+}
+void DriverLock::take(int device) {
+    wait(device);
+    driver_owner = std::this_thread::get_id();
+    ++driver_depth;
+}
+DriverLock::~DriverLock() {
+    if (--driver_depth == 0) driver_owner = {};
+}
+
 cudaError_t report(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
@@ -112,8 +150,16 @@ cudaError_t report(cudaError_t error) {
 
 cudaError_t sticky_error() {
     if (sticky != cudaSuccess) return sticky;
+    if (first_process == 0) first_process = getpid();
+    if (first_process != getpid()) return report(cudaErrorInitializationError);  // forked after the first use
     if (device_count() < 0 || driver_version() < CUDART_VERSION) return report(cudaErrorInsufficientDriver);
     return device_count() == 0 ? report(cudaErrorNoDevice) : cudaSuccess;
+}
+
+cudaError_t enter_context() {
+    if (cudaError_t error = sticky_error()) return error;
+    contexts.insert(current_device());
+    return cudaSuccess;
 }
 
 void check_kernel_pointer(const void* kernel, int argument, const void* pointer) {
@@ -125,9 +171,10 @@ void check_kernel_pointer(const void* kernel, int argument, const void* pointer)
 }
 
 cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+    delay_launch();
     Quiet quiet;
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     if (compute_capability() < setting("INFINILM_EMULATOR_LEAST_CC", 80))
         return report(cudaErrorNoKernelImageForDevice);
     Grid g;
@@ -144,6 +191,7 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
         if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
     }
     if (cudaError_t error = check_configuration(g, kernel)) return report(error);
+    if (!capturing(config.stream)) load_kernel(kernel, current_device());
     if (is_named_by("INFINILM_EMULATOR_UNCAPTURABLE_KERNEL", kernel))
         if (cudaError_t error = forbid_in_capture(config.stream)) return report(error);
     auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
@@ -202,7 +250,7 @@ cudaError_t cudaSetDevice(int device) {
     if (cudaError_t error = sticky_error()) return error;
     if (device < 0 || device >= device_count()) return report(cudaErrorInvalidDevice);
     chosen_device = device;
-    return cudaSuccess;
+    return enter_context();  // since CUDA 12
 }
 cudaError_t cudaGetDevice(int* device) {
     if (cudaError_t error = sticky_error()) return error;
@@ -261,9 +309,27 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     std::lock_guard lock(runtime_lock());
     return enabled.emplace(chosen_device, peer).second ? cudaSuccess : report(cudaErrorPeerAccessAlreadyEnabled);
 }
+unsigned infinilm_emulator_contexts() {
+    std::lock_guard lock(runtime_lock());
+    unsigned mask = 0;
+    for (int device : contexts) mask |= 1u << device;
+    return mask;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
+    std::lock_guard lock(runtime_lock());
+    if (cudaError_t error = enter_context()) return error;
+    if (compute_capability() < setting("INFINILM_EMULATOR_LEAST_CC", 80))
+        return report(cudaErrorNoKernelImageForDevice);
+    load_kernel(function, current_device());
+    const auto limit = dynamic_shared_limits().find(function);
+    *attributes = {.sharedSizeBytes = 0,  // known only once it runs
+                   .maxDynamicSharedSizeBytes = limit == dynamic_shared_limits().end() ? 48 * 1024 : limit->second};
+    return cudaSuccess;
+}
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
+    load_kernel(function, current_device());
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value > shared_memory_optin()) return report(cudaErrorInvalidValue);
     dynamic_shared_limits()[function] = value;
@@ -275,6 +341,7 @@ const char* cudaGetErrorName(cudaError_t error) {
         case cudaSuccess: return "cudaSuccess";
         case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInitializationError: return "cudaErrorInitializationError";
         case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
         case cudaErrorInvalidDevicePointer: return "cudaErrorInvalidDevicePointer";
         case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";

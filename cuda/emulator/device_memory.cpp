@@ -211,13 +211,13 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     if (cudaError_t error = forbid_while_capturing()) return report(error);
     return report(allocate(pointer, bytes));
 }
 cudaError_t cudaFree(void* pointer) {
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     if (cudaError_t error = forbid_while_capturing()) return report(error);
     if (!pointer) return cudaSuccess;
     Quiet quiet;
@@ -226,7 +226,7 @@ cudaError_t cudaFree(void* pointer) {
 }
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     void* memory_ = aligned_alloc(256, align_up(bytes, 256));
@@ -239,7 +239,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault); }
 cudaError_t cudaFreeHost(void* pointer) {
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     if (!pointer) return cudaSuccess;
     Quiet quiet;
     drain_all();
@@ -249,7 +249,7 @@ cudaError_t cudaFreeHost(void* pointer) {
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     *total_bytes = device_memory_bytes();
     *free_bytes = *total_bytes - std::min(*total_bytes, memory().used_bytes);
     return cudaSuccess;

@@ -36,10 +36,27 @@ private:
     int depth_ = 0;
 };
 RuntimeLock& runtime_lock();
+// The lock of the process that a driver holds while it loads a kernel, copies to pageable memory or waits for room in a
+// stream's queue; whoever enqueues anything meanwhile waits for it, and their devices go on with what they have. A
+// kernel that waits for what such a thread would launch then waits for ever. Not every driver does so everywhere; seen
+// in NVIDIA/nccl#613, jax-ml/jax#11637, meta-pytorch/torchcomms#2334 and openxla/xla#38932.
+class DriverLock {
+public:
+    explicit DriverLock(int device) { take(device); }  // of the caller's work
+    ~DriverLock();
+    DriverLock(const DriverLock&) = delete;
+    DriverLock& operator=(const DriverLock&) = delete;
+    static void wait(int device);  // until no other thread has it
+
+private:
+    static void take(int device);
+};
 // Remembers an error for cudaGetLastError and returns it; a sticky one takes precedence.
 cudaError_t report(cudaError_t error);
 // The sticky error, or success. First thing in every call of the API.
 cudaError_t sticky_error();
+// The same for calls that need a context, which then is on the current device.
+cudaError_t enter_context();
 
 // device_memory.cpp. Device memory is inaccessible (PROT_NONE) to host code. The first DeviceAccess of a call opens it,
 // and it stays open until the call gives the lock back: one call may do much that has waited in a stream.
@@ -67,7 +84,8 @@ cudaError_t forbid_while_capturing();  // for calls that are not allowed during 
 cudaError_t forbid_in_capture(cudaStream_t stream);  // for work that cannot be captured: an error if the stream is
 void drain(cudaStream_t stream);
 void drain_device(int device);
-void drain_all();  // of all devices
+bool progress_device(int device);  // one piece of work of any of its streams; false: there is none to be done
+void drain_all();                  // of all devices
 
 // scheduler.cpp
 void acquire_grids();
@@ -75,5 +93,6 @@ void acquire_grids();
 // device.cpp
 int setting(const char* name, int otherwise);
 int current_device();  // of the host thread
+void choose_device(int device);
 
 }  // namespace infinilm::emulator

@@ -148,6 +148,8 @@ cudaError_t copy_async(void* dst, const void* src, size_t bytes, cudaMemcpyKind 
     check_range(src, bytes, "copy, source");
     const bool from_pageable = memory_kind(src) == MemoryKind::pageable,
                to_pageable = memory_kind(dst) == MemoryKind::pageable;
+    const bool keeps_lock = to_pageable && !stream.capture;
+    const auto lock = keeps_lock ? std::make_unique<DriverLock>(stream.device) : nullptr;
     if (stream.capture && (from_pageable || to_pageable)) {  // the driver would have to stage it
         invalidate(stream);
         return cudaErrorStreamCaptureUnsupported;
@@ -211,6 +213,10 @@ cudaError_t wait_for_captured(CUstream_st& stream, CUevent_st& event, const std:
 
 }  // namespace
 
+static bool queue_is_full(const CUstream_st& stream) {
+    return stream.queue.size() >= static_cast<size_t>(setting("INFINILM_EMULATOR_QUEUE", 1024));
+}
+
 bool capturing(cudaStream_t stream) { return find(stream) && find(stream)->capture; }
 
 // A capture concerns every thread, its own thread, or nobody, by its mode.
@@ -238,7 +244,12 @@ cudaError_t submit(cudaStream_t handle, Work work) {
         stream->capture->streams[stream] = true;
         return cudaSuccess;
     }
+    DriverLock::wait(stream->device);
     if (handle) {
+        if (queue_is_full(*stream)) {  // the call comes back when there is room
+            const DriverLock lock(stream->device);
+            while (queue_is_full(*stream)) run_one(*stream);
+        }
         stream->queue.push_back(std::move(work));
         if (eager_streams()) drain(stream);
         return cudaSuccess;
@@ -252,6 +263,14 @@ cudaError_t submit(cudaStream_t handle, Work work) {
 void drain(cudaStream_t stream) {
     while (!stream->queue.empty() || runs_elsewhere(*stream)) run_one(*stream);
     acquire_grids();
+}
+bool progress_device(int device) {
+    for (cudaStream_t stream : streams()) {
+        if (stream->device != device || stream->queue.empty() || runs_elsewhere(*stream)) continue;
+        run_one(*stream);
+        return true;
+    }
+    return false;
 }
 void drain_device(int device) {
     for (cudaStream_t stream : std::set(streams()))  // a copy: other host threads may run meanwhile
@@ -269,7 +288,7 @@ template <class F>
 cudaError_t call(F f) {
     Quiet quiet;  // arguments of kernels are freed here, which threads of the kernels have read
     std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = enter_context()) return error;
     const cudaError_t own = f();
     if (cudaError_t error = sticky_error()) return error;  // of a kernel that ran meanwhile
     return report(own);
@@ -383,6 +402,10 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void*), void* data, void (*discard)(void*)) {
     const std::shared_ptr<void> owned(data, discard);  // also after an error
+    {
+        std::lock_guard lock(runtime_lock());
+        if (find(stream)) choose_device(find(stream)->device);  // as such libraries do in threads of their own
+    }
     return call([=] { return submit(stream, [=] { run(owned.get()); }); });
 }
 void infinilm_emulator_give_way() {
@@ -464,14 +487,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     return call([=] { return find(stream) ? end_capture(*find(stream), graph) : cudaErrorInvalidResourceHandle; });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-    return call([=] {
-        CUstream_st* s = find(stream);
-        if (!s) return cudaErrorInvalidResourceHandle;
-        *status = !s->capture           ? cudaStreamCaptureStatusNone
-                  : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
-                                        : cudaStreamCaptureStatusActive;
-        return cudaSuccess;
-    });
+    std::lock_guard lock(runtime_lock());
+    if (cudaError_t error = sticky_error()) return error;
+    CUstream_st* s = find(stream);
+    if (!s) return report(cudaErrorInvalidResourceHandle);
+    *status = !s->capture           ? cudaStreamCaptureStatusNone
+              : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                    : cudaStreamCaptureStatusActive;
+    return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
     return call([=] {

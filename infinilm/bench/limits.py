@@ -1,24 +1,26 @@
 """How fast a model runs, and what share of the machine that is. Called by `infinilm bench`.
 
 Prefill is held against the arithmetic peak, decode against the read bandwidth; both limits are measured on the same
-cores in the same minutes, between the runs they judge, because machines are shared and their clocks move. The work
-is counted from the shape of the model, never guessed from the time.
+cores in the same minutes, between the runs they judge, because machines are shared and their clocks move. What
+disturbs a limit makes it smaller and the model look better, so a limit that falls is measured again, and the larger one
+of those around a run judges it. The work is counted from the shape of the model, never guessed from the time.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infinilm import _core
-from infinilm.config.families import build_spec
+from infinilm.bench.ops import OpResult, OpSeconds, format_ops, judge_ops, per_step
+from infinilm.bench.others import Others
+from infinilm.bench.work import Work, count_work
 from infinilm.errors import ConfigError
 from infinilm.requests.memory import available_memory, format_bytes
 from infinilm.sampling_params import SamplingParams
@@ -33,9 +35,7 @@ __all__ = [
     "Limits",
     "PrefillResult",
     "Spread",
-    "Work",
     "context_needed",
-    "count_work",
     "format_table",
     "measure_decode",
     "measure_limits",
@@ -65,42 +65,17 @@ class Limits:
     read_bytes_per_second: float
     flops_per_second: float
 
+    def larger(self, other: Limits) -> Limits:
+        """The larger of each."""
+        return Limits(
+            max(self.read_bytes_per_second, other.read_bytes_per_second),
+            max(self.flops_per_second, other.flops_per_second),
+        )
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a step costs, by the shape of the model alone.
-
-    Attributes
-    ----------
-    linear_elements : int
-        Weight elements of the linears of all layers: every token multiplies with each of them.
-    lm_head_elements : int
-        Those of the output head: only the tokens that are sampled from.
-    weight_bytes : int
-        Weights read by a decode step: all but an embedding table that is not the output head too.
-    kv_bytes_per_token_layer : int
-        Keys and values of one token in one layer.
-    sliding_window : tuple of int
-        Per layer; 0 is none.
-    """
-
-    linear_elements: int
-    lm_head_elements: int
-    weight_bytes: int
-    kv_bytes_per_token_layer: int
-    sliding_window: tuple[int, ...]
-
-    def prefill_flops(self, num_tokens: int) -> int:
-        """Multiplications and additions of the linears for a prompt of which the last token is sampled from.
-
-        Attention itself is left out: for short prompts it is small, and every definition of it is another one.
-        """
-        return 2 * (num_tokens * self.linear_elements + self.lm_head_elements)
-
-    def decode_bytes(self, batch_size: int, context_len: float) -> float:
-        """Bytes a decode step must read: every weight once, and the keys and values of every sequence."""
-        seen = sum(min(context_len, window or math.inf) for window in self.sliding_window)
-        return self.weight_bytes + batch_size * self.kv_bytes_per_token_layer * seen
+    def fell_from(self, before: Limits) -> bool:
+        """Whether one of them is less than 90% of what it was."""
+        now = self.larger(Limits(0.9 * before.read_bytes_per_second, 0.9 * before.flops_per_second))
+        return now != self
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +90,14 @@ class DecodeRun:
         Of the steps in which the whole batch decoded, prefill excluded.
     context_len : float
         Mean tokens that a sequence attended to in these steps.
+    ops : mapping
+        Seconds of each op in a step; empty unless they were asked for.
     """
 
     ttft: float
     step_seconds: tuple[float, ...]
     context_len: float
+    ops: OpSeconds = field(default_factory=dict)
 
     @property
     def mean_step(self) -> float:
@@ -136,6 +114,7 @@ class PrefillResult:
     tokens_per_second: Spread
     flops_per_second: Spread
     share_of_peak: Spread
+    ops: tuple[OpResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +122,7 @@ class DecodeResult:
     """Decode of `batch_size` sequences at once; times in seconds, rates per second, ITL over the steps of all runs."""
 
     batch_size: int
+    prompt_len: int
     context_len: float
     steps_per_run: int
     bytes_per_step: float
@@ -152,40 +132,36 @@ class DecodeResult:
     tokens_per_second: Spread
     read_bytes_per_second: Spread
     share_of_bandwidth: Spread
+    ops: tuple[OpResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Everything `run_bench` measured."""
+    """Everything `run_bench` measured; `other_cores`: what other processes used meanwhile, by round."""
 
     repeats: int
     read_bytes_per_second: Spread
     flops_per_second: Spread
+    other_cores: Spread
     prefill: PrefillResult
     decode: tuple[DecodeResult, ...]
-
-
-def count_work(llm: LLM) -> Work:
-    """Count the work of a loaded model's steps."""
-    spec = build_spec(llm.config, dtype=llm.dtype, max_model_len=llm.max_model_len)
-    shapes = _core.param_shapes(spec)
-    matrices = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
-    embedding = matrices["model.embed_tokens.weight"]
-    element_bytes = llm.memory.weight_bytes / sum(math.prod(shape) for shape in shapes.values())
-    unread = 0 if spec.tie_word_embeddings else embedding
-    return Work(
-        linear_elements=sum(matrices.values()) - embedding - matrices.get("lm_head.weight", 0),
-        lm_head_elements=matrices.get("lm_head.weight", embedding),
-        weight_bytes=round(llm.memory.weight_bytes - unread * element_bytes),
-        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // spec.num_layers,
-        sliding_window=tuple(spec.attention.sliding_window),
-    )
 
 
 def measure_limits(num_threads: int, dtype: str) -> Limits:
     """Measure read bandwidth and arithmetic peak of `num_threads` cores, with the kernels of compute dtype `dtype`."""
     read, flops = _core.measure_cpu_limits(num_threads, dtype, available_memory() // 4)
     return Limits(read, flops)
+
+
+def _limits_after(before: Limits, num_threads: int, dtype: str, progress: Callable[[str], object]) -> Limits:
+    """The limits once more; those that fell are measured again, twice at most."""
+    limits = measure_limits(num_threads, dtype)
+    for _ in range(2):
+        if not limits.fell_from(before):
+            break
+        progress("the limits fell: something disturbs, they are measured again")
+        limits = limits.larger(measure_limits(num_threads, dtype))
+    return limits
 
 
 def _random_prompt(llm: LLM, length: int, rng: np.random.Generator) -> list[int]:
@@ -201,10 +177,13 @@ def measure_prefill(llm: LLM, prompt_len: int, rng: np.random.Generator) -> floa
     return time.perf_counter() - started
 
 
-def measure_decode(llm: LLM, batch_size: int, context_len: int, num_steps: int, rng: np.random.Generator) -> DecodeRun:
+def measure_decode(
+    llm: LLM, batch_size: int, context_len: int, num_steps: int, rng: np.random.Generator, *, ops: bool = False
+) -> DecodeRun:
     """Decode `batch_size` sequences that begin with `context_len` random tokens, `num_steps` steps of the whole batch.
 
-    A step lasts from the last token of one step to that of the next, as a caller of `LLM.stream` sees it.
+    A step lasts from the last token of one step to that of the next, as a caller of `LLM.stream` sees it. `ops`: take
+    the time of each op too, of the engine's own steps.
 
     Raises
     ------
@@ -221,6 +200,8 @@ def measure_decode(llm: LLM, batch_size: int, context_len: int, num_steps: int, 
     for num_events, event in enumerate(events, 1):
         seen.add(event.request_id)
         if len(seen) == batch_size and (not ends or (num_events - begun) % batch_size == 0):
+            if ops and not begun:
+                llm._engine.time_ops(True)  # between two steps
             begun = begun or num_events
             ends.append(time.perf_counter())
         if len(ends) > num_steps:
@@ -230,24 +211,42 @@ def measure_decode(llm: LLM, batch_size: int, context_len: int, num_steps: int, 
                 f"max_model_len={llm.max_model_len} ended a sequence before {num_steps} steps of {batch_size} "
                 f"sequences from {context_len} tokens were measured: pass a larger one"
             )
+    times = llm._engine.op_times() if ops else {}
     del events  # cancels what runs; a step of it must not run beside the next measurement
     while llm.metrics().num_running or llm.metrics().num_waiting:
         time.sleep(0.001)
+    if ops:
+        llm._engine.time_ops(False)
     steps = tuple(b - a for a, b in itertools.pairwise(ends))
-    return DecodeRun(ends[0] - started, steps, context_len + begun / batch_size + (num_steps - 1) / 2)
+    context = context_len + begun / batch_size + (num_steps - 1) / 2
+    return DecodeRun(ends[0] - started, steps, context, per_step(times) if ops else {})
+
+
+def measure_prefill_ops(llm: LLM, prompt_len: int, rng: np.random.Generator) -> tuple[float, OpSeconds]:
+    """Seconds of `measure_prefill`, and of each op in it."""
+    llm._engine.time_ops(True)
+    seconds = measure_prefill(llm, prompt_len, rng)
+    times = llm._engine.op_times()
+    llm._engine.time_ops(False)
+    return seconds, {name: op_seconds for name, (_, op_seconds) in times.items()}
 
 
 def context_needed(
-    *, prompt_len: int, decode_context: int, decode_tokens: int, batch_sizes: Sequence[int], max_num_batched_tokens: int
+    *,
+    prompt_len: int,
+    decode_context: Sequence[int],
+    decode_tokens: int,
+    batch_sizes: Sequence[int],
+    max_num_batched_tokens: int,
 ) -> int:
     """Return the max_model_len that `run_bench` needs.
 
     Long prompts of a batch are computed in several steps, in which the first sequences decode already: that many
     tokens more than the measured ones.
     """
-    largest = max(batch_sizes)
-    steps = -(-largest * decode_context // max(1, max_num_batched_tokens - largest))
-    return max(prompt_len + 1, decode_context + decode_tokens + 1 + steps)
+    largest, longest = max(batch_sizes), max(decode_context)
+    steps = -(-largest * longest // max(1, max_num_batched_tokens - largest))
+    return max(prompt_len + 1, longest + decode_tokens + 1 + steps)
 
 
 def run_bench(
@@ -256,14 +255,15 @@ def run_bench(
     num_threads: int,
     prompt_len: int = 512,
     decode_tokens: int = 64,
-    decode_context: int = 128,
+    decode_context: Sequence[int] = (128,),
     batch_sizes: Sequence[int] = (1, 8),
     repeats: int = 3,
+    ops: bool = False,
     progress: Callable[[str], object] = lambda _: None,
 ) -> BenchResult:
     """Measure a loaded model: `repeats` rounds of limits, prefill, and decode at each batch size, limits once more.
 
-    A share is taken against the mean of the limits before and after its round. One unmeasured round goes first, which
+    A share is taken against the larger of the limits before and after its round. One unmeasured round goes first, which
     reads the weights from disk and grows the buffers.
 
     Parameters
@@ -273,7 +273,10 @@ def run_bench(
     num_threads : int
         Of the limits; those the model was loaded with.
     prompt_len, decode_context, decode_tokens : int
-        Tokens of the prefill; tokens a sequence starts to decode from; measured steps of a decode.
+        Tokens of the prefill; tokens a sequence starts to decode from, each with each batch size; measured steps of a
+        decode.
+    ops : bool
+        Take the time of each op too, in one more round, whose other figures are not reported.
     progress : callable
         Called with a line of text before each part.
 
@@ -293,29 +296,52 @@ def run_bench(
     measure_decode(llm, max(batch_sizes), 1, 1, rng)
     limits: list[Limits] = []
     prefills: list[float] = []
-    decodes: dict[int, list[DecodeRun]] = {size: [] for size in batch_sizes}
-    for repeat in range(repeats):
-        progress(f"round {repeat + 1} of {repeats}: limits of the machine")
-        limits.append(measure_limits(num_threads, llm.dtype))
-        progress(f"round {repeat + 1} of {repeats}: prefill of {prompt_len} tokens")
-        prefills.append(measure_prefill(llm, prompt_len, rng))
-        for size, runs in decodes.items():
-            progress(f"round {repeat + 1} of {repeats}: decode of {size} x {decode_tokens} tokens")
-            runs.append(measure_decode(llm, size, decode_context, decode_tokens, rng))
+    decodes: dict[tuple[int, int], list[DecodeRun]] = {(n, size): [] for n in decode_context for size in batch_sizes}
+    other_cores: list[float] = []
     limits.append(measure_limits(num_threads, llm.dtype))
+    for repeat in range(repeats):
+        round_of = f"round {repeat + 1} of {repeats}"
+        others = Others()
+        progress(f"{round_of}: prefill of {prompt_len} tokens")
+        prefills.append(measure_prefill(llm, prompt_len, rng))
+        for (context, size), runs in decodes.items():
+            progress(f"{round_of}: decode of {size} x {decode_tokens} tokens after {context}")
+            runs.append(measure_decode(llm, size, context, decode_tokens, rng))
+        progress(f"{round_of}: limits of the machine")
+        limits.append(_limits_after(limits[-1], num_threads, llm.dtype, progress))
+        other_cores.append(others.cores())
     work = count_work(llm)
+    prefill = _summarise_prefill(work, prompt_len, prefills, limits)
+    summaries = [_summarise_decode(work, size, n, runs, limits) for (n, size), runs in decodes.items()]
+    if ops:
+        progress("time of each op")
+        seconds, prefill_ops = measure_prefill_ops(llm, prompt_len, rng)
+        runs_of_ops = [measure_decode(llm, d.batch_size, d.prompt_len, decode_tokens, rng, ops=True) for d in summaries]
+        limits.append(_limits_after(limits[-1], num_threads, llm.dtype, progress))
+        best = limits[-1].larger(limits[-2])
+        num_steps = -(-prompt_len // llm._scheduler_settings["max_num_batched_tokens"])
+        prefill_work = work.ops(1, prompt_len, prompt_len, num_steps)
+        prefill = replace(
+            prefill,
+            ops=judge_ops(prefill_work, prefill_ops, seconds, best.read_bytes_per_second, best.flops_per_second),
+        )
+        for i, (decode, run) in enumerate(zip(summaries, runs_of_ops, strict=True)):
+            step = work.ops(decode.batch_size, 1, run.context_len)
+            judged = judge_ops(step, run.ops, run.mean_step, best.read_bytes_per_second, best.flops_per_second)
+            summaries[i] = replace(decode, ops=judged)
     return BenchResult(
         repeats=repeats,
         read_bytes_per_second=Spread.of([x.read_bytes_per_second for x in limits]),
         flops_per_second=Spread.of([x.flops_per_second for x in limits]),
-        prefill=_summarise_prefill(work, prompt_len, prefills, limits),
-        decode=tuple(_summarise_decode(work, size, runs, limits) for size, runs in decodes.items()),
+        other_cores=Spread.of(other_cores),
+        prefill=prefill,
+        decode=tuple(summaries),
     )
 
 
 def _around(values: Sequence[float]) -> list[float]:
-    """Mean of each value and the next: the limit while the round between them ran."""
-    return [(a + b) / 2 for a, b in itertools.pairwise(values)]
+    """The larger of each value and the next: the limit while the round between them ran."""
+    return [max(a, b) for a, b in itertools.pairwise(values)]
 
 
 def _summarise_prefill(
@@ -332,12 +358,15 @@ def _summarise_prefill(
     )
 
 
-def _summarise_decode(work: Work, batch_size: int, runs: Sequence[DecodeRun], limits: Sequence[Limits]) -> DecodeResult:
+def _summarise_decode(
+    work: Work, batch_size: int, prompt_len: int, runs: Sequence[DecodeRun], limits: Sequence[Limits]
+) -> DecodeResult:
     bandwidths = _around([x.read_bytes_per_second for x in limits])
     rates = [work.decode_bytes(batch_size, run.context_len) / run.mean_step for run in runs]
     steps = [step for run in runs for step in run.step_seconds]
     return DecodeResult(
         batch_size=batch_size,
+        prompt_len=prompt_len,
         context_len=runs[0].context_len,
         steps_per_run=len(runs[0].step_seconds),
         bytes_per_step=work.decode_bytes(batch_size, runs[0].context_len),
@@ -358,10 +387,12 @@ def format_table(about: Mapping[str, Any], result: BenchResult) -> str:
         f"on {cpu_line(about)}; median (min .. max) of {result.repeats}",
         f"read bandwidth  {_columns(result.read_bytes_per_second, 1e-9)} GB/s",
         f"arithmetic peak {_columns(result.flops_per_second, 1e-9)} Gflop/s",
+        f"other processes {_columns(result.other_cores)} cores",
         f"prefill of {prefill.prompt_len} tokens",
         f"  tokens/s      {_columns(prefill.tokens_per_second)}",
         f"  share of peak {_columns(prefill.share_of_peak, 100)} %",
         f"  TTFT          {_columns(prefill.ttft_seconds, 1e3)} ms",
+        *format_ops(prefill.ops),
     ]
     for decode in result.decode:
         lines += [
@@ -370,6 +401,7 @@ def format_table(about: Mapping[str, Any], result: BenchResult) -> str:
             f"  of bandwidth  {_columns(decode.share_of_bandwidth, 100)} %",
             f"  ITL           {decode.itl_p50_seconds * 1e3:9.2f} ms p50, {decode.itl_p99_seconds * 1e3:.2f} ms p99",
             f"  TTFT          {_columns(decode.ttft_seconds, 1e3)} ms",
+            *format_ops(decode.ops),
         ]
     return "\n".join(lines)
 

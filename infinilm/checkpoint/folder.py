@@ -8,6 +8,7 @@ the model.
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import re
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.packed import PackedInfo, expected_tensors, read_packed
 from infinilm.checkpoint.safetensors_header import (
     STORED_DTYPES,
     TensorInfo,
@@ -134,18 +136,21 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     return files, index
 
 
-def _read_headers(files: Sequence[Path]) -> tuple[dict[str, TensorInfo], dict[Path, _State]]:
-    """Tensors by name, and what each file was before its header was read."""
+def _read_headers(files: Sequence[Path]) -> tuple[dict[str, TensorInfo], dict[Path, _State], PackedInfo | None]:
+    """Tensors by name, what each file was before its header was read, and how the weights are packed, if they are."""
     tensors: dict[str, TensorInfo] = {}
     states: dict[Path, _State] = {}
+    metadata: dict[Path, Mapping[str, str]] = {}
     for file in files:
         with file_errors(file):
             states[file] = _state(file.stat())
-        for name, info in read_header(file).items():
+        header = read_header(file)
+        metadata[file] = header.metadata
+        for name, info in header.tensors.items():
             if name in tensors:
                 raise WeightError(f"tensor {name!r} is in two files, {tensors[name].file} and {file}")
             tensors[name] = info
-    return tensors, states
+    return tensors, states, read_packed(metadata)
 
 
 def _check_index(folder: Path, index: Mapping[str, Path], tensors: Mapping[str, TensorInfo]) -> None:
@@ -169,18 +174,21 @@ class Checkpoint:
     folder : Path
     tensors : Mapping of str to TensorInfo
         Read-only.
+    packed : PackedInfo or None
+        How the weights are packed, in a folder that `infinilm pack` made.
 
     Raises
     ------
     WeightError
-        When a file is absent, unreadable or damaged, or when the folder holds no safetensors file.
+        When a file is absent, unreadable or damaged, when the folder holds no safetensors file, or weights packed in
+        another layout.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         is_file = self.folder.suffix == ".safetensors" and self.folder.is_file()
         files, index = ([self.folder], {}) if is_file else _find_files(self.folder)
-        tensors, self._states = _read_headers(files)
+        tensors, self._states, self.packed = _read_headers(files)
         _check_index(self.folder, index, tensors)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
         self._maps: dict[Path, mmap.mmap] | None = {}
@@ -293,11 +301,15 @@ class Checkpoint:
     def checkpoint_dtype(self) -> str:
         """Return the floating dtype that holds most bytes: float32, bfloat16, float16 or float64.
 
+        Of packed weights, that of the checkpoint they were packed from.
+
         Raises
         ------
         WeightError
             No tensor is stored in one of these.
         """
+        if self.packed:
+            return self.packed.dtype
         totals = dict.fromkeys(_FLOATS, 0)
         for info in self.tensors.values():
             if info.dtype in totals:
@@ -384,15 +396,18 @@ def _check_quantised(checkpoint: Checkpoint) -> None:
         )
 
 
-def _match(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> list[TensorInfo]:
+def _match(
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], packed_dtypes: Mapping[str, str]
+) -> list[TensorInfo]:
     """Compare headers with the expected set; return what to load in the order of the files.
+
+    `packed_dtypes`: of the tensors of packed linears; others have any floating dtype.
 
     Raises
     ------
     WeightError
         Reports all missing, unexpected and mis-shaped tensors together.
     """
-    _check_quantised(checkpoint)
     stored = checkpoint.tensors
     missing = [name for name in expected if name not in stored]
     skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
@@ -405,7 +420,12 @@ def _match(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> l
     typed = [
         f"{name} ({stored[name].dtype} in {stored[name].file.name})"
         for name in expected
-        if name in stored and stored[name].dtype not in _FLOATS
+        if name in stored and name not in packed_dtypes and stored[name].dtype not in _FLOATS
+    ]
+    typed += [
+        f"{name} (expected {dtype}, got {stored[name].dtype} in {stored[name].file.name})"
+        for name, dtype in packed_dtypes.items()
+        if name in stored and stored[name].dtype != dtype
     ]
     report = [
         f"\n  {len(items)} {label}: {_listed(items)}"
@@ -413,7 +433,7 @@ def _match(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> l
             ("missing from the files", missing),
             ("unexpected in the files", unexpected),
             ("of another shape", shaped),
-            ("not of a floating dtype", typed),
+            ("not of a floating dtype" if not packed_dtypes else "of another dtype", typed),
         )
         if items
     ]
@@ -434,7 +454,8 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-def _used_in_place(stored: str, compute: str) -> bool:
+def is_used_in_place(stored: str, compute: str) -> bool:
+    """Whether a tensor needs no conversion: 16 bits are exact in float32."""
     return stored == compute or (compute == "float32" and stored in ("bfloat16", "float16"))
 
 
@@ -451,7 +472,7 @@ def load_weights(
     Headers are compared with `engine.param_shapes()` before a byte of data is read. A tensor is used in place
     (no copy) when it is stored in the compute dtype, or when the compute dtype is float32 and it is stored in
     16 bits; otherwise it is converted to the compute dtype, to nearest, ties to even, and its pages of the
-    file are released.
+    file are released. Packed linears are tensors of the file like the others, always used in place.
 
     Parameters
     ----------
@@ -471,22 +492,26 @@ def load_weights(
         Tensors are missing, unexpected, mis-shaped, quantised or not floating, a value does not fit `dtype`, or a file
         was written to meanwhile.
     ConfigError
-        `dtype` is none of the three.
+        `dtype` is none of the three, or contradicts how the weights are packed.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
-    infos = _match(checkpoint, expected)
+    packed_dtypes: Mapping[str, str] = {}
+    if checkpoint.packed:
+        checkpoint.packed.check_dtype(dtype)
+        expected, packed_dtypes = expected_tensors(engine, expected, checkpoint.tensors, checkpoint.packed)
+    else:
+        _check_quantised(checkpoint)
+    infos = _match(checkpoint, expected, packed_dtypes)
     if from_numpy is None:
-        import importlib
-
         make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
     else:
         make = from_numpy
     with progress_bar(sum(t.nbytes for t in infos), "Loading weights", "B", wanted=progress) as advance:
         for info in infos:
             array = checkpoint.array(info.name)
-            if _used_in_place(info.dtype, dtype):
+            if info.name in packed_dtypes or is_used_in_place(info.dtype, dtype):
                 for name in engine.load_param(info.name, make(_own(array), dtype=info.dtype)) or ():
                     checkpoint.release(name)  # packed: not read again
             else:

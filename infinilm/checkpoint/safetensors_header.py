@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from infinilm.checks import short_repr
 from infinilm.errors import WeightError
 from infinilm.files import FETCH_AGAIN, open_regular, os_errors, parse_json
 
-__all__ = ["STORED_DTYPES", "StoredDtype", "TensorInfo", "read_header"]
+__all__ = ["DTYPE_CODES", "STORED_DTYPES", "Header", "StoredDtype", "TensorInfo", "read_header"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MAX_TENSORS = 2**17  # of a file; the largest in use have some ten thousand, and a second goes by for 100,000
@@ -63,6 +63,7 @@ _DTYPES: Mapping[str, StoredDtype] = {
     "F4": StoredDtype("float4", 4, None),
 }
 STORED_DTYPES: Mapping[str, StoredDtype] = {d.name: d for d in _DTYPES.values()}
+DTYPE_CODES: Mapping[str, str] = {d.name: code for code, d in _DTYPES.items()}  # "bfloat16" -> "BF16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,14 @@ def _library_check(path: Path) -> None:
         ) from error
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
+class Header(NamedTuple):
+    """What a file says of itself."""
+
+    tensors: dict[str, TensorInfo]  # in the order of the header
+    metadata: dict[str, str]
+
+
+def read_header(path: Path) -> Header:
     """Read and check the header of one safetensors file.
 
     Parameters
@@ -200,8 +208,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
     Returns
     -------
-    dict of str to TensorInfo
-        In the order of the header.
+    Header
 
     Raises
     ------
@@ -224,4 +231,4 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     tensors = {name: _parse_entry(path, name, entry, data_begin) for name, entry in header.items()}
     _check_cover(path, tensors.values(), data_begin, size)
     _library_check(path)
-    return tensors
+    return Header(tensors, metadata or {})

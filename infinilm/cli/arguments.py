@@ -81,7 +81,7 @@ def add_model_settings(
     )
     group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     if loads:
-        group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
+        group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads (default: one per core)")
 
 
 def flag(name: str) -> str:

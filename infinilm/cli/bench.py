@@ -41,7 +41,7 @@ class _Option:
 _LIMITS = {
     "prompt_len": _Option(positive, "N", "512", "tokens of the prefill"),
     "decode_tokens": _Option(positive, "N", "64", "steps of a decode"),
-    "decode_context": _Option(positive, "N", "128", "tokens in front of a decode"),
+    "decode_context": _Option(positive_list, "N,N", "128", "tokens in front of a decode"),
     "batch_sizes": _Option(positive_list, "N,N", "1,8", "sequences that decode at once"),
     "repeats": _Option(positive, "N", "3", "rounds, of which medians are reported"),
 }
@@ -72,7 +72,21 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trace", action="store_true", help="serve many requests of mixed lengths instead")
-    _add_group(parser, "without --trace", "Prefill and decode, as a share of the limits of this machine.", _LIMITS)
+    limits = _add_group(
+        parser, "without --trace", "Prefill and decode, as a share of the limits of this machine.", _LIMITS
+    )
+    limits.add_argument(
+        "--ops",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="one more round, with time, bytes, operations and share of the limit of each op",
+    )
+    limits.add_argument(
+        "--plot",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="draw tokens/s over batch size and over context, with the limits, such as out.png; needs matplotlib",
+    )
     group = _add_group(parser, "with --trace", "Throughput and latency; the default trace is nano-vllm's.", _TRACE)
     group.add_argument("--no-progress", action="store_true", default=argparse.SUPPRESS, help="show no progress bars")
 
@@ -103,15 +117,20 @@ def _settings(args: argparse.Namespace, own: Mapping[str, _Option], other: Itera
 def run_bench(args: argparse.Namespace) -> int:
     """Run `infinilm bench`; returns the exit code."""
     if args.trace:
-        return _bench_trace(args, _settings(args, _TRACE, _LIMITS))
+        return _bench_trace(args, _settings(args, _TRACE, [*_LIMITS, "ops", "plot"]))
     return _bench_limits(args, _settings(args, _LIMITS, [*_TRACE, "no_progress"]))
 
 
 def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm import _core
-    from infinilm.bench import limits as bench
+    from infinilm.bench import limits as bench, plot
+    from infinilm.bench.work import count_work
     from infinilm.devices.system import resolve_device
     from infinilm.llm import LLM
+
+    path: str | None = getattr(args, "plot", None)
+    if path is not None:
+        plot.check(path)  # now, not after minutes of measuring
 
     shared = model_settings(args)
     shared["device"] = device = resolve_device(args.device)
@@ -135,8 +154,13 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
         num_threads=num_threads,
         load_format=args.load_format,
     ) as llm:
-        result = bench.run_bench(llm, num_threads=num_threads, progress=note, **settings)
+        result = bench.run_bench(
+            llm, num_threads=num_threads, progress=note, ops=getattr(args, "ops", False), **settings
+        )
         about = _about(args, llm, num_threads)
+        if path is not None:
+            plot.draw(path, about, result, count_work(llm))
+            note(f"drawn: {path}")
     put((json.dumps(about | asdict(result), indent=1) if args.json else bench.format_table(about, result)) + "\n")
     return 0
 
@@ -201,6 +225,7 @@ def _about(args: argparse.Namespace, llm: LLM, num_threads: int) -> dict[str, An
         "devices": list(llm.devices),
         "tensor_parallel_size": len(llm.devices),
         "dtype": llm.dtype,
+        "quantization": args.quantization,
         "kv_cache_dtype": llm.memory.kv_cache_dtype,
         "isa": _core.selected_cpu_isa(),
         "num_threads": num_threads,

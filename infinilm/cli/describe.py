@@ -39,6 +39,16 @@ def _count_parameters(plan: ModelPlan) -> int:
     return sum(math.prod(shape) for shape in _core.param_shapes(spec).values())
 
 
+def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
+    return {
+        "stored_dtype": plan.stored_dtype,
+        "quantization": plan.quantization,
+        "packed": plan.packed,
+        "devices": list(plan.devices),
+        "dtype": plan.dtype,
+    }
+
+
 def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Config, size and memory plan of a model, from headers alone."""
     plan = plan_any(model, settings)
@@ -59,9 +69,7 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "path": str(plan.path),
         "config": {name: getattr(config, name) for name in names},
         "num_parameters": _count_parameters(plan),
-        "stored_dtype": plan.stored_dtype,
-        "devices": list(plan.devices),
-        "dtype": plan.dtype,
+        **_describe_weights(plan),
         "memory": describe_memory(plan),
         "sampling": describe_sampling(plan),
     }
@@ -79,9 +87,7 @@ def describe_plan(plan: ModelPlan) -> dict[str, Any]:
         "path": str(plan.path),
         "architecture": plan.config.architecture,
         "num_parameters": _count_parameters(plan),
-        "stored_dtype": plan.stored_dtype,
-        "devices": list(plan.devices),
-        "dtype": plan.dtype,
+        **_describe_weights(plan),
         **describe_memory(plan),
     }
 
@@ -106,7 +112,7 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     for index, gpu in enumerate(cuda["devices"]):
         lines.append(
             f"cuda:{index}    {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['num_sms']} SMs, "
-            f"{format_bytes(gpu['free_bytes'])} of {format_bytes(gpu['total_bytes'])} free"
+            f"{format_bytes(gpu['total_bytes'])}"
         )
     if "model" in info:
         model = info["model"]
@@ -127,8 +133,13 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _model_line(model: Mapping[str, Any]) -> str:
+    stored = f"{'packed' if model['packed'] else 'stored'} as {model['stored_dtype']}"
+    if model["quantization"]:
+        stored = (
+            f"packed as {model['quantization']}" if model["packed"] else f"{stored}, used as {model['quantization']}"
+        )
     return (
-        f"{model['architecture']}, {model['num_parameters']:,} parameters, stored as {model['stored_dtype']}, "
+        f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
         f"computed in {model['dtype']} on {_devices(model['devices'])}"
     )
 

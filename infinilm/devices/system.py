@@ -18,7 +18,7 @@ def backends() -> dict[str, dict[str, Any]]:
     dict
         ``{"cpu": {"available": True, "isa": ..., "isas": [...], "num_threads": ..., "multiplies_bf16": ...},
         "cuda": {"available": bool, "reason": why not, "devices": [{"name", "compute_capability", "total_bytes",
-        "free_bytes", "num_sms"}, ..]}}``
+        "num_sms"}, ..]}}``
     """
     devices: list[dict[str, Any]] = []
     reason = ""
@@ -59,7 +59,7 @@ def device_free_memory(device: str) -> int:
     index = _core.parse_device(device)[1]
     if index >= len(devices):
         raise DeviceError(f"device {device!r}: there are {len(devices)} CUDA devices")
-    return int(devices[index]["free_bytes"])
+    return _core.cuda_free_bytes(index)
 
 
 def nccl_library() -> str:

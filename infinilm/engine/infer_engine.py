@@ -91,7 +91,8 @@ class InferEngine(OfThisProcess):
     cache_config
         Default: ``StaticKVCacheConfig()``, one sequence of max_position_embeddings tokens.
     quantization
-        How weights are stored: None, "int8", "int4" or, on GPUs, "fp8"; see `LLM`.
+        How weights are stored: None, "int8", "int4" or, on GPUs, "fp8"; see `LLM`. Weights that `infinilm pack` has
+        packed are loaded as they are, on CPUs.
 
     Raises
     ------
@@ -137,6 +138,7 @@ class InferEngine(OfThisProcess):
             quantization=quantization,
         )
         check_quantization(quantization, dtype=self.dtype, on_cpu=kind == "cpu")
+        self._quantization = quantization
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
         windows = spec.attention.sliding_window
         self._sliding_window = 0 if 0 in windows else max(windows)
@@ -212,11 +214,13 @@ class InferEngine(OfThisProcess):
     def load_weights(self, folder: str | os.PathLike[str], *, use_tqdm: bool = True) -> None:
         """Load all parameters from a checkpoint: a folder with safetensors files, "demo", or a hub id.
 
-        Files are mapped and used in place where the dtype allows it. Nothing is loaded unless the headers of the files
-        fit the model.
+        Weights are packed for the kernels as they are read; a folder of `infinilm pack` is mapped and used in place.
+        Nothing is loaded unless the headers of the files fit the model.
 
         Raises
         ------
+        ConfigError
+            The weights are packed, and otherwise than `quantization` or the dtype say, or the device is no CPU.
         WeightError
             The files do not fit the model or are damaged, or parameters are loaded already.
         """
@@ -227,6 +231,9 @@ class InferEngine(OfThisProcess):
                     "loads all: make a new engine"
                 )
             with Checkpoint(resolve_model(folder)) as checkpoint:
+                if checkpoint.packed:
+                    checkpoint.packed.check_device(self.device)
+                    checkpoint.packed.resolve_quantization(self._quantization)
                 try:
                     load_weights(checkpoint, self._core, dtype=self.dtype, progress=use_tqdm)
                 finally:
@@ -234,6 +241,8 @@ class InferEngine(OfThisProcess):
 
     def state_dict(self, copy: bool = False) -> list[dict[str, _core.Tensor]]:
         """The parameters as they were loaded, one dict of names and tensors per rank: the part of each that it has.
+
+        From packed weights they are unpacked: exactly, or as float32 where they are int8 or int4.
 
         A rank has the rows of its query and kv heads, of its MLP columns and of its part of the vocabulary, and the
         matching columns of o_proj and down_proj. Only rank 0 has the biases of these two. Every rank has all norms.

@@ -22,7 +22,7 @@ from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.config.families import build_spec, check_quantization
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
-from infinilm.errors import CacheFullError, ConfigError
+from infinilm.errors import CacheFullError, ConfigError, DeviceError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
@@ -298,6 +298,7 @@ class ModelPlan:
     quantization: str | None  # of the weights
     cache: CacheSizing
     memory: MemoryPlan
+    packed: bool  # by `infinilm pack`
 
     @property
     def device(self) -> str:
@@ -341,15 +342,20 @@ def plan_model(
     given = None if memory is None else parse_size("memory", memory)
     path = resolve_model(model, revision)
     config = AutoConfig.from_pretrained(path)
+    packed = None
     if load_format == "dummy":
         stored = config.dtype
     else:
         with Checkpoint(path) as checkpoint:
-            stored = checkpoint.checkpoint_dtype()
+            stored, packed = checkpoint.checkpoint_dtype(), checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)
     on_cpu = devices[0] == "cpu"
     computed = _resolve_dtype(dtype, stored, on_cpu)
+    if packed:
+        packed.check_device(devices[0])
+        packed.check_dtype(computed)
+        quantization = packed.resolve_quantization(quantization)
     if max_model_len is not None and max_model_len > config.max_position_embeddings:
         logger.warning(
             "max_model_len=%d is beyond the %d positions the model was made for",
@@ -394,7 +400,7 @@ def plan_model(
         kv_cache_dtype=kv_cache_dtype,
         free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
     )
-    return ModelPlan(path, config, devices, stored, computed, quantization, cache, plan)
+    return ModelPlan(path, config, devices, stored, computed, quantization, cache, plan, packed is not None)
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
@@ -459,3 +465,11 @@ def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> s
     multiplied.
     """
     return stored if dtype == "auto" and on_cpu and stored in ("bfloat16", "float16") else computed
+
+
+def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
+    """Give an engine its KV cache. CacheFullError: there is no room for it."""
+    try:
+        engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
+    except DeviceError as error:
+        raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

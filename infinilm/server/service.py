@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from infinilm.errors import CacheFullError, EngineDeadError
+from infinilm.errors import CacheFullError, EngineDeadError, RequestError
 from infinilm.llm import LLM
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
@@ -173,8 +173,9 @@ class Service:
 
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
-        if isinstance(error, CacheFullError):
-            return ApiError(str(error))
+        if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
+            named = re.match(r"[a-z_.]+(?=: )", str(error))
+            return ApiError(str(error), param=named[0] if named is not None else None)
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")

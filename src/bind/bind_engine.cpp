@@ -8,6 +8,7 @@
 #include <future>
 
 #include "bind/bind.h"
+#include "cpu/packed_linear.h"
 #include "engine/infer_engine.h"
 #include "engine/workspace.h"
 
@@ -35,6 +36,42 @@ nb::dict param_shapes(const std::vector<ParamRow>& rows) {
         nb::list shape;
         for (int64_t size : row.shape) shape.append(size);
         out[row.name.c_str()] = nb::tuple(shape);
+    }
+    return out;
+}
+
+cpu::Format format_from_string(const std::string& text) {
+    using cpu::Format;
+    for (const auto& [name, format] : {std::pair("float32", Format::f32),
+                                       {"bfloat16", Format::bf16},
+                                       {"float16", Format::f16},
+                                       {"int8", Format::int8},
+                                       {"int4", Format::int4}})
+        if (text == name) return format;
+    throw ConfigError("unknown format '" + text + "' of weights; expected float32, bfloat16, float16, int8 or int4");
+}
+
+nb::dict packed_shapes(const Params& params, const std::string& format) {
+    nb::dict out;
+    for (const LinearWeights* linear : params.linears()) {
+        int64_t out_features = 0, in_features = 0;
+        for (const size_t index : linear->rows) {
+            const ParamRow& row = params.rows()[index];
+            if (row.shape.size() != 2) continue;
+            if (linear->kind != LinearKind::silu_mul || row.part == 0) out_features += row.shape[0];
+            in_features = row.shape[1];
+        }
+        const cpu::PackedShapes shapes =
+            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features);
+        const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
+            nb::list shape;
+            for (const int64_t size : tensor.shape) shape.append(size);
+            if (!tensor.shape.empty())
+                out[(linear->name + suffix).c_str()] =
+                    nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
+        };
+        add(".panels", shapes.panels);
+        add(".scales", shapes.scales);
     }
     return out;
 }
@@ -91,12 +128,31 @@ void bind_spec(nb::module_& m) {
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
         "What a checkpoint of this model holds, without an engine.");
     m.def(
+        "packed_shapes",
+        [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
+        nb::arg("spec"), nb::arg("format"),
+        nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
+        "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
+        "float32, bfloat16, float16, int8 or int4.");
+    m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
+    m.def(
         "weight_bytes",
         [](const ModelSpec& spec, const std::string& dtype, int num_ranks) {
             return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
         },
         nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
         "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
+    m.def(
+        "param_bytes",
+        [](const ModelSpec& spec, const std::string& dtype) {
+            const Params params(spec);
+            nb::dict out;
+            for (const ParamRow& row : params.rows())
+                out[nb::str(row.name.c_str())] = params.prepared_bytes(row, dtype_from_string(dtype));
+            return out;
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::sig("def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]"),
+        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.");
     m.def(
         "workspace_bytes",
         [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
@@ -346,6 +402,22 @@ void bind_engine(nb::module_& m) {
              "returns the names of those that were, whose memory is not read again.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
+            "take_packed",
+            [](Engine& engine) {
+                std::vector<std::pair<std::string, Tensor>> taken;
+                {
+                    const ReleaseGil release;
+                    taken = engine.take_packed();
+                }
+                nb::dict out;
+                for (auto& [name, tensor] : taken) out[nb::str(name.c_str())] = nb::cast(std::move(tensor));
+                return out;
+            },
+            nb::sig("def take_packed(self) -> dict[str, Tensor]"),
+            "The linears that are prepared, as tensors for a file that load_param takes again; they count as not "
+            "loaded "
+            "then. Of one rank.")
+        .def(
             "load_dummy",
             [](Engine& engine, const std::string& dtype, uint64_t seed) {
                 engine.load_dummy(dtype_from_string(dtype), seed);
@@ -394,6 +466,24 @@ void bind_engine(nb::module_& m) {
             },
             "num_blocks"_a, "block_size"_a, "dtype"_a = "", Release(),
             "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.")
+        .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
+             "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
+             "not on a CPU.")
+        .def(
+            "op_times",
+            [](Engine& engine) {
+                OpTimes times;
+                {
+                    const ReleaseGil release;
+                    times = engine.op_times();
+                }
+                nb::dict out;
+                for (const auto& [name, time] : times)
+                    out[nb::str(name.c_str())] = nb::make_tuple(time.calls, time.seconds);
+                return out;
+            },
+            nb::sig("def op_times(self) -> dict[str, tuple[int, float]]"),
+            "By op, how often it was called and the seconds it took in all steps so far; none while time_ops is off.")
         .def("forward", &InferEngine::forward, "batch"_a, Release(), "Runs one step.")
         .def(
             "submit",

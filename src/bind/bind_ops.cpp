@@ -102,7 +102,6 @@ void bind_ops(nb::module_& m) {
                 entry["name"] = device.name;
                 entry["compute_capability"] = concat(device.major, ".", device.minor);
                 entry["total_bytes"] = device.total_bytes;
-                entry["free_bytes"] = device.free_bytes;
                 entry["num_sms"] = device.num_sms;
                 out.append(entry);
             }
@@ -110,7 +109,9 @@ void bind_ops(nb::module_& m) {
         },
         nb::sig("def cuda_devices() -> list[dict[str, typing.Any]]"),
         "The usable GPUs, at least one. DeviceError: why there is none.");
-    m.def("default_num_threads", &default_num_threads, "CPUs this process may use, no more than its cgroups' quota.");
+    m.def("cuda_free_bytes", &cuda_free_bytes, "device"_a,
+          "Bytes of memory that are free on a GPU. Takes some of them, if this process does not use that GPU yet.");
+    m.def("default_num_threads", &default_num_threads, "Cores this process may use, no more than its cgroups' quota.");
     m.def("uniform", &uniform, "seed"_a, "position"_a, "The uniform draw in [0, 1) of a request's seed at a position.");
     using Seeds = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
     using Draws = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -137,7 +138,15 @@ void bind_ops(nb::module_& m) {
 
     nb::class_<PreparedLinear>(m, "PreparedLinear", "Weights of a linear in a backend's own form.")
         .def_ro("in_features", &PreparedLinear::in_features)
-        .def_ro("out_features", &PreparedLinear::out_features);
+        .def_ro("out_features", &PreparedLinear::out_features)
+        .def_prop_ro(
+            "tensors",
+            [](const PreparedLinear& linear) {
+                const auto [panels, scales] = linear.tensors();
+                return std::pair(panels ? std::optional(panels) : std::nullopt,
+                                 scales ? std::optional(scales) : std::nullopt);
+            },
+            "Panels and scales, as adopt_linear takes them; None where there are none.");
 
     nb::class_<SharedBackend>(m, "Backend", "The ops of one device, for tests and experiments; one thread at a time.")
         .def(nb::new_(&make_backend), "device"_a, "isa"_a = "", "num_threads"_a = 0, "compute_dtype"_a = "float32")
@@ -152,6 +161,28 @@ void bind_ops(nb::module_& m) {
                     b, std::move(joined), linear_kind(kind), head_dim, quantization_from_string(quantization)));
             },
             "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none")
+        .def(
+            "adopt_linear",
+            [](SharedBackend& shared, const Tensor& panels, const OptionalTensor& scales,
+               const std::vector<int64_t>& out_features, int64_t in_features, const std::string& kind) {
+                const InUse b(shared);
+                PackedSource source{.tensors = {panels, scales.value_or(Tensor())},
+                                    .kind = linear_kind(kind),
+                                    .in_features = in_features,
+                                    .columns = {0, in_features}};
+                for (const int64_t rows : out_features)
+                    source.parts.push_back({.out_features = rows, .rows = {{0, rows}}, .bias = {}});
+                return std::shared_ptr<PreparedLinear>(static_cast<Backend&>(b).adopt_linear(source));
+            },
+            "panels"_a, "scales"_a, "out_features"_a, "in_features"_a, "kind"_a = "plain",
+            "A linear of the tensors of another one; out_features: of each part.")
+        .def(
+            "unpack_linear",
+            [](SharedBackend& shared, const PreparedLinear& linear, size_t part) {
+                const InUse b(shared);
+                return static_cast<Backend&>(b).unpack_linear(linear, part);
+            },
+            "linear"_a, "part"_a = 0, Release())
         .def(
             "embedding",
             [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,

@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -142,10 +144,17 @@ int available_cores() {
 }
 
 int default_num_threads() {
-    const int cores = available_cores();
-    const std::optional<double> quota = cgroup_quota();
+    std::vector<CpuPlace> cpus = available_cpus();
+    if (cpus.empty())  // the system does not say which
+        for (int cpu = 0; cpu < available_cores(); ++cpu) cpus.push_back({.core = cpu, .cpu = cpu});
+    return threads_for(cpus, cgroup_quota().value_or(std::numeric_limits<double>::infinity()));
+}
+
+int threads_for(const std::vector<CpuPlace>& cpus, double quota) {
+    std::set<std::pair<int, int>> cores;
+    for (const CpuPlace& place : cpus) cores.emplace(place.node, place.core);
     // Rounded down: a thread that is throttled while the others wait for it costs more than it adds.
-    return quota ? std::max(1, static_cast<int>(std::min<double>(cores, *quota))) : cores;
+    return std::max(1, static_cast<int>(std::min(static_cast<double>(cores.size()), quota)));
 }
 
 std::vector<CpuPlace> available_cpus() {

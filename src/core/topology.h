@@ -20,10 +20,15 @@ struct CpuPlace {
 std::vector<int> allowed_cpus();
 // How many these are; if the system does not say, those of the machine.
 int available_cores();
-// How many threads to compute with: available_cores(), and no more than the CPU quota of the process's cgroups.
+// How many threads to compute with: one per core of available_cpus(), and no more than the CPU quota of the process's
+// cgroups.
 int default_num_threads();
 // allowed_cpus() with their places. What Linux does not say of a place counts as one node, and a core for each CPU.
 std::vector<CpuPlace> available_cpus();
+
+// Threads for these CPUs, at least one: one per core, since the logical CPUs of a core share the units and the cache
+// that kernels fill already; and no more than `quota` CPUs (infinity: no quota).
+int threads_for(const std::vector<CpuPlace>& cpus, double quota);
 
 // A rank's share of the CPUs, in order of node, core and id: whole cores, and neighbours, so that the rank's threads,
 // and the memory that they touch first, stay on one node unless the number of ranks makes that impossible. The logical

@@ -60,6 +60,10 @@ public:
 
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
+    void check_packed(const PackedSource& source) const override { PackedLinear::check(source); }
+    std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override {
+        return std::make_unique<PackedLinear>(source);
+    }
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
@@ -140,21 +144,24 @@ Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
                                                 : DType::float32;
     const int64_t rows = weight.rows_of(part), n = weight.in_features;
     const Tensor out = allocate_host(dtype, {rows, n});
-    std::vector<float> values(static_cast<size_t>(n));
-    for (int64_t row = 0; row < rows; ++row) {
-        const auto id = static_cast<int32_t>(weight.packed_row(part, row));
-        const EmbeddingArgs args{.ids = &id,
-                                 .table = weight.packed(),
-                                 .first_id = 0,
-                                 .num_rows = weight.packed().num_panels * panel_outputs,
-                                 .num_tokens = 1,
-                                 .out = values.data(),
-                                 .out_stride = n};
-        kernels_.embedding(args, {0, 1, 0});
-        visit_floating(dtype, [&]<class T>(T) {
-            for (int64_t i = 0; i < n; ++i) out.as<T>()[row * n + i] = from_float<T>(values[static_cast<size_t>(i)]);
-        });
-    }
+    split(rows, rows * n, [&](int64_t begin, int64_t end) {
+        std::vector<float> values(static_cast<size_t>(n));
+        for (int64_t row = begin; row < end; ++row) {
+            const auto id = static_cast<int32_t>(weight.packed_row(part, row));
+            const EmbeddingArgs args{.ids = &id,
+                                     .table = weight.packed(),
+                                     .first_id = 0,
+                                     .num_rows = weight.packed().num_panels * panel_outputs,
+                                     .num_tokens = 1,
+                                     .out = values.data(),
+                                     .out_stride = n};
+            kernels_.embedding(args, {0, 1, 0});
+            visit_floating(dtype, [&]<class T>(T) {
+                for (int64_t i = 0; i < n; ++i)
+                    out.as<T>()[row * n + i] = from_float<T>(values[static_cast<size_t>(i)]);
+            });
+        }
+    });
     return out;
 }
 

@@ -1,7 +1,8 @@
 // NCCL is used as its user guide asks under "Fault Tolerance": communicators are non-blocking, so that each call comes
-// back and is then polled; a lock per communicator keeps all others out while one thread is in a call; and the
-// communicators of all ranks are aborted together. A group ends in that way too: aborting frees everything and, unlike
-// ncclCommDestroy, never waits for work that does not end.
+// back and is then polled; a lock per communicator keeps all others out while one thread is in a call; and after a
+// failure the communicators of all ranks are aborted together, which waits for no work. A group in which nothing failed
+// is finalised and destroyed. Both have freed everything when they return: since 2.22 they are blocking whatever the
+// communicator is (NVIDIA/nccl, ncclAsyncLaunch in src/group.cc: destroyFlag), before that they were no group at all.
 //
 // Graphs. What a call enqueues may be captured by the stream (guide, "Using NCCL with CUDA Graphs"), if every rank
 // captures it and every rank launches what it has captured. In non-blocking mode it is a thread of NCCL that enqueues,
@@ -17,12 +18,13 @@
 // too. Here every rank launches from a thread of its own; whether that is enough only a machine of several GPUs tells.
 // The last of the communicators to be aborted waits until no graph has a captured call of any of them (NVIDIA/nccl,
 // commDestroySync in src/init.cc). Graphs belong to the ranks, which let go of them only when they know of the abort.
-// So each communicator is aborted by a thread of its own, for which only the destructor of the group waits.
+// So each communicator is ended by a thread of its own, for which only the destructor of the group waits.
 #include "dist/nccl.h"
 
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <latch>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -63,7 +65,7 @@ int64_t slice_of(int64_t numel, int size) {
 struct Seat {
     std::mutex mutex;  // of comm
     nccl::Comm* comm = nullptr;
-    std::thread ender;  // sleeps until the group is aborted, and then aborts comm
+    std::thread ender;  // sleeps until the group ends, and then ends comm
     Device device;
     // uint8, for exchanges. They stay as long as the group: an aborted one may still write there when its rank is told.
     Tensor parts, padded;
@@ -80,7 +82,9 @@ public:
     }
     // No graph is left: those of an engine go before its communicators.
     ~NcclGroup() override {
-        abort(std::make_exception_ptr(Error("the group has ended")));
+        End none = End::none;
+        end_.compare_exchange_strong(none, End::finish);
+        end_.notify_all();
         for (Seat& seat : seats_)
             if (seat.ender.joinable()) seat.ender.join();
         for (const Seat& seat : seats_)
@@ -95,7 +99,7 @@ public:
     template <class F>
     void call(int rank, const char* name, F function);
     void check(int rank);
-    void init(int rank);
+    void init(int rank, DeviceQueue& queue);
     // Of the rank, connected; null unless all ranks can have one.
     OneShot* connect(int rank, Device device, DeviceQueue& queue, Communicator& host);
     Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
@@ -105,13 +109,15 @@ private:
     std::unique_lock<std::mutex> lock(int rank);
     [[noreturn]] void fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm);
     void end(Seat& seat) noexcept;
+    bool finish(Seat& seat) noexcept;  // false: it has to be aborted
 
     const nccl::Library& nccl_;
     nccl::UniqueId id_;
     std::vector<Seat> seats_;
     std::shared_ptr<CommunicatorGroup> host_;  // for barriers
     FirstCause cause_;
-    std::atomic<bool> aborted_{false};
+    enum class End { none, finish, abort };
+    std::atomic<End> end_{End::none};
 };
 
 void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm) {
@@ -123,7 +129,7 @@ void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm
 
 std::unique_lock<std::mutex> NcclGroup::lock(int rank) {
     std::unique_lock held(seat(rank).mutex);
-    if (!aborted_) return held;
+    if (end_ == End::none) return held;
     held.unlock();
     cause_.throw_dead();
 }
@@ -159,11 +165,18 @@ void NcclGroup::check(int rank) {
     });
 }
 
-void NcclGroup::init(int rank) {
-    seat(rank).ender = std::thread([this, rank] {
-        aborted_.wait(false);
+void NcclGroup::init(int rank, DeviceQueue& queue) {
+    std::latch active(1);
+    seat(rank).ender = std::thread([this, rank, &queue, &active] {
+        try {
+            queue.activate();  // to this device NCCL comes back from others: not to one that is none of ours
+        } catch (const std::exception&) {  // it is lost, as the rank will find
+        }
+        active.count_down();
+        end_.wait(End::none);
         end(seat(rank));
     });
+    active.wait();
     call(rank, "ncclCommInitRankConfig", [&](nccl::Comm** comm) {
         nccl::Config config;
         return nccl_.CommInitRankConfig(comm, size(), id_, rank, &config);
@@ -190,10 +203,26 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
 }
 
 void NcclGroup::end(Seat& seat) noexcept {
+    if (end_ == End::finish && finish(seat)) return;
     std::unique_lock held(seat.mutex);  // nobody is in a call
     nccl::Comm* comm = std::exchange(seat.comm, nullptr);
     held.unlock();  // before what may take as long as there are graphs
     if (comm) nccl_.CommAbort(comm);
+}
+
+// Nobody is in a call any more, and all work is done; unless a rank has left the others in the middle of a collective.
+bool NcclGroup::finish(Seat& seat) noexcept {
+    using namespace std::chrono;
+    constexpr auto patience = seconds(10);
+    if (!seat.comm) return true;
+    nccl::Result result = nccl_.CommFinalize(seat.comm);
+    for (const auto begin = steady_clock::now(); result == nccl::in_progress;) {
+        if (steady_clock::now() - begin > patience) return false;
+        std::this_thread::sleep_for(microseconds(200));
+        const nccl::Result asked = nccl_.CommGetAsyncError(seat.comm, &result);
+        if (asked != nccl::success) result = asked;
+    }
+    return result == nccl::success && nccl_.CommDestroy(std::exchange(seat.comm, nullptr)) == nccl::success;
 }
 
 // Also for ranks that are busy elsewhere, perhaps waiting for their stream. All communicators at once: aborting one may
@@ -202,8 +231,8 @@ void NcclGroup::abort(std::exception_ptr cause) noexcept {
     cause_.set(cause);
     for (const Seat& seat : seats_)  // first: a comm may end only after the kernels before it in its stream
         if (seat.has_one_shot) seat.one_shot->abort();
-    aborted_ = true;  // also by whoever comes second, before returning
-    aborted_.notify_all();
+    end_ = End::abort;  // also by whoever comes second, before returning
+    end_.notify_all();
     host_->abort(std::move(cause));
 }
 
@@ -312,7 +341,7 @@ std::unique_ptr<Communicator> NcclGroup::join(int rank, Backend* backend) {
     auto host = host_->join(rank, nullptr);  // checks the rank
     DeviceQueue* const queue = backend ? backend->queue() : nullptr;
     if (!queue) throw Error(concat("rank ", rank, " cannot join a group of GPUs without the backend of one"));
-    init(rank);
+    init(rank, *queue);
     OneShot* one_shot = connect(rank, backend->device(), *queue, *host);
     return std::make_unique<NcclCommunicator>(shared_from_this(), nccl_, rank, std::move(host), *backend,
                                               queue->stream(), one_shot);

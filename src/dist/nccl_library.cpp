@@ -50,6 +50,8 @@ Library load(const Place& place) {
     resolve(handle, place, "ncclGetUniqueId", nccl.GetUniqueId);
     resolve(handle, place, "ncclCommInitRankConfig", nccl.CommInitRankConfig);
     resolve(handle, place, "ncclCommGetAsyncError", nccl.CommGetAsyncError);
+    resolve(handle, place, "ncclCommFinalize", nccl.CommFinalize);
+    resolve(handle, place, "ncclCommDestroy", nccl.CommDestroy);
     resolve(handle, place, "ncclCommAbort", nccl.CommAbort);
     resolve(handle, place, "ncclGroupStart", nccl.GroupStart);
     resolve(handle, place, "ncclGroupEnd", nccl.GroupEnd);

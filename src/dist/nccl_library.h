@@ -39,6 +39,8 @@ struct Library {
     Result (*GetUniqueId)(UniqueId*);
     Result (*CommInitRankConfig)(Comm**, int size, UniqueId, int rank, Config*);
     Result (*CommGetAsyncError)(Comm*, Result*);
+    Result (*CommFinalize)(Comm*);
+    Result (*CommDestroy)(Comm*);
     Result (*CommAbort)(Comm*);
     Result (*GroupStart)();
     Result (*GroupEnd)();

@@ -197,6 +197,11 @@ std::vector<std::string> InferEngine::loaded_params() {
         .get();
 }
 
+std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
+    if (num_ranks() > 1) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    return submit_to_ranks([](Rank& rank) { return rank.params.take_packed(); }).get();
+}
+
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
     on_ranks([&](Rank& rank) { rank.params.load_dummy(*rank.backend, dtype, seed); });
 }
@@ -207,8 +212,34 @@ void InferEngine::finish_loading() {
 
 void InferEngine::prepare(Rank& rank) {
     rank.params.prepare(*rank.backend);
-    rank.decoder =
-        std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), *rank.backend, *rank.communicator);
+    make_decoder(rank, *rank.backend);
+}
+
+void InferEngine::make_decoder(Rank& rank, Backend& backend) {
+    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator);
+}
+
+void InferEngine::time_ops(bool on) {
+    on_ranks([&](Rank& rank) {
+        if (rank.index != 0) return;
+        rank.params.check_complete();
+        if (!rank.params.prepared()) prepare(rank);
+        const ModelWeights& weights = rank.params.weights();
+        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"}};
+        for (const LayerWeights& layer : weights.layers) {
+            names[layer.qkv_proj.prepared.get()] = "qkv_proj";
+            names[layer.o_proj.prepared.get()] = "o_proj";
+            names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
+            names[layer.down_proj.prepared.get()] = "down_proj";
+        }
+        auto timed = on ? std::make_unique<TimedBackend>(*rank.backend, std::move(names)) : nullptr;
+        make_decoder(rank, timed ? *timed : *rank.backend);
+        rank.timed = std::move(timed);  // the one before, which no decoder has any more, ends here
+    });
+}
+
+OpTimes InferEngine::op_times() {
+    return submit_to_ranks([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); }).get();
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
@@ -362,6 +393,7 @@ void InferEngine::close() {
     for (const auto& rank : ranks_) {
         rank->tap.reset();
         rank->decoder.reset();
+        rank->timed.reset();
         rank->params.clear();
         rank->cache = {};
         rank->previous_ids = {};

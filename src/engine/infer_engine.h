@@ -23,12 +23,13 @@
 #include "model/kv_cache.h"
 #include "model/late_masks.h"
 #include "model/params.h"
+#include "ops/timed_backend.h"
 
 namespace infinilm {
 
 struct EngineOptions {
     std::vector<Device> devices{{}};  // of each rank; several may name the same one
-    int num_threads = 0;              // CPU threads of all ranks together; 0: one per available core
+    int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
     std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
     // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
     // hold to that.
@@ -50,7 +51,9 @@ public:
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
     // its last tensor; returns the names of those that were, whose memory is not read again.
     std::vector<std::string> load_param(const std::string& name, const Tensor& tensor);
-    std::vector<std::string> loaded_params();     // names
+    std::vector<std::string> loaded_params();  // names
+    // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. Of one rank.
+    std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
     // Of each rank, the parts it has, read-only, by checkpoint name. WeightError: dummy weights made on a device are
@@ -61,6 +64,10 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
+    // Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. WeightError:
+    // parameters are missing. ConfigError: see TimedBackend.
+    void time_ops(bool on);
+    OpTimes op_times();  // so far, of the steps submitted before; none while it is off
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
     // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
     // begun is ended before it samples, if at all. `masks`: batch.allowed is not complete yet, and the step waits for
@@ -86,7 +93,8 @@ private:
         std::unique_ptr<Backend> backend;
         std::unique_ptr<Communicator> communicator;
         Params params;
-        std::unique_ptr<Decoder> decoder;  // once all parameters are there
+        std::unique_ptr<TimedBackend> timed;  // null: nobody asks
+        std::unique_ptr<Decoder> decoder;     // once all parameters are there
         std::unique_ptr<StepGraphs> graphs;
         KvCache cache;
         Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
@@ -97,6 +105,7 @@ private:
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
+    void make_decoder(Rank& rank, Backend& backend);
     StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     // On the device: all of a step without masks. The ids of one with masks are still missing: see sample_masked.

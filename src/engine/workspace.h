@@ -18,7 +18,7 @@ struct StepLimits {
 struct RankPlan {
     int num_ranks = 1;
     DeviceKind device = DeviceKind::cpu;  // of all ranks
-    int num_threads = 0;                  // CPU threads of all ranks together; 0: one per available core
+    int num_threads = 0;                  // CPU threads of all ranks together; 0: one per physical core
 };
 
 // Of all ranks on a CPU, whose memory they share; else of one GPU, whose attention takes some megabytes more.

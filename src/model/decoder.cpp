@@ -9,6 +9,9 @@ namespace infinilm {
 
 namespace {
 
+// A layer of several ranks is about 15 launches and copies, and a stream takes about 1000 that have not run.
+constexpr int layers_apart = 16;
+
 // Pieces of a step that an abort may fall between; the 0th is what comes before the first layer.
 void begin_attention(const Batch& batch, int layer) {
     if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 1));
@@ -221,12 +224,17 @@ void Decoder::tap_common(const HookTap& tap, Site site, int layer, const TensorV
     if (num_ranks() > 1 && tap.wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
 }
 
+void Decoder::keep_together() {
+    if (num_ranks() > 1 && communicator_.capturable()) communicator_.barrier();
+}
+
 void Decoder::embed(const Batch& batch, const TensorView& x) {
     EmbeddingParams params{.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = x};
     if (num_ranks() > 1)
         params.first_id =
             static_cast<int32_t>(vocab_of(spec_.vocab_size, {communicator_.rank(), communicator_.size()}).begin);
     ops::embedding(backend_, params);
+    keep_together();
     if (num_ranks() > 1) communicator_.all_reduce(x);
 }
 
@@ -251,6 +259,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     }
     for (int layer = 0; layer < spec_.num_layers; ++layer) {
         begin_attention(batch, layer);
+        if (layer > 0 && layer % layers_apart == 0) keep_together();
         if constexpr (Tap::active)
             run_layer(layer, a, batch, cache, tap);
         else

@@ -65,6 +65,9 @@ private:
     void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap);
     RopeStoreParams rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const;
     void embed(const Batch& batch, const TensorView& x);
+    // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
+    // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
+    void keep_together();
     // Of a value that is the same on every rank: the hooks, after which all have what rank 0 has.
     void tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent);
 

@@ -49,7 +49,10 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         int64_t out_features;
         Cut cut;
     };
-    auto linear = [&](LinearWeights& weights, int64_t in_features, bool bias, const std::vector<Part>& parts) {
+    auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in_features, bool bias,
+                      const std::vector<Part>& parts) {
+        linears_.push_back(&weights);
+        weights.name = name;
         const bool is_vocabulary = parts[0].cut == Cut::vocab_rows;
         weights.kind = parts.size() == 3   ? LinearKind::qkv
                        : parts.size() == 2 ? LinearKind::silu_mul
@@ -73,13 +76,14 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         row(name + ".weight", {size}, Cut::whole, weights.loaded);
     };
 
-    linear(weights_.embed_tokens, hidden, false, {{"model.embed_tokens", vocab, Cut::vocab_rows}});
+    linear(weights_.embed_tokens, "model.embed_tokens", hidden, false,
+           {{"model.embed_tokens", vocab, Cut::vocab_rows}});
     weights_.layers.resize(model.num_layers);  // destinations stay where they are from here on
     for (int i = 0; i < model.num_layers; ++i) {
         LayerWeights& w = weights_.layers[i];
         const std::string layer = concat("model.layers.", i, ".");
         vector(w.input_layernorm, layer + "input_layernorm", hidden);
-        linear(w.qkv_proj, hidden, attention.qkv_bias,
+        linear(w.qkv_proj, layer + "self_attn.qkv_proj", hidden, attention.qkv_bias,
                {{layer + "self_attn.q_proj", q_dim, Cut::q_rows},
                 {layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
                 {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
@@ -87,32 +91,34 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             vector(w.q_norm, layer + "self_attn.q_norm", head_dim);
             vector(w.k_norm, layer + "self_attn.k_norm", head_dim);
         }
-        linear(w.o_proj, q_dim, attention.out_bias, {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
+        linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
+               {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         vector(w.post_attention_layernorm, layer + "post_attention_layernorm", hidden);
-        linear(w.gate_up_proj, hidden, model.mlp.bias,
+        linear(w.gate_up_proj, layer + "mlp.gate_up_proj", hidden, model.mlp.bias,
                {{layer + "mlp.gate_proj", inner, Cut::inner_rows}, {layer + "mlp.up_proj", inner, Cut::inner_rows}});
-        linear(w.down_proj, inner, model.mlp.bias, {{layer + "mlp.down_proj", hidden, Cut::inner_columns}});
+        linear(w.down_proj, layer + "mlp.down_proj", inner, model.mlp.bias,
+               {{layer + "mlp.down_proj", hidden, Cut::inner_columns}});
     }
     vector(weights_.norm, "model.norm", hidden);
     if (!model.tie_word_embeddings)  // else prepare() shares embed_tokens
-        linear(weights_.lm_head, hidden, false, {{"lm_head", vocab, Cut::vocab_rows}});
+        linear(weights_.lm_head, "lm_head", hidden, false, {{"lm_head", vocab, Cut::vocab_rows}});
 }
 
-std::vector<Range> Params::ranges(const ParamRow& row) const {
+std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
     const int64_t head_dim = model_.attention.head_dim;
     switch (row.cut) {
         case Cut::whole: break;
         case Cut::q_rows:
         case Cut::q_columns: {
-            const Range heads = q_heads_of(model_.attention, shard_);
+            const Range heads = q_heads_of(model_.attention, shard);
             return {{heads.begin * head_dim, heads.end * head_dim}};
         }
-        case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard_), head_dim);
+        case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard), head_dim);
         case Cut::inner_rows:
-        case Cut::inner_columns: return {inner_of(model_.mlp, shard_)};
-        case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard_)};
+        case Cut::inner_columns: return {inner_of(model_.mlp, shard)};
+        case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard)};
         case Cut::rank0:
-            if (shard_.rank != 0) return {};
+            if (shard.rank != 0) return {};
             break;
     }
     return {{0, row.shape[0]}};
@@ -128,20 +134,22 @@ std::vector<int64_t> Params::part_shape(const ParamRow& row) const {
 
 int64_t Params::prepared_bytes(DType dtype) const {
     int64_t sum = 0;
-    for (const ParamRow& row : rows_) {
-        if (!has_part(row)) continue;
-        const std::vector<int64_t> shape = part_shape(row);
-        const Quantization quantization =
-            row.linear && shape.size() == 2 ? row.linear->quantization : Quantization::none;
-        const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-        switch (quantization) {
-            case Quantization::none: sum += elements * size_bytes(dtype); break;
-            case Quantization::int8:
-            case Quantization::fp8: sum += elements + 4 * shape[0]; break;
-            case Quantization::int4: sum += elements / 2 + elements / 16; break;
-        }
-    }
+    for (const ParamRow& row : rows_) sum += prepared_bytes(row, dtype);
     return sum;
+}
+
+int64_t Params::prepared_bytes(const ParamRow& row, DType dtype) const {
+    if (!has_part(row)) return 0;
+    const std::vector<int64_t> shape = part_shape(row);
+    const Quantization quantization = row.linear && shape.size() == 2 ? row.linear->quantization : Quantization::none;
+    const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    switch (quantization) {
+        case Quantization::none: break;
+        case Quantization::int8:
+        case Quantization::fp8: return elements + 4 * shape[0];
+        case Quantization::int4: return elements / 2 + elements / 16;
+    }
+    return elements * size_bytes(dtype);
 }
 
 Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
@@ -160,10 +168,15 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
 
 std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor) {
     const auto found = by_name_.find(name);
-    if (found == by_name_.end())
+    if (found == by_name_.end()) {
+        for (LinearWeights* linear : linears_)
+            for (const bool scales : {false, true})
+                if (name == linear->name + (scales ? ".scales" : ".panels"))
+                    return keep_packed(backend, *linear, scales, tensor);
         throw WeightError(concat("unknown parameter '", name, "': the model has ", rows_.size(),
                                  " parameters, such as '", rows_[1 % rows_.size()].name,
                                  "'; param_shapes() lists them"));
+    }
     ParamRow& row = rows_[found->second];
     check(row, tensor);
     Tensor own = part(row, tensor);
@@ -175,8 +188,11 @@ std::vector<std::string> Params::keep(Backend& backend, ParamRow& row, Tensor pa
     if (part) bytes_ += part.bytes();
     *row.destination = std::move(part);
     row.loaded = true;
-    if (!row.linear) return {};
-    LinearWeights& linear = *row.linear;
+    return row.linear ? prepare_if_complete(backend, *row.linear) : std::vector<std::string>();
+}
+
+std::vector<std::string> Params::prepare_if_complete(Backend& backend, LinearWeights& linear) {
+    if (linear.packed.panels || linear.packed.scales) return adopt_if_complete(backend, linear);
     for (const size_t index : linear.rows)
         if (!rows_[index].loaded) return {};
     const int head_dim = linear.kind == LinearKind::qkv ? spec_.attention.head_dim : 0;
@@ -189,6 +205,78 @@ std::vector<std::string> Params::keep(Backend& backend, ParamRow& row, Tensor pa
         if (done.shape.size() == 2 && !done.destination->read_only && can_unpack) *done.destination = {};
     }
     return prepared;
+}
+
+std::vector<std::string> Params::keep_packed(Backend& backend, LinearWeights& linear, bool scales,
+                                             const Tensor& tensor) {
+    Tensor& destination = scales ? linear.packed.scales : linear.packed.panels;
+    if (destination || linear.prepared)
+        throw WeightError(concat("the packed weights of '", linear.name, "' are already loaded"));
+    for (const size_t index : linear.rows)
+        if (const ParamRow& row = rows_[index]; row.shape.size() == 2 && row.loaded)
+            throw WeightError(concat("parameter '", row.name, "' is already loaded"));
+    destination = tensor;
+    try {
+        return adopt_if_complete(backend, linear);
+    } catch (...) {
+        destination = {};
+        throw;
+    }
+}
+
+std::vector<std::string> Params::adopt_if_complete(Backend& backend, LinearWeights& linear) {
+    const Tensor panels = linear.packed.panels, scales = linear.packed.scales;
+    const bool quantised = panels && !is_floating(panels.dtype());
+    if (!panels || (quantised && !scales)) return {};
+    for (const size_t index : linear.rows)
+        if (rows_[index].shape.size() == 1 && !rows_[index].loaded) return {};
+    try {
+        for (int rank = 0; rank < shard_.size; ++rank)  // of all ranks, so that all refuse alike
+            backend.check_packed(packed_source(linear, {rank, shard_.size}));
+        linear.prepared = backend.adopt_linear(packed_source(linear, shard_));
+    } catch (const WeightError& error) {
+        throw WeightError(concat("'", linear.name, "': ", error.what()));
+    }
+    linear.packed = {};
+    for (const size_t index : linear.rows) rows_[index].loaded = true;
+    const PackedTensors own = linear.prepared->tensors();
+    bytes_ += own.panels.bytes() + (own.scales ? own.scales.bytes() : 0);
+    std::vector<std::string> copied;
+    if (own.panels.owner != panels.owner) copied.push_back(linear.name + ".panels");
+    if (scales && own.scales.owner != scales.owner) copied.push_back(linear.name + ".scales");
+    return copied;
+}
+
+PackedSource Params::packed_source(const LinearWeights& linear, Shard shard) const {
+    PackedSource source{.tensors = linear.packed, .kind = linear.kind};
+    for (const size_t index : linear.rows) {
+        const ParamRow& row = rows_[index];
+        if (row.shape.size() == 1) {
+            source.parts[row.part].bias = *row.destination;
+            continue;
+        }
+        const Range outputs{0, row.shape[0]}, inputs{0, row.shape[1]};
+        const bool columns = is_columns(row.cut);
+        source.in_features = row.shape[1];
+        source.columns = columns ? ranges(row, shard)[0] : inputs;
+        source.parts.push_back(
+            {.out_features = row.shape[0], .rows = columns ? std::vector{outputs} : ranges(row, shard), .bias = {}});
+    }
+    return source;
+}
+
+std::vector<std::pair<std::string, Tensor>> Params::take_packed() {
+    std::vector<std::pair<std::string, Tensor>> taken;
+    for (LinearWeights* linear : linears_) {
+        if (!linear->prepared) continue;
+        const PackedTensors tensors = linear->prepared->tensors();
+        if (!tensors.panels) continue;
+        taken.emplace_back(linear->name + ".panels", tensors.panels);
+        if (tensors.scales) taken.emplace_back(linear->name + ".scales", tensors.scales);
+        linear->prepared = {};
+        for (const size_t index : linear->rows) *rows_[index].destination = {}, rows_[index].loaded = false;
+    }
+    return taken;
 }
 
 void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
@@ -213,7 +301,8 @@ Tensor Params::stored(Backend& backend, const ParamRow& row) const {
 }
 
 void Params::check(const ParamRow& row, const Tensor& tensor) const {
-    if (row.loaded) throw WeightError(concat("parameter '", row.name, "' is already loaded"));
+    if (row.loaded || (row.linear && row.linear->packed.panels && row.shape.size() == 2))
+        throw WeightError(concat("parameter '", row.name, "' is already loaded"));
     if (!std::ranges::equal(tensor.shape(), row.shape))
         throw WeightError(concat("parameter '", row.name, "': expected shape ", shape_string(row.shape), ", got ",
                                  shape_string(tensor.shape())));
@@ -263,20 +352,16 @@ void Params::clear() {
         row.loaded = false;
     }
     bytes_ = 0;
-    auto drop = [](auto& w) { w.prepared = {}; };
-    drop(weights_.embed_tokens);
+    for (LinearWeights* linear : linears_) linear->packed = {}, linear->prepared = {};
+    weights_.lm_head.prepared = {};  // where it is tied, it is none of them
+    auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         drop(layer.input_layernorm);
-        drop(layer.qkv_proj);
         drop(layer.q_norm);
         drop(layer.k_norm);
-        drop(layer.o_proj);
         drop(layer.post_attention_layernorm);
-        drop(layer.gate_up_proj);
-        drop(layer.down_proj);
     }
     drop(weights_.norm);
-    drop(weights_.lm_head);
     prepared_ = false;
 }
 

@@ -15,10 +15,12 @@ namespace infinilm {
 
 // A linear layer: the checkpoint tensors it joins, and the backend's form of them once all are loaded.
 struct LinearWeights {
+    std::string name;  // of its tensors in a packed checkpoint, which is one set for all parts: <name>.panels, .scales
     LinearKind kind = LinearKind::plain;
     Quantization quantization = Quantization::none;
     std::vector<LinearPart> parts;  // those whose memory is a file's, or not prepared yet
     std::vector<size_t> rows;       // of the table: weights and biases
+    PackedTensors packed;           // of the whole linear, in place of weights, until it is adopted
     std::shared_ptr<PreparedLinear> prepared;
 };
 
@@ -76,12 +78,16 @@ public:
     Params& operator=(const Params&) = delete;
 
     const std::vector<ParamRow>& rows() const { return rows_; }
+    const std::vector<LinearWeights*>& linears() const { return linears_; }
     const ModelSpec& spec() const { return spec_; }  // of the rank
     // Takes the rank's part of the whole tensor (only kv heads that are not neighbours are copied). A linear is
     // prepared as soon as its last tensor is there. A read-only tensor, such as one in a mapped file, is kept for
-    // state_dict; another one is let go of then. Returns the names of the tensors that were prepared, which nothing
-    // reads again. WeightError: unknown, repeated, misshapen.
+    // state_dict; another one is let go of then. Packed tensors of a linear take the place of its weights, and their
+    // memory is used where it can be. Returns the names of the tensors that were prepared and that nothing reads again.
+    // WeightError: unknown, repeated, misshapen.
     std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor);
+    // The packed linears that are there, as tensors by name; they count as not loaded then.
+    std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
@@ -95,19 +101,27 @@ public:
     int64_t bytes() const { return bytes_; }  // of the loaded parts
     // Of the rank's weights once they are prepared, where tensors are stored as dtype.
     int64_t prepared_bytes(DType dtype) const;
+    int64_t prepared_bytes(const ParamRow& row, DType dtype) const;
     void clear();  // lets go of every tensor
 
 private:
-    std::vector<Range> ranges(const ParamRow& row) const;  // of rows, or columns: see Cut; none: the rank has nothing
+    std::vector<Range> ranges(const ParamRow& row) const { return ranges(row, shard_); }
+    // Of rows, or columns: see Cut; none: the rank has nothing.
+    std::vector<Range> ranges(const ParamRow& row, Shard shard) const;
     std::vector<int64_t> part_shape(const ParamRow& row) const;
     Tensor part(const ParamRow& row, const Tensor& tensor) const;
     void check(const ParamRow& row, const Tensor& tensor) const;
     std::vector<std::string> keep(Backend& backend, ParamRow& row, Tensor part);
+    std::vector<std::string> prepare_if_complete(Backend& backend, LinearWeights& linear);
+    std::vector<std::string> keep_packed(Backend& backend, LinearWeights& linear, bool scales, const Tensor& tensor);
+    std::vector<std::string> adopt_if_complete(Backend& backend, LinearWeights& linear);
+    PackedSource packed_source(const LinearWeights& linear, Shard shard) const;
 
     ModelSpec model_, spec_;
     Shard shard_;
     ModelWeights weights_;
     std::vector<ParamRow> rows_;
+    std::vector<LinearWeights*> linears_;  // into weights_
     std::map<std::string, size_t> by_name_;
     std::atomic<int64_t> bytes_ = 0;  // also read while another thread loads
     bool prepared_ = false;

@@ -58,11 +58,12 @@ std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
 
 Range inner_of(const MlpSpec& model, Shard shard) {
     const int64_t total = model.intermediate_size, size = shard.size, rank = shard.rank;
-    const int64_t unit = total % 8 == 0 && total / 8 >= size ? 8 : 1, units = total / unit;
+    const auto fits = [&](int64_t unit) { return total % unit == 0 && total / unit >= size; };
+    const int64_t unit = fits(32) ? 32 : fits(8) ? 8 : 1, units = total / unit;
     return {units * rank / size * unit, units * (rank + 1) / size * unit};
 }
 
-int64_t vocab_part(int64_t vocab_size, int size) { return ((vocab_size + size - 1) / size + 7) / 8 * 8; }
+int64_t vocab_part(int64_t vocab_size, int size) { return ((vocab_size + size - 1) / size + 15) / 16 * 16; }
 
 Range vocab_of(int64_t vocab_size, Shard shard) {
     const int64_t part = vocab_part(vocab_size, shard.size);

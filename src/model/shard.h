@@ -4,18 +4,13 @@
 
 #include <vector>
 
+#include "core/range.h"
 #include "model/spec.h"
 
 namespace infinilm {
 
 struct Shard {
     int rank = 0, size = 1;
-};
-
-struct Range {
-    int64_t begin = 0, end = 0;
-    int64_t size() const { return end - begin; }
-    bool operator==(const Range&) const = default;
 };
 
 // The spec of one rank: its num_heads, num_kv_heads and intermediate_size; all else is the model's, vocab_size too.
@@ -27,10 +22,11 @@ Range q_heads_of(const AttentionSpec& model, Shard shard);
 // For each of a rank's kv heads the one of the model. They serve equally many consecutive query heads of the rank;
 // where there are more ranks than kv heads, or the ratio is odd, several ranks have the same one.
 std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard);
-// Columns of the MLP, in multiples of 8 where the model has that: what kernels of GPUs need.
+// Columns of the MLP, in multiples of 32 where the model has that, which packed weights are cut at, or else of 8: what
+// kernels of GPUs need.
 Range inner_of(const MlpSpec& model, Shard shard);
-// Tokens whose embedding and logit a rank has. Equal parts, so that logits can be gathered, of a multiple of 8; the
-// last ranks have fewer of them, or none.
+// Tokens whose embedding and logit a rank has. Equal parts, so that logits can be gathered, of a multiple of 16: whole
+// panels of packed weights. The last ranks have fewer of them, or none.
 int64_t vocab_part(int64_t vocab_size, int size);
 Range vocab_of(int64_t vocab_size, Shard shard);
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/range.h"
 #include "core/tensor.h"
 
 namespace infinilm {
@@ -26,12 +27,33 @@ enum class LinearKind {
     qkv,       // plain; the parts are q, k and v of heads of head_dim, and linear_rope_store_kv may follow
 };
 
-// Weights in the form a backend wants them, made once at load time by prepare_linear.
+// A prepared linear as tensors that a file can hold, in a layout that the backend defines.
+struct PackedTensors {
+    Tensor panels;  // absent: the backend has no such layout
+    Tensor scales;  // of quantised weights, else absent
+};
+
+// Weights in the form a backend wants them, made once at load time by prepare_linear or adopt_linear.
 class PreparedLinear {
 public:
     virtual ~PreparedLinear() = default;
+    virtual PackedTensors tensors() const { return {}; }
     int64_t in_features = 0, out_features = 0;  // out_features of the result: silu_mul halves it
     LinearKind kind = LinearKind::plain;
+};
+
+// What a rank takes of a linear that was packed whole: see PackedTensors.
+struct PackedSource {
+    struct Part {
+        int64_t out_features = 0;  // of the whole part
+        std::vector<Range> rows;   // of them, the rank's
+        Tensor bias;               // [rows of the rank] or absent
+    };
+    PackedTensors tensors;  // of the whole linear
+    LinearKind kind = LinearKind::plain;
+    int64_t in_features = 0;  // of the whole linear
+    Range columns;            // of in_features, the rank's
+    std::vector<Part> parts;
 };
 
 // Rows of the weight of a plain linear of one part: a tied lm_head is its own embedding table.
@@ -201,6 +223,10 @@ public:
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv, else 0
                                                            Quantization quantization) = 0;
+    // A linear from the tensors that another one of this kind of backend gave: in their memory where the rank has all
+    // of them, or neighbours. WeightError: tensors that do not fit the linear, or a rank's part that cannot be cut out.
+    virtual void check_packed(const PackedSource&) const;
+    virtual std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source);
     // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }

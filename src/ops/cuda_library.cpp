@@ -56,6 +56,8 @@ const CudaLibrary& library() {
 
 std::vector<CudaDevice> cuda_devices() { return library().devices(); }
 
+int64_t cuda_free_bytes(int device) { return library().free_bytes(device); }
+
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) { return library().make_backend(options); }
 
 }  // namespace infinilm

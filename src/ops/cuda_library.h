@@ -19,7 +19,7 @@ struct CudaOptions {
 struct CudaDevice {
     std::string name;
     int major = 0, minor = 0;  // compute capability
-    int64_t total_bytes = 0, free_bytes = 0;
+    int64_t total_bytes = 0;
     int num_sms = 0;
 };
 
@@ -27,9 +27,10 @@ struct CudaDevice {
 struct CudaLibrary {
     int abi;
     std::vector<CudaDevice> (*devices)();  // at least one; DeviceError: why there is none
+    int64_t (*free_bytes)(int device);
     std::unique_ptr<Backend> (*make_backend)(const CudaOptions&);
 };
-inline constexpr int cuda_library_abi = 3;  // raise it when Backend, DeviceQueue, their structs or these change
+inline constexpr int cuda_library_abi = 4;  // raise it when Backend, DeviceQueue, their structs or these change
 inline constexpr const char* cuda_library_symbol = "infinilm_cuda_library";
 // In its place where a compiler failed: why, as a text (cuda/optional.py).
 inline constexpr const char* cuda_left_out_symbol = "infinilm_cuda_left_out";
@@ -37,6 +38,9 @@ inline constexpr const char* cuda_left_out_symbol = "infinilm_cuda_left_out";
 // Each of these opens the library if need be. DeviceError: it is not built, cannot be opened, or finds no driver, too
 // old a driver, no device, or a device it has no code for; the message says which and what to do.
 std::vector<CudaDevice> cuda_devices();
+// Bytes of memory that nobody has taken on a device that there is. That makes a context there, which takes some memory,
+// too, and which engines on the device share; cuda_devices makes none.
+int64_t cuda_free_bytes(int device);
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
 
 }  // namespace infinilm

@@ -131,10 +131,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4, help="0: one row alone")
     parser.add_argument("--fill-us", type=float, default=50)
     args = parser.parse_args()
     time_one_row(300)
+    if not args.rounds:
+        return
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
         time_steps(args, Path(folder))

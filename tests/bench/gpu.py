@@ -43,6 +43,7 @@ TEST_FILES = (
     "sampling",
     "device",
 )
+MOST_FAULTS = 20  # after which a step is given up
 GRACE = 20  # seconds that a process may take beyond its time to finish what it has begun
 OWN = ("infinilm", "sm90", "batch_invariant=False")  # columns that are ours
 
@@ -97,10 +98,29 @@ def lines_of(command: list[str], built: Built, seconds: float) -> Iterator[str]:
 
 
 def run_measurements(session: Session, step: str, built: Built) -> None:
-    """A process of gpu_kernels.py or gpu_engine.py; its lines become rows."""
-    seconds = SHARE[step] * session.left
+    """Processes of gpu_kernels.py or gpu_engine.py: where a kernel has taken the device away, another one goes on."""
+    until = time.monotonic() + SHARE[step] * session.left
+    after, faults = 0, []
+    while True:
+        lost: list[int] = []
+        try:
+            run_process(session, step, built, until - time.monotonic(), after, lost)
+        except BuildError as error:
+            if not lost or len(faults) == MOST_FAULTS:
+                raise
+            faults.append(error)
+            after = lost[0]
+            continue
+        if faults:
+            raise BuildError(f"{len(faults)} kernels failed: {faults[0]}")
+        return
+
+
+def run_process(session: Session, step: str, built: Built, seconds: float, after: int, lost: list[int]) -> None:
+    """One process; its lines become rows. lost: how many rows it has done when the device was lost."""
     command = [sys.executable, str(HERE / f"gpu_{step}.py"), str(built.bench), f"--seconds={seconds - GRACE:.0f}"]
     command += [f"--{name}" for name in ("simulate", "quick") if getattr(session.args, name)]
+    command += [f"--after={after}"]
     result = session.result
     for line in lines_of(command, built, seconds):
         if not line.startswith('{"kind"'):
@@ -111,6 +131,8 @@ def run_measurements(session: Session, step: str, built: Built) -> None:
             result["rows"].append(content)
         elif kind == "limits":
             result["limits"][step] = content
+        elif kind == "lost":
+            lost.append(content["rows"])
         elif kind == "fact":
             result["facts"][content["name"]] = content["value"]
         else:

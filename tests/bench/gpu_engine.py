@@ -23,7 +23,7 @@ from infinilm import _core
 from infinilm.bench.limits import Spread
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
-from infinilm.errors import InfinilmError
+from infinilm.errors import DeviceError, InfinilmError
 
 BLOCK = 16
 UNTIED = {"tie_word_embeddings": False}
@@ -225,13 +225,17 @@ def main() -> None:
     limits = report_limits(reporter, bench, peers, sizes.rounds)
     if peers:
         peers.release()
-    for name, config in sizes.models.items():
+    for number, (name, config) in list(enumerate(sizes.models.items(), 1))[args.after :]:
         if reporter.left <= 0:
             reporter.skip(f"steps of {name}")
             continue
         note(f"steps of {name}")
         try:
             measure_model(name, config, sizes, limits, bench, reporter)
+        except DeviceError as error:
+            reporter.skip(f"steps of {name}", str(error))
+            reporter.emit("lost", rows=number)  # gpu.py goes on behind it in a new process
+            raise SystemExit(1) from error
         except InfinilmError as error:
             reporter.skip(f"steps of {name}", str(error))
 

@@ -119,6 +119,7 @@ void measure(int64_t flush_bytes, int calls, float* milliseconds, const Launch& 
 template <class Body>
 int guarded(const Body& body) {
     try {
+        check(load_kernels());
         body();
     } catch (cudaError_t error) {
         cudaGetLastError();
@@ -195,7 +196,7 @@ int bench_read(int64_t bytes, int calls, float* milliseconds) {
         const Memory src(Type::bf16, bytes / 2, 1), out(4);
         measure(0, calls, milliseconds, [&](int, cudaStream_t stream) {
             const LaunchConfig config{dim3(static_cast<unsigned>(bytes / kReadBytes)), dim3(kReadThreads), 0, stream};
-            return launch(read_kernel, config, src.as<uint4>(), out.as<unsigned>());
+            return launch<read_kernel>(config, src.as<uint4>(), out.as<unsigned>());
         });
     });
 }

@@ -176,7 +176,7 @@ def measure_row(bench: Bench, peers: Peers | None, limits: Limits, row: Row, rou
         if peers:
             peers.release()
     except RuntimeError as error:
-        reporter.skip("all other kernels", str(error))
+        reporter.skip(f"{row.group}: {row.name}, the device after it", str(error))
         return False
     return True
 
@@ -205,16 +205,19 @@ def main() -> None:
     else:
         reporter.skip("torch and flashinfer", "simulated" if args.simulate else "no torch that sees the GPU")
     try:
-        compare_bits(bench, reporter)
+        if args.after == 0:
+            compare_bits(bench, reporter)
     except RuntimeError as error:
         reporter.skip("bits of the linears", str(error))
     limits = report_limits(reporter, bench, peers, rounds)
-    for row in all_rows(bench, SIMULATED if args.simulate else QUICK if args.quick else FULL):
+    rows = all_rows(bench, SIMULATED if args.simulate else QUICK if args.quick else FULL)
+    for number, row in list(enumerate(rows, 1))[args.after :]:
         if reporter.left <= 0:
             reporter.skip(f"{row.group}: {row.name}")
             continue
         note(f"{row.group}: {row.name}")
         if not measure_row(bench, peers, limits, row, rounds, reporter):
+            reporter.emit("lost", rows=number)  # gpu.py goes on behind it in a new process
             raise SystemExit(1)
     reporter.emit("fact", name="limits after the last row", value=limits_text(bench.limits(peers, rounds)[0]))
 

@@ -1,7 +1,8 @@
 """What the measuring processes of gpu.py share: the library of gpu_kernels.cu, a clock, rounds, and lines of JSON.
 
 A process prints one JSON object a line, each with a "kind": "limits", "row" (something measured), "fact" (a line for
-people) or "skipped" (something not measured, and why). So what was measured before a process had to end is kept.
+people), "skipped" (something not measured, and why) or "lost" (the device, after so many rows). So what was measured
+before a process had to end is kept.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--after", type=int, default=0, help="leave out as many rows: they were measured before")
     return parser.parse_args()
 
 

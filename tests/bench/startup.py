@@ -23,17 +23,20 @@ LOAD = """
 import json, sys, time
 started = time.perf_counter()
 from infinilm import LLM
-imported = time.perf_counter()
+imported, imported_cpu = time.perf_counter(), time.process_time()
 llm = LLM(sys.argv[1], use_tqdm=False)
-loaded = time.perf_counter()
+loaded, loaded_cpu = time.perf_counter(), time.process_time()
 next(llm.stream([[1] * 8], temperature=0.0, max_tokens=2, ignore_eos=True))
-first = time.perf_counter()
+first, first_cpu = time.perf_counter(), time.process_time()
 # VmHWM, not ru_maxrss: that one starts at what the parent process had when it forked.
 peak_bytes = 1024 * int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 print(json.dumps({
     "import_llm_seconds": imported - started,
     "load_seconds": loaded - imported,
     "first_token_seconds": first - loaded,
+    "import_llm_cpu_seconds": imported_cpu,
+    "load_cpu_seconds": loaded_cpu - imported_cpu,
+    "first_token_cpu_seconds": first_cpu - loaded_cpu,
     "peak_rss_bytes": peak_bytes,
     "weight_bytes": llm.memory.weight_bytes,
 }))

@@ -45,6 +45,7 @@ def shape(
     """config.json of a tied model; `heads` is (num_attention_heads, num_key_value_heads, head_dim)."""
     return {
         "model_type": model_type,
+        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]],
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads[0],
@@ -64,6 +65,7 @@ def shape(
 SHAPES = {
     "llama-1b": shape("llama", 2048, 16, (32, 8, 64), 8192, 128256, 131072, 5e5, rope_scaling=LLAMA3_ROPE),
     "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
+    "tiny": shape("llama", 64, 2, (4, 2, 16), 192, 512, 4096, 1e4),
     "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
 }
 

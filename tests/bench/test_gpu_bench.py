@@ -49,6 +49,25 @@ def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) 
     assert set(result["limits"]) == {"kernels", "engine"}
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+def test_a_kernel_that_fails(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """It is reported, and what comes after it is measured: by another process, since its device is lost."""
+    cache = getattr(request.config, "cache", None)
+    if cache:
+        (tmp_path / "emulator").symlink_to(cache.mkdir("cuda-emulator"))
+    out = tmp_path / "out.json"
+    options = ["--simulate", "--quick", "--only=kernels", "--budget=3000", f"--build-dir={tmp_path}", f"--out={out}"]
+    done = run(*options, INFINILM_EMULATOR_FAILING_KERNEL="qk_norm_rope_store")
+    assert done.returncode == 1, done.stderr
+    result = json.loads(out.read_text())
+    rows = {row["name"]: row["ms"] for row in result["rows"]}
+    (failed,) = (name for name in rows if name.startswith("rope + store"))
+    assert not rows[failed] and all(rows[name] for name in rows if name != failed), rows
+    assert any(name.startswith("find_best") for name in rows), "measured after it"
+    (why, *_) = (entry["why"] for entry in result["not_measured"] if entry["what"].startswith("row-wise: rope"))
+    assert "cudaErrorLaunchFailure" in why
+
+
 def test_no_gpu() -> None:
     done = run(CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "no NVIDIA GPU" in done.stderr and "--simulate" in done.stderr

@@ -21,6 +21,7 @@ import infinilm
 from cli.support import run, start
 from infinilm import LLM
 from infinilm.bench import limits as bench
+from infinilm.bench.work import Work, count_work
 
 LONG = 100_000  # tokens of a context that no test waits to be full
 
@@ -508,7 +509,7 @@ def test_counted_work(tmp_path: Path, tied: bool) -> None:
     linear = sum(w.size for name, w in weights.items() if w.ndim == 2 and "layers" in name)
     table = tiny.VOCAB_SIZE * 32
     with LLM(other) as model:
-        work = bench.count_work(model)
+        work = count_work(model)
     assert work.prefill_flops(10) == 2 * (10 * linear + table)
     assert work.weight_bytes == 4 * (sum(w.size for w in weights.values()) - (0 if tied else table))
     kv_bytes = 4 * 2 * (2 * 2 * 8)  # float32, layers, K and V of 2 heads of 8
@@ -516,7 +517,7 @@ def test_counted_work(tmp_path: Path, tied: bool) -> None:
 
 
 def test_sliding_windows_bound_the_bytes_of_a_step() -> None:
-    work = bench.Work(0, 0, weight_bytes=100, kv_bytes_per_token_layer=10, sliding_window=(0, 8))
+    work = Work({}, {"lm_head": 100}, 0, kv_bytes_per_token_layer=10, q_dim=1, vocab_size=1, sliding_window=(0, 8))
     assert work.decode_bytes(2, 5) == 100 + 2 * 10 * (5 + 5)
     assert work.decode_bytes(2, 50) == 100 + 2 * 10 * (50 + 8)
 
@@ -524,7 +525,7 @@ def test_sliding_windows_bound_the_bytes_of_a_step() -> None:
 @pytest.mark.parametrize(("chunk", "batch_size", "context"), [(2048, 1, 8), (2048, 3, 8), (7, 5, 20), (1, 1, 9)])
 def test_decode_is_measured_on_whole_batches(folder: Path, chunk: int, batch_size: int, context: int) -> None:
     needed = bench.context_needed(
-        prompt_len=1, decode_context=context, decode_tokens=6, batch_sizes=[batch_size], max_num_batched_tokens=chunk
+        prompt_len=1, decode_context=[context], decode_tokens=6, batch_sizes=[batch_size], max_num_batched_tokens=chunk
     )
     with LLM(folder, max_model_len=needed, max_num_batched_tokens=chunk, max_num_seqs=batch_size) as model:
         measured = bench.measure_decode(model, batch_size, context, 6, np.random.default_rng(0))

@@ -18,6 +18,7 @@ public:
     DType activation_dtype() const override { return DType::float32; }
     DeviceQueue* queue() override { return this; }
     void* stream() const override { return stream_; }
+    void activate() override {}
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override {
         const Tensor memory = allocate_host(dtype, shape);
         return {TensorView(memory.data(), dtype, shape, device_), memory.owner};

@@ -95,7 +95,7 @@ TEST(nccl_calls) {
               concat("ncclCommInitRankConfig size=3 blocking=0; ncclGroupEnd transfers=6 bytes=32 stream=", 40 + rank,
                      "; ncclAllGather count=8 type=7; ncclAllGather count=2 type=9; ncclBroadcast count=2 type=2 "
                      "root=1; ncclAllReduce count=2 type=2 op=0 stream=",
-                     40 + rank, "; ncclCommAbort"));
+                     40 + rank, "; ncclCommFinalize; ncclCommDestroy"));
     CHECK(fake.live_comms() == 0 && fake.violations() == 0);
 }
 

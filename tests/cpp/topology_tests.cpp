@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <set>
+#include <utility>
 
 #include "check.h"
 #include "core/topology.h"
@@ -80,6 +82,33 @@ TEST(ranks_stay_on_their_node) {
         }
         CHECK(joined.size() == 16 && most - least <= 2);
     }
+}
+
+TEST(a_thread_per_core) {
+    constexpr double none = std::numeric_limits<double>::infinity();
+    std::vector<CpuPlace> machine;  // two nodes of four cores of two logical CPUs; ids of cores begin anew in each node
+    for (int cpu = 0; cpu < 16; ++cpu) machine.push_back({.node = cpu % 2, .core = cpu % 8 / 2, .cpu = cpu});
+    CHECK(threads_for(machine, none) == 8);
+    CHECK(threads_for(machine, 12) == 8);  // of the quota's CPUs, those beyond the cores would be siblings
+    CHECK(threads_for(machine, 3.9) == 3);
+    CHECK(threads_for(machine, 0.5) == 1);
+    const auto allowed = [&](const Cpus& cpus) {
+        std::vector<CpuPlace> places;
+        for (int cpu : cpus) places.push_back(machine[static_cast<size_t>(cpu)]);
+        return threads_for(places, none);
+    };
+    CHECK(allowed({0, 8}) == 1);  // siblings
+    CHECK(allowed({0, 1}) == 2);  // one CPU of two cores, of one id in two nodes
+    CHECK(allowed({0, 8, 2, 10, 5, 13}) == 3);
+    CHECK(allowed({0, 8, 2, 5}) == 3);
+    CHECK(allowed({}) == 1);
+    std::vector<CpuPlace> unknown;  // where the system names no siblings, a core for each CPU
+    for (int cpu = 0; cpu < 5; ++cpu) unknown.push_back({.core = cpu, .cpu = cpu});
+    CHECK(threads_for(unknown, none) == 5);
+
+    std::set<std::pair<int, int>> cores;  // of this machine
+    for (const CpuPlace& place : available_cpus()) cores.emplace(place.node, place.core);
+    CHECK(default_num_threads() >= 1 && default_num_threads() <= static_cast<int>(cores.size()));
 }
 
 TEST(lists_of_cpus) {

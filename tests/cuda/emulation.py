@@ -37,6 +37,7 @@ BACKEND = (
 LINEARS = tuple(
     ROOT / f"cuda/linear_{name}.cu" for name in ("decode", "prefill", "sm90", "sm90_quantised", "int8", "int4", "fp8")
 )
+ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine
 H2D, D2H = 1, 2
 SCHEDULES = ("fifo", "lifo", "random:1")  # under which every kernel is tested
 
@@ -141,6 +142,7 @@ class Gpu:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call an exported function that returns a cudaError_t. Python floats become float, ints int."""
+        self.check(self.lib.load_kernels())  # as a backend does; the device may be another one than at the last call
         self.check(getattr(self.lib, name)(*(_argument(a) for a in arguments)))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from emulation import Array, Gpu
+from emulation import ON_GPU, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS, pack
 
@@ -96,12 +96,15 @@ class Linear:
         return 0.0 if self.residuals is None else 1.01 * UNIT[self.kind] * np.abs(y)
 
     def check(self, got: Array) -> None:
-        """Near the float64 result; the very bits of the order where no exp is in it."""
+        """Near the float64 result; on the emulator the very bits of its order, where no exp is in it.
+
+        A GPU adds the 16 products of a step and the accumulator together, in an order of its own.
+        """
         x, weight = decode(self.x, self.kind).astype(F64), decode(self.weight, self.kind).astype(F64)
         want = self.finished(x @ weight.T)
         scale = self._scale(np.abs(x) @ np.abs(weight.T) / max(1, self.k) ** 0.5)
         assert_close(got, want, self.out_kind, self.k, scale, self._slack(x @ weight.T))
-        if self.order != "gate_up":
+        if self.order != "gate_up" and not ON_GPU:
             assert_bitwise(got, encode(self.finished(self.sums()), self.out_kind))
 
     def _scale(self, size: Array) -> Array:
@@ -120,10 +123,13 @@ def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
 
 
 def batch(gpu: Gpu, kernel: str, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
-    """A row's bits do not depend on the other rows of the call, and few rows get the same from linear_decode."""
+    """A row's bits do not depend on the other rows of the call, and few rows get the same from linear_decode.
+
+    Whether wgmma adds as mma does a GPU has yet to tell: python -m tests.bench.gpu reports it.
+    """
     linear = Linear(**shape)
     whole = linear.run(gpu, kernel)
     for first, tokens in parts:
         assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
-        if tokens <= MAX_DECODE_TOKENS:
+        if tokens <= MAX_DECODE_TOKENS and not (ON_GPU and kernel == "sm90"):
             assert_bitwise(linear.run(gpu, "decode", first, tokens), whole[first : first + tokens])

@@ -19,6 +19,7 @@ import infinilm
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint, load_weights
 from infinilm.config.families import build_spec
+from infinilm.devices.system import device_free_memory
 
 MAX_LEN = 64
 
@@ -62,10 +63,12 @@ class FakeNccl:
         assert self._library.fake_nccl_live_comms() == 0
 
 
-def open_engine(folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None) -> _core.InferEngine:
-    """Without graphs, so that every step asks NCCL for what it needs."""
+def open_engine(
+    folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None, *, graphs: bool = False
+) -> _core.InferEngine:
+    """Without graphs, unless told, so that every step asks NCCL for what it needs."""
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
-    engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size, graphs=False)
+    engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size, graphs=graphs)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, progress=False)
     engine.reset_cache(2, MAX_LEN)
@@ -146,7 +149,7 @@ def parity(_: Gpu, name: str, folder: str, dtype: str, tp_size: int) -> None:
 def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
     """Everything stops with the first cause, and the device has its memory back after close."""
     model = make_model("llama", Path(folder), num_hidden_layers=1)
-    (before,) = _core.cuda_devices()
+    before = _core.cuda_free_bytes(0)
     engine = open_engine(model, "bfloat16", 2)
     run_steps(engine)
 
@@ -165,8 +168,8 @@ def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
             raise AssertionError("no EngineDeadError")
     engine.close()
     assert time.monotonic() - begin < 10, "the simulated device is slow; nobody waited for ever"
-    (after,) = _core.cuda_devices()
-    assert after["free_bytes"] == before["free_bytes"]
+    after = _core.cuda_free_bytes(0)
+    assert after == before
 
 
 def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: int, nccl: str) -> None:
@@ -190,3 +193,46 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
                 same_tokens(engine, fake)
         engine.close()
         fake.check()
+
+
+def eager_steps(_: Gpu, folder: str, nccl: str, layers: int) -> None:
+    """A step of two ranks; the test says how late one of them is."""
+    fake = FakeNccl(nccl)
+    model = make_model("llama", Path(folder), num_hidden_layers=layers)
+    engine = open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"])
+    output = engine.forward(make_step(np.array([[1], [2]], np.int32), 0))
+    assert output.logits is not None and np.all(np.isfinite(output.logits.numpy()))
+    engine.close()
+    fake.check()
+
+
+def contexts(gpu: Gpu, folder: str, nccl: str, graphs: bool) -> None:
+    """Of four devices an engine has the last two; the threads that make and close it have used none."""
+    fake = FakeNccl(nccl)
+    assert len(infinilm.backends()["cuda"]["devices"]) == 4
+    assert gpu.lib.infinilm_emulator_contexts() == 0, "backends() makes contexts"
+    model = make_model("llama", Path(folder), num_hidden_layers=1)
+    engine = open_engine(model, "bfloat16", 2, ["cuda:2", "cuda:3"], graphs=graphs)
+    for _ in range(3):
+        run_steps(engine)
+    before = device_free_memory("cuda:3")
+    assert gpu.lib.infinilm_emulator_contexts() == 0b1100, bin(gpu.lib.infinilm_emulator_contexts())
+    engine.close()
+    fake.check()
+    assert device_free_memory("cuda:3") > before
+    assert gpu.lib.infinilm_emulator_contexts() == 0b1100, bin(gpu.lib.infinilm_emulator_contexts())
+
+
+def after_a_fork(_: Gpu) -> None:
+    """CUDA is of no use in a forked process; the error says so, and what helps."""
+    assert infinilm.backends()["cuda"]["available"]
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(infinilm.backends()["cuda"]["reason"]).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        reason = pipe.read()
+    assert "was forked from one that had used it" in reason and "spawn" in reason, reason

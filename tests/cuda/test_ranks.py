@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from emulation import Run
+from emulation import Run, Worker
 
 
 @pytest.fixture(scope="session")
@@ -35,4 +35,39 @@ def test_ranks_with_a_device_each(
     devices = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}
     parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "layers": layers}
     outcome = simulate("rank_cases:same_bits", settings=devices, timeout=240, nccl=fake_nccl, **parameters)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("delay", "peers", "queue", "layers"), [(20, 1, 1024, 1), (500, 0, 1024, 1), (500, 1, 120, 20)]
+)
+def test_a_rank_that_is_late(
+    simulate: Run, models: str, fake_nccl: str, delay: int, peers: int, queue: int, layers: int
+) -> None:
+    """The driver's lock and its short queues never make ranks wait for each other for ever."""
+    settings = {
+        "INFINILM_EMULATOR_DEVICES": "2",
+        "INFINILM_EMULATOR_SMS": "64",
+        "INFINILM_EMULATOR_PEERS": str(peers),
+        "INFINILM_EMULATOR_DELAY_US": str(delay),
+        "INFINILM_EMULATOR_QUEUE": str(queue),
+    }
+    outcome = simulate("rank_cases:eager_steps", settings=settings, folder=models, nccl=fake_nccl, layers=layers)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_only_its_own_devices(
+    simulate: Run, emulator_workers: dict[str | None, Worker], models: str, fake_nccl: str, graphs: bool
+) -> None:
+    """No context is made on other GPUs, by looking at them or by closing an engine."""
+    for worker in emulator_workers.values():
+        worker.stop()  # what processes before have used counts no more
+    settings = {"INFINILM_EMULATOR_DEVICES": "4", "INFINILM_EMULATOR_SMS": "64"}
+    outcome = simulate("rank_cases:contexts", settings=settings, folder=models, nccl=fake_nccl, graphs=graphs)
+    assert outcome.ok, outcome.text
+
+
+def test_a_forked_process(simulate: Run) -> None:
+    outcome = simulate("rank_cases:after_a_fork")
     assert outcome.ok, outcome.text

@@ -29,6 +29,7 @@ CORE = [
 ENGINE = [
     *(path for folder in ("engine", "model") for path in sorted((ROOT / "src" / folder).glob("*.cpp"))),
     ROOT / "src/ops/cuda_library.cpp",
+    ROOT / "src/ops/timed_backend.cpp",
 ]
 ENGINE = [path for path in ENGINE if path not in CORE and path.stem != "workspace"]
 TESTS = [*ENGINE, *sorted((ROOT / "tests/cpp").glob("*.cpp"))]

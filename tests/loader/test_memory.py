@@ -84,6 +84,48 @@ def test_peak_is_about_the_checkpoint(tmp_path: Path, dtype: str, misalignment: 
     assert int(run.stdout) <= 1.15 * size + 150e6
 
 
+# What loading takes at the most, beside what is planned for the model at work; "pack" writes a packed folder instead.
+BESIDE_THE_PLAN = """
+import json, sys
+from infinilm import LLM, plan_memory
+from infinilm.checkpoint.pack_writer import pack_model
+
+def resident(name):
+    return 1024 * int(open("/proc/self/status").read().split(name + ":")[1].split()[0])
+
+model, out, quantization = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+before, planned = resident("VmRSS"), 0
+if out:
+    pack_model(model, out, quantization=quantization, use_tqdm=False)
+else:
+    llm = LLM(model, device="cpu", quantization=quantization, kv_cache="8MiB", max_num_seqs=1, max_model_len=32,
+              max_num_batched_tokens=32, num_threads=2, use_tqdm=False)
+    next(llm.stream([[1, 2, 3]], temperature=0, max_tokens=1))
+    planned = llm.memory.total_bytes
+print(resident("VmHWM") - before - planned)
+"""
+
+
+def beside_the_plan(model: Path, out: str = "", quantization: str | None = None) -> int:
+    command = [sys.executable, "-c", BESIDE_THE_PLAN, str(model), out, json.dumps(quantization)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert run.returncode == 0, run.stderr
+    return int(run.stdout)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_loading_takes_the_packed_weights_and_a_tensor(tmp_path: Path, quantization: str | None) -> None:
+    """Pages of the file are given back behind; packing for a folder takes one linear in both forms."""
+    (tmp_path / "plain").mkdir()
+    make_checkpoint(tmp_path / "plain", 0)
+    largest = 4 * CONFIG["vocab_size"] * CONFIG["hidden_size"]  # of the tensors, 66 MB of 330
+    slack = 12 << 20
+    assert beside_the_plan(tmp_path / "plain", quantization=quantization) <= largest + slack
+    packed = str(tmp_path / "packed")
+    assert beside_the_plan(tmp_path / "plain", packed, quantization) <= 2 * largest + slack
+    assert beside_the_plan(tmp_path / "packed") <= slack
+
+
 # ---- the plan ----
 
 PLANNED: dict[str, Any] = {

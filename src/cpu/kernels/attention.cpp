@@ -254,10 +254,11 @@ static const E* neighbours(const Block& b, Tile<E> tile, int64_t k, void* copy) 
     return (const E*)copy;
 }
 
-// One tile of keys or values of one kv head, and the one to ask for.
+// One tile of keys or values of one kv head, and what to ask for.
 template <class E>
 struct Step {
-    Tile<E> tile, ahead;
+    Tile<E> tile;
+    Ahead<E> ahead;
     int64_t kv, first;  // kv head of the block; first key of the tile in the chunk
     Interval keys;      // that any row sees, in the tile
 };
@@ -277,8 +278,8 @@ static void score_step(const Block& b, const Step<E>& step) {
             const int64_t second = k + width < end ? k + width : k;  // an odd vector is computed twice
             float* const scores = b.w.scores + row * chunk_keys + step.first;
             score_cached<E, ROWS>(b.w.q + row * head_dim, neighbours(b, step.tile, k, copy),
-                                  neighbours(b, step.tile, second, copy + width * head_dim), step.ahead.row(k),
-                                  step.ahead.row(second), head_dim, scores + k, scores + second);
+                                  neighbours(b, step.tile, second, copy + width * head_dim), step.ahead, k, second,
+                                  head_dim, scores + k, scores + second);
         }
     });
 }
@@ -310,13 +311,15 @@ static void attend_chunk(const Block& b) {
             return Tile<E>{(const E*)from + i % b.num_kv * b.a.block_size * b.a.head_dim,
                            b.w.at + first + i / b.num_kv * tile_keys};
         };
-        const int64_t later = index + steps_ahead, begin = first + index / b.num_kv * tile_keys;
-        return Step<E>{
-            tile(index, cache),
-            later < num_steps ? tile(later, cache) : tile(smaller(later - num_steps, num_steps - 1), next_cache),
-            index % b.num_kv,
-            begin,
-            {larger(b.seen.begin - begin, 0), smaller(b.seen.end - begin, tile_keys)}};
+        auto later = [&](int64_t i) {
+            return i < num_steps ? tile(i, cache) : tile(smaller(i - num_steps, num_steps - 1), next_cache);
+        };
+        const int64_t begin = first + index / b.num_kv * tile_keys;
+        return Step<E>{tile(index, cache),
+                       {later(index + steps_ahead), later(index + 1)},
+                       index % b.num_kv,
+                       begin,
+                       {larger(b.seen.begin - begin, 0), smaller(b.seen.end - begin, tile_keys)}};
     };
     for (int64_t i = 0; i < num_steps; ++i) score_step(b, step(i, b.a.k_cache, b.a.v_cache));
     for (int64_t row = 0; row < b.rows(); ++row) softmax_row(b, row);

@@ -39,9 +39,23 @@ struct Tile {
     const E* row(int64_t key) const { return cache + at[key]; }
 };
 
-// Asks for a cache line, to L2: the pieces of a paged cache are too short for the hardware prefetcher, and L1 waits for
-// too few lines at a time to keep the memory busy.
-INFINILM_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+// What to ask memory for while a tile is computed with: a tile some way ahead, to L2, because the pieces of a paged
+// cache are too short for the hardware prefetcher alone, and the next one, to L1. The second also makes up for what a
+// processor drops of the first when too much is on its way.
+template <class E>
+struct Ahead {
+    Tile<E> far, next;
+    // `bytes` of a row and maybe of those behind it, a few at a time and in the order in which they lie: lines that are
+    // skipped, or all asked for at once, come at half the speed (Zen 4).
+    template <int64_t bytes>
+    INFINILM_MEMBER void ask(int64_t row, int64_t offset) const {
+#pragma GCC unroll 4
+        for (int64_t line = 0; line < bytes; line += 64) {
+            __builtin_prefetch((const char*)far.row(row) + offset + line, 0, 2);
+            __builtin_prefetch((const char*)next.row(row) + offset + line, 0, 3);
+        }
+    }
+};
 
 // ---- Staging ----
 
@@ -59,9 +73,11 @@ INFINILM_INLINE void load_transposed(const E* keys, int64_t stride, uvec out[4])
     auto piece = [&](int key) __attribute__((always_inline)) { return *(const uvec4_mem*)(keys + key * stride); };
     uvec a[4];  // 128-bit lane l of a[i]: key 4 l + i
 #if INFINILM_WIDTH == 16
-    for (int i = 0; i < 4; ++i) {
-        const __m512i pair = _mm512_inserti32x4(_mm512_castsi128_si512((__m128i)piece(i)), (__m128i)piece(4 + i), 1);
-        a[i] = (uvec)_mm512_inserti32x4(_mm512_inserti32x4(pair, (__m128i)piece(8 + i), 2), (__m128i)piece(12 + i), 3);
+    for (int i = 0; i < 4; ++i) {  // by halves: an insert from memory loads a whole vector where 32 bytes would do
+        auto half = [&](int key) __attribute__((always_inline)) {
+            return _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)piece(key)), (__m128i)piece(key + 4), 1);
+        };
+        a[i] = (uvec)_mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(i)), half(8 + i), 1);
     }
     auto low = [](uvec x, uvec y) { return (uvec)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)x, (__m512i)y); };
     auto high = [](uvec x, uvec y) { return (uvec)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)x, (__m512i)y); };
@@ -171,24 +187,34 @@ static void score_rows(const float* q, const float* keys, int64_t head_dim, int6
 }
 
 // The same scores with two vectors of keys straight from the cache, [width][head_dim] each, for a single register tile
-// of rows; asks for as many bytes from `ahead` on.
+// of rows; asks for as many bytes from the rows `key0` and `key1` of `ahead` on.
 template <class E, int ROWS>
-static void score_cached(const float* q, const E* keys0, const E* keys1, const E* ahead0, const E* ahead1,
-                         int64_t head_dim, float* scores0, float* scores1) {
+static void score_cached(const float* q, const E* keys0, const E* keys1, const Ahead<E>& ahead, int64_t key0,
+                         int64_t key1, int64_t head_dim, float* scores0, float* scores1) {
     vec sum0[ROWS], sum1[ROWS];
     for (int i = 0; i < ROWS; ++i) sum0[i] = sum1[i] = zero();
     int64_t d = 0;
     for (; d + piece<E> <= head_dim; d += piece<E>) {
-        auto add = [&](vec* sum, const E* keys, const E* ahead) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-            for (int line = 0; line < width / 4; ++line) prefetch((const char*)(ahead + d * width) + line * 64);
-            for_piece(keys + d, head_dim, [&](int e, vec k) __attribute__((always_inline)) {
+        uvec words0[4], words1[4];
+        load_transposed(keys0 + d, head_dim, words0);
+        load_transposed(keys1 + d, head_dim, words1);
+#pragma GCC unroll 8
+        for (int e = 0; e < piece<E>; ++e) {
+            constexpr int per_word = 4 / sizeof(E);
+            if (e % per_word == 0 && e / per_word < width / 4) {
+                const int64_t offset = d * width * (int64_t)sizeof(E) + e / per_word * 64;
+                ahead.template ask<64>(key0, offset);
+                ahead.template ask<64>(key1, offset);
+            }
+            const vec k0 = element(E{}, words0[e / per_word], e % per_word);
+            const vec k1 = element(E{}, words1[e / per_word], e % per_word);
 #pragma GCC unroll 6
-                for (int i = 0; i < ROWS; ++i) sum[i] = fma(set1(q[i * head_dim + d + e]), k, sum[i]);
-            });
-        };
-        add(sum0, keys0, ahead0);
-        add(sum1, keys1, ahead1);
+            for (int i = 0; i < ROWS; ++i) {  // each q is loaded once for both: loads bind otherwise
+                const vec x = set1(q[i * head_dim + d + e]);
+                sum0[i] = fma(x, k0, sum0[i]);
+                sum1[i] = fma(x, k1, sum1[i]);
+            }
+        }
     }
     for (; d < head_dim; ++d)
         for (int i = 0; i < ROWS; ++i) {
@@ -251,16 +277,25 @@ static void value_rows(const float* weights, const float* values, int64_t begin,
     if (d < dim) value_tile<ROWS, 1>(weights, values + d, begin, end, sums + d, dim);
 }
 
-// The same straight from the cache, for a single register tile of rows and heads of whole vectors; asks for `ahead`.
+// How far into a tile memory has been asked for.
+struct Place {
+    int64_t row_bytes, row = 0, offset = 0;
+};
+
+// The same straight from the cache, for a single register tile of rows and heads of whole vectors; asks for as many
+// bytes of `ahead`.
 template <class E, int ROWS, int VECS>
-INFINILM_INLINE void value_tile_cached(const float* weights, Tile<E> values, Tile<E> ahead, int64_t begin, int64_t end,
-                                       float* sums, int64_t dim) {
+INFINILM_INLINE void value_tile_cached(const float* weights, Tile<E> values, Place& asked, const Ahead<E>& ahead,
+                                       int64_t begin, int64_t end, float* sums, int64_t dim) {
     vec sum[ROWS][VECS];
     for (int i = 0; i < ROWS; ++i)
         for (int j = 0; j < VECS; ++j) sum[i][j] = load(sums + i * dim + j * width);
     for (int64_t k = begin; k < end; ++k) {
         const E* value = values.row(k);
-        prefetch(ahead.row(k));
+        constexpr int64_t bytes = VECS * width * (int64_t)sizeof(E);
+        ahead.template ask<bytes>(asked.row, asked.offset);
+        asked.offset += bytes;
+        if (asked.offset >= asked.row_bytes) asked.offset -= asked.row_bytes, ++asked.row;
         vec weight[ROWS];
         for (int i = 0; i < ROWS; ++i) weight[i] = set1(weights[i * chunk_keys + k]);
         for (int j = 0; j < VECS; ++j) {
@@ -273,13 +308,14 @@ INFINILM_INLINE void value_tile_cached(const float* weights, Tile<E> values, Til
 }
 
 template <class E, int ROWS>
-static void value_rows_cached(const float* weights, Tile<E> values, Tile<E> ahead, int64_t begin, int64_t end,
+static void value_rows_cached(const float* weights, Tile<E> values, const Ahead<E>& ahead, int64_t begin, int64_t end,
                               float* sums, int64_t dim) {
     int64_t d = 0;
+    Place asked{dim * (int64_t)sizeof(E)};
     auto strip = [&]<int VECS>() __attribute__((always_inline)) {
         for (; d + VECS * width <= dim; d += VECS * width)
-            value_tile_cached<E, ROWS, VECS>(weights, {values.cache + d, values.at}, {ahead.cache + d, ahead.at}, begin,
-                                             end, sums + d, dim);
+            value_tile_cached<E, ROWS, VECS>(weights, {values.cache + d, values.at}, asked, ahead, begin, end, sums + d,
+                                             dim);
     };
     strip.template operator()<tile_columns(ROWS)>();
     strip.template operator()<1>();

@@ -132,6 +132,7 @@ struct Comm {
     std::thread job{};  // that puts the last call's work into the stream
     std::atomic<bool> busy{false};
     std::atomic<int> result{success};  // of the job
+    bool finalized = false;
 };
 }  // namespace infinilm::nccl
 
@@ -159,6 +160,7 @@ Result state(const Comm* comm) {
     const Clique& clique = *comm->clique;
     if (comm->busy || clique.joined < clique.size) return in_progress;
     if (comm->result != success) return comm->result;
+    if (comm->finalized && clique.num_captured > 0) return in_progress;
     const size_t count = clique.num_operations[static_cast<size_t>(comm->rank)];
     if (runtime().enqueue || count == 0) return success;
     return clique.operations[count - 1].arrived < clique.size ? in_progress : success;
@@ -411,6 +413,28 @@ Result ncclBroadcast(const void* in, void* out, size_t count, int type, int root
         for (const auto& to : operation.parts) copy(to->out, from, count * type_bytes(type));
     };
     return post(comm, stream, arguments, {.function = "ncclBroadcast", .in = in, .out = out, .move = move});
+}
+// In progress until all work of the rank is done and no graph has any.
+Result ncclCommFinalize(Comm* comm) {
+    const Use use(comm);
+    const std::lock_guard lock(mutex);
+    write(comm->rank, "ncclCommFinalize");
+    if (comm->finalized || comm->job.joinable()) violations.fetch_add(1);
+    comm->finalized = true;
+    if (const int result = failure("ncclCommFinalize", comm->rank)) return result;
+    return in_progress;
+}
+Result ncclCommDestroy(Comm* comm) {
+    {
+        const Use use(comm);
+        const std::lock_guard lock(mutex);
+        write(comm->rank, "ncclCommDestroy");
+        if (!comm->finalized || state(comm) != success || comm->job.joinable()) violations.fetch_add(1);
+        --live_comms;
+        ++comm->clique->ended;
+    }
+    delete comm;
+    return success;
 }
 #ifndef FAKE_NCCL_WITHOUT_ABORT
 Result ncclCommAbort(Comm* comm) {

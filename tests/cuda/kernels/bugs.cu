@@ -94,23 +94,23 @@ using namespace infinilm::cuda;
 
 extern "C" {
 int reverse(const float* x, float* y, int barrier) {
-    return launch(reverse_kernel, {dim3(1), dim3(64)}, x, y, barrier);
+    return launch<reverse_kernel>({dim3(1), dim3(64)}, x, y, barrier);
 }
 int shared_access(float* y, int at, int write, int dynamic) {
-    return launch(shared_access_kernel, {dim3(1), dim3(64), 256}, y, at, write, dynamic);
+    return launch<shared_access_kernel>({dim3(1), dim3(64), 256}, y, at, write, dynamic);
 }
 int copy_elements(const float* x, float* y, int n, int extra) {
-    return launch(copy_elements_kernel, {dim3(n / 32 + 1), dim3(32)}, x, y, n, extra);
+    return launch<copy_elements_kernel>({dim3(n / 32 + 1), dim3(32)}, x, y, n, extra);
 }
 int named_barrier(float* y, int threads_of_first) {
-    return launch(named_barrier_kernel, {dim3(1), dim3(64)}, y, threads_of_first);
+    return launch<named_barrier_kernel>({dim3(1), dim3(64)}, y, threads_of_first);
 }
-int divergent_barrier(float* y) { return launch(divergent_barrier_kernel, {dim3(1), dim3(64)}, y); }
-int shuffle_mask(float* y, int mistake) { return launch(shuffle_mask_kernel, {dim3(1), dim3(32)}, y, mistake); }
-int misaligned(const float* x, float* y) { return launch(misaligned_kernel, {dim3(1), dim3(32)}, x, y); }
+int divergent_barrier(float* y) { return launch<divergent_barrier_kernel>({dim3(1), dim3(64)}, y); }
+int shuffle_mask(float* y, int mistake) { return launch<shuffle_mask_kernel>({dim3(1), dim3(32)}, y, mistake); }
+int misaligned(const float* x, float* y) { return launch<misaligned_kernel>({dim3(1), dim3(32)}, x, y); }
 int between_blocks(float* partial, unsigned* counter, float* out, int mistake) {
-    return launch(blocks_kernel, {dim3(3), dim3(32)}, partial, counter, out, mistake);
+    return launch<blocks_kernel>({dim3(3), dim3(32)}, partial, counter, out, mistake);
 }
-int spin(unsigned* flag) { return launch(spin_kernel, {dim3(2), dim3(1)}, flag); }
+int spin(unsigned* flag) { return launch<spin_kernel>({dim3(2), dim3(1)}, flag); }
 float read_on_host(const float* device) { return *device; }
 }

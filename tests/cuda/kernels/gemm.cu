@@ -67,7 +67,7 @@ template <class T, int kBug>
 int run(const void* a, const void* b, float* c, int m, int n, int k) {
     const LaunchConfig config{dim3(ceil_div(n, kTile), ceil_div(m, kTile)), dim3(64),
                               2 * kStages * kTile * kTile * sizeof(T)};
-    return launch(gemm_kernel<T, kBug>, config, static_cast<const T*>(a), static_cast<const T*>(b), c, m, n, k);
+    return launch<gemm_kernel<T, kBug>>(config, static_cast<const T*>(a), static_cast<const T*>(b), c, m, n, k);
 }
 
 }  // namespace infinilm::cuda

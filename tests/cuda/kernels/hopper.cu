@@ -203,7 +203,7 @@ int run_wgmma(const Operand& a, const Operand& b, float* d, int steps) {
     LaunchConfig config{dim3(1), dim3(128)};
     config.smem_bytes =
         static_cast<size_t>(kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024) + static_cast<size_t>(b.bytes);
-    return launch(wgmma_kernel<N, T, kRegisterA, kMnA, kMnB>, config, a, b, d, steps);
+    return launch<wgmma_kernel<N, T, kRegisterA, kMnA, kMnB>>(config, a, b, d, steps);
 }
 
 template <int kBug>
@@ -213,7 +213,7 @@ int run_gemm(const void* a, const void* b, float* c, int m, int n, int k) {
     if (int error = make_tensor_map(&map_a, {a, columns, static_cast<uint64_t>(m), columns * 2, 64, 64})) return error;
     if (int error = make_tensor_map(&map_b, {b, columns, static_cast<uint64_t>(n), columns * 2, 64, 32})) return error;
     const LaunchConfig config{dim3(ceil_div(n, 32), ceil_div(m, 64)), dim3(160), kStages * (64 + 32) * 64 * 2};
-    return launch(gemm_kernel<kBug>, config, map_a, map_b, c, m, n, k);
+    return launch<gemm_kernel<kBug>>(config, map_a, map_b, c, m, n, k);
 }
 
 template <int kBug>
@@ -222,7 +222,7 @@ int run_add(const float* x, float* y, int n, int times) {
     if (int error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return error;
     LaunchConfig config{dim3(ceil_div(n, 32)), dim3(32), 0, stream};
     for (int i = 0; i < times; ++i) {
-        if (int error = launch(add_kernel<kBug>, config, x, y, n)) return error;
+        if (int error = launch<add_kernel<kBug>>(config, x, y, n)) return error;
         config.dependent = true;
     }
     if (int error = cudaStreamSynchronize(stream)) return error;
@@ -265,11 +265,11 @@ int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
 }
 int stream_chunks(const float* x, float* y, int chunks, int by_cp_async, int bug) {
     return bug == kNoStoreWait
-               ? launch(stream_kernel<kNoStoreWait>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async)
-               : launch(stream_kernel<kNone>, {dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async);
+               ? launch<stream_kernel<kNoStoreWait>>({dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async)
+               : launch<stream_kernel<kNone>>({dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async);
 }
 int cluster(const float* x, float* out, int blocks) {
-    return launch(cluster_kernel, {dim3(blocks), dim3(32), 0, nullptr, dim3(2)}, x, out);
+    return launch<cluster_kernel>({dim3(blocks), dim3(32), 0, nullptr, dim3(2)}, x, out);
 }
 int add_dependent(const float* x, float* y, int n, int times, int bug) {
     return bug == kNoDependencyWait ? run_add<kNoDependencyWait>(x, y, n, times) : run_add<kNone>(x, y, n, times);

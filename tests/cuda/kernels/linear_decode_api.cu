@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(32)
 template <class T>
 int norm_rows(const void* x, int x_stride, const float* weight, void* out, int num_tokens, int width, float eps) {
     const LaunchConfig config{dim3(static_cast<unsigned>(num_tokens)), dim3(32)};
-    return launch(norm_rows_kernel<T>, config, static_cast<const T*>(x), x_stride, weight, static_cast<T*>(out), width,
-                  eps);
+    return launch<norm_rows_kernel<T>>(config, static_cast<const T*>(x), x_stride, weight, static_cast<T*>(out), width,
+                                       eps);
 }
 
 }  // namespace infinilm::cuda

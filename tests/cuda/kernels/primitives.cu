@@ -142,35 +142,35 @@ using namespace infinilm::cuda;
 extern "C" {
 
 int convert_bf16(const float* x, bf16* y, float* z, uint32_t* packed, int n) {
-    return launch(convert_kernel<bf16>, {dim3(4), dim3(64)}, x, y, z, packed, n);
+    return launch<convert_kernel<bf16>>({dim3(4), dim3(64)}, x, y, z, packed, n);
 }
 int convert_f16(const float* x, f16* y, float* z, uint32_t* packed, int n) {
-    return launch(convert_kernel<f16>, {dim3(4), dim3(64)}, x, y, z, packed, n);
+    return launch<convert_kernel<f16>>({dim3(4), dim3(64)}, x, y, z, packed, n);
 }
 int reduce(const float* x, float* out, int rows, int n) {
-    return launch(reduce_kernel, {dim3(rows), dim3(128)}, x, out, n);
+    return launch<reduce_kernel>({dim3(rows), dim3(128)}, x, out, n);
 }
-int shuffle(const int* x, int* out) { return launch(shuffle_kernel, {dim3(1), dim3(32)}, x, out); }
+int shuffle(const int* x, int* out) { return launch<shuffle_kernel>({dim3(1), dim3(32)}, x, out); }
 int uniforms(uint64_t seed, uint64_t position, float* out, int n) {
-    return launch(uniform_kernel, {dim3(ceil_div(n, 32)), dim3(32)}, seed, position, out, n);
+    return launch<uniform_kernel>({dim3(ceil_div(n, 32)), dim3(32)}, seed, position, out, n);
 }
 int copy(const uint4* x, uint4* y, float* exps, int n) {
-    return launch(copy_kernel, {dim3(ceil_div(n, 32)), dim3(32)}, x, y, exps, n);
+    return launch<copy_kernel>({dim3(ceil_div(n, 32)), dim3(32)}, x, y, exps, n);
 }
-int ring(int* out, int rounds) { return launch(ring_kernel, {dim3(1), dim3(128)}, out, rounds); }
+int ring(int* out, int rounds) { return launch<ring_kernel>({dim3(1), dim3(128)}, out, rounds); }
 int last_arriver(const float* x, float* partial, unsigned* counter, float* out, int n, int blocks,
                  int acquire_release) {
-    return launch(last_arriver_kernel, {dim3(blocks), dim3(64)}, x, partial, counter, out, n, acquire_release);
+    return launch<last_arriver_kernel>({dim3(blocks), dim3(64)}, x, partial, counter, out, n, acquire_release);
 }
 int accumulate(const float* x, float* y, int n, cudaStream_t stream, int threads, int smem_bytes) {
-    return launch(accumulate_kernel,
-                  {dim3(ceil_div(n, threads)), dim3(threads), static_cast<size_t>(smem_bytes), stream}, x, y, n);
+    return launch<accumulate_kernel>(
+        {dim3(ceil_div(n, threads)), dim3(threads), static_cast<size_t>(smem_bytes), stream}, x, y, n);
 }
-int ldmatrix(const uint16_t* x, uint32_t* out) { return launch(ldmatrix_kernel, {dim3(1), dim3(32)}, x, out); }
+int ldmatrix(const uint16_t* x, uint32_t* out) { return launch<ldmatrix_kernel>({dim3(1), dim3(32)}, x, out); }
 int mma_bf16(const uint32_t* a, const uint32_t* b, const float* c, float* d) {
-    return launch(mma_kernel<bf16>, {dim3(1), dim3(32)}, a, b, c, d);
+    return launch<mma_kernel<bf16>>({dim3(1), dim3(32)}, a, b, c, d);
 }
 int mma_f16(const uint32_t* a, const uint32_t* b, const float* c, float* d) {
-    return launch(mma_kernel<f16>, {dim3(1), dim3(32)}, a, b, c, d);
+    return launch<mma_kernel<f16>>({dim3(1), dim3(32)}, a, b, c, d);
 }
 }

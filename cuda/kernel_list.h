@@ -1,0 +1,43 @@
+// Every kernel of the library, and how all are made ready on a device before anything runs there.
+//
+// The driver loads a kernel when it is first needed on a device, for which it may wait for what runs there, while it
+// holds a lock that launches on other devices need (CUDA C++ Programming Guide, "Lazy Loading": concurrent execution).
+// Ranks are threads whose kernels wait for each other: a rank that loads one in the middle of a step could wait for
+// ever. So each rank loads all of them before its first collective.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+namespace infinilm::cuda {
+
+// Filled while the library is opened: launch<kernel>() enters its kernel (launch.cuh).
+inline std::vector<const void*>& kernel_list() {
+    static std::vector<const void*> kernels;
+    return kernels;
+}
+
+// Loads all kernels on the current device, and lets each have all the shared memory that a block may have: above 48 KiB
+// that must be asked for. Kernels that were not compiled for this device are passed over; who launches one is told.
+inline cudaError_t load_kernels() {
+    int device = 0, limit = 0;
+    if (cudaError_t error = cudaGetDevice(&device)) return error;
+    if (cudaError_t error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
+        return error;
+    for (const void* kernel : kernel_list()) {
+        cudaFuncAttributes attributes;
+        cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+            cudaGetLastError();  // forget it
+            continue;
+        }
+        if (error == cudaSuccess)
+            error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         limit - static_cast<int>(attributes.sharedSizeBytes));
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,152 @@
+"""What a step costs, counted from the shape of the model: the bytes it must move and the operations it must do.
+
+By op, so that the time of each can be held against the limits of the machine. Weights count once a step, keys and
+values once a step and sequence; activations stay in the caches of the cores and are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infinilm import _core
+from infinilm.checks import DTYPES
+from infinilm.config.families import build_spec
+
+if TYPE_CHECKING:
+    from infinilm.llm import LLM
+
+__all__ = ["OpWork", "Work", "count_work"]
+
+# The op that reads a parameter, by the part of its name in front of ".weight" or ".bias".
+_OPS = {
+    "model.embed_tokens": "embedding",
+    "input_layernorm": "qkv_proj",
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "q_norm": "qkv_proj",
+    "k_norm": "qkv_proj",
+    "o_proj": "o_proj",
+    "post_attention_layernorm": "gate_up_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+    "model.norm": "lm_head",
+    "lm_head": "lm_head",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpWork:
+    """Of one op in one step: bytes to and from memory, multiplications and additions."""
+
+    num_bytes: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step costs, by the shape of the model alone.
+
+    Attributes
+    ----------
+    elements : mapping of str to int
+        By linear, the elements that every token multiplies with; of "lm_head", every token that is sampled from.
+    weight_bytes_by_op : mapping of str to int
+        Bytes of the weights that an op reads in a step. The table of an embedding is not among them.
+    embedding_bytes_per_token : float
+        A row of that table.
+    kv_bytes_per_token_layer : int
+        Keys and values of one token in one layer.
+    q_dim, vocab_size : int
+        num_heads * head_dim; logits of a row.
+    sliding_window : tuple of int
+        Per layer; 0 is none.
+    """
+
+    elements: Mapping[str, int]
+    weight_bytes_by_op: Mapping[str, int]
+    embedding_bytes_per_token: float
+    kv_bytes_per_token_layer: int
+    q_dim: int
+    vocab_size: int
+    sliding_window: tuple[int, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights read by a decode step: all but an embedding table that is not the output head too."""
+        return sum(self.weight_bytes_by_op.values())
+
+    def prefill_flops(self, num_tokens: int) -> int:
+        """Multiplications and additions of the linears for a prompt of which the last token is sampled from.
+
+        Attention itself is left out: for short prompts it is small, and every definition of it is another one.
+        """
+        layers = sum(count for name, count in self.elements.items() if name != "lm_head")
+        return 2 * (num_tokens * layers + self.elements["lm_head"])
+
+    def decode_bytes(self, batch_size: int, context_len: float) -> float:
+        """Bytes a decode step must read: every weight once, and the keys and values of every sequence."""
+        seen = sum(min(context_len, window or math.inf) for window in self.sliding_window)
+        return self.weight_bytes + batch_size * self.kv_bytes_per_token_layer * seen
+
+    def ops(self, batch_size: int, num_new: int, context_len: float, num_steps: int = 1) -> dict[str, OpWork]:
+        """Of each op while `batch_size` sequences get `num_new` tokens each, up to context_len, in `num_steps` steps.
+
+        The last token of each sequence is sampled from. A decode step is ``num_new=1``.
+        """
+        tokens = batch_size * num_new
+        stored = {"qkv_proj": tokens * self.kv_bytes_per_token_layer * len(self.sliding_window)}
+        work = {}
+        for name, weight_bytes in self.weight_bytes_by_op.items():
+            rows, steps = (batch_size, 1) if name == "lm_head" else (tokens, num_steps)
+            work[name] = OpWork(steps * weight_bytes + stored.get(name, 0), 2 * rows * self.elements[name])
+        pairs = sum(_pairs(num_new, context_len, window) for window in self.sliding_window)
+        read = sum(min(context_len, window + num_new - 1 if window else math.inf) for window in self.sliding_window)
+        work["attention"] = OpWork(
+            batch_size * self.kv_bytes_per_token_layer * read, 4 * batch_size * self.q_dim * pairs
+        )
+        work["embedding"] = OpWork(tokens * self.embedding_bytes_per_token, 0)
+        work["sampling"] = OpWork(4 * batch_size * self.vocab_size, 0)
+        return work
+
+
+def _pairs(num_new: int, context_len: float, window: int) -> float:
+    """Pairs of a query and a key that it sees: the queries are the last `num_new` of `context_len` positions."""
+    before = context_len - num_new
+    if not window:
+        return num_new * before + num_new * (num_new + 1) / 2
+    whole = min(max(math.floor(window - before), 0), num_new)  # queries that see everything before them
+    return whole * before + whole * (whole + 1) / 2 + (num_new - whole) * window
+
+
+def count_work(llm: LLM) -> Work:
+    """Count the work of a loaded model's steps."""
+    plan = llm._plan
+    spec = build_spec(llm.config, dtype=llm.dtype, max_model_len=llm.max_model_len, quantization=plan.quantization)
+    shapes = _core.param_shapes(spec)
+    kept = plan.stored_dtype if llm.dtype == "float32" and plan.stored_dtype in DTYPES else llm.dtype
+    elements: dict[str, int] = {}
+    num_bytes: dict[str, int] = {}
+    for name, count in _core.param_bytes(spec, kept).items():
+        module = name.rpartition(".")[0]
+        op = _OPS[module] if module in _OPS else _OPS[module.rpartition(".")[2]]
+        num_bytes[op] = num_bytes.get(op, 0) + count
+        if len(shapes[name]) == 2:
+            elements[op] = elements.get(op, 0) + math.prod(shapes[name])
+    table_bytes, table = num_bytes.pop("embedding"), elements.pop("embedding")
+    if spec.tie_word_embeddings:
+        num_bytes["lm_head"] += table_bytes
+        elements["lm_head"] = table
+    return Work(
+        elements=elements,
+        weight_bytes_by_op=num_bytes,
+        embedding_bytes_per_token=table_bytes / spec.vocab_size,
+        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // spec.num_layers,
+        q_dim=spec.attention.num_heads * spec.attention.head_dim,
+        vocab_size=spec.vocab_size,
+        sliding_window=tuple(spec.attention.sliding_window),
+    )

@@ -1,0 +1,73 @@
+"""`infinilm pack`: the folder it writes serves every command, and what it says when it cannot write one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from llm import tiny
+
+from cli.support import run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("pack") / "tiny")
+
+
+@pytest.mark.parametrize("quantization", [[], ["--quantization", "int8"], ["--quantization", "int4"]])
+def test_all_commands_take_the_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], quantization: list[str]
+) -> None:
+    out = tmp_path / "packed"
+    assert run("pack", folder, out, *quantization) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: ")
+    options = ["--temperature", "0", "--max-tokens", "9"]
+    assert run("generate", "the", "--model", folder, *options, *quantization) == 0
+    expected = capsys.readouterr().out
+    assert run("generate", "the", "--model", out, *options) == 0
+    assert capsys.readouterr().out == expected
+    plans = []
+    for model, more in ((folder, quantization), (out, [])):
+        assert run("plan", model, "--json", "--kv-cache", "1MiB", *more) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    plain, packed = plans
+    assert packed == plain | {"path": str(out), "packed": True}
+    assert run("info", out) == 0
+    assert f"packed as {quantization[1] if quantization else 'float32'}," in capsys.readouterr().out
+    assert run("plan", folder, *quantization) == 0
+    assert f"stored as float32, {'used as ' if quantization else 'computed'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["FOLDER"], "the following arguments are required: OUT"),
+        (["FOLDER", "FOLDER"], "is not empty; pass the name of a new folder"),
+        (["FOLDER", "FOLDER/config.json"], "config.json is a file; pass the name of a new folder"),
+        (["missing", "OUT"], "model folder 'missing' does not exist"),
+        (["FOLDER", "OUT", "--quantization", "int3"], "--quantization: expected None, 'int8' or 'int4', got 'int3'"),
+        (["FOLDER", "OUT", "--dtype", "int8"], "--dtype: expected 'auto'"),
+        (["FOLDER", "OUT", "--num-threads", "0"], "--num-threads"),
+        (["FOLDER", "/proc/packed"], "/proc/packed"),
+    ],
+)
+def test_bad_arguments(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
+    named = [arg.replace("FOLDER", places["FOLDER"]).replace("OUT", places["OUT"]) for arg in arguments]
+    assert run("pack", *named) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and not captured.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_contradict_the_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "packed"
+    assert run("pack", folder, out, "--quantization", "int8") == 0
+    assert run("pack", out, tmp_path / "again") == 2
+    assert "is packed already" in capsys.readouterr().err
+    assert run("generate", "the", "--model", out, "--quantization", "int4") == 2
+    assert "contradicts" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Compiles the PTX of all CUDA kernels with the ptxas of other toolkits than the one at hand; no GPU is needed.
+
+    python tools/check_ptx.py                     # the toolkits of TOOLKITS, from PyPI: about 180 MB, kept by pip
+    python tools/check_ptx.py --nvcc nvcc --jobs 2
+
+Fails where one spills registers, uses local memory, or says that wgmma is serialized: a toolkit that somebody installs
+with does so silently. What was compiled once is known by its content and not compiled again; that is kept in
+~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infinilm/ptx"
+# Of every minor version the last one, and the newest of all.
+TOOLKITS = {
+    "12.4": "nvidia-cuda-nvcc-cu12==12.4.131",
+    "12.6": "nvidia-cuda-nvcc-cu12==12.6.85",
+    "12.8": "nvidia-cuda-nvcc-cu12==12.8.93",
+    "12.9": "nvidia-cuda-nvcc-cu12==12.9.86",
+    "13.5": "nvidia-cuda-nvcc==13.5.37",
+}
+# What the package is built for (meson.options), and how cuda/meson.build calls nvcc.
+ARCHITECTURES = ("80", "90a")
+FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr"]
+# The PTX version of CUDA 12.4: nvcc writes its own there, which older ones refuse, whatever the code needs.
+PTX_VERSION = "8.4"
+COMPLAINT = re.compile(
+    r"[1-9]\d* bytes (stack frame|spill)|spilled to local memory|serialized|\b(error|fatal)\b",
+    re.IGNORECASE,
+)
+
+
+def for_hopper(source: Path) -> bool:
+    """Whether the file is compiled for sm_90a alone."""
+    return "sm90" in source.name
+
+
+def digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """What it prints; SystemExit if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}")
+    return done.stdout
+
+
+def fetch_ptxas(toolkit: str) -> Path:
+    """The ptxas of a toolkit, from the wheel that has it."""
+    place = CACHE / f"ptxas-{digest(TOOLKITS[toolkit].encode())}"
+    if place.exists():
+        return place
+    with tempfile.TemporaryDirectory() as folder:
+        run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, TOOLKITS[toolkit]])
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (n for n in archive.namelist() if n.endswith("/bin/ptxas"))
+            partial = place.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(archive.read(name))
+    partial.chmod(0o755)
+    partial.replace(place)
+    return place
+
+
+def make_ptx(nvcc: str, source: Path, architecture: str, headers: bytes) -> Path:
+    """PTX of a file, in a version that every toolkit reads."""
+    flags = [*FLAGS, f"-gencode=arch=compute_{architecture},code=compute_{architecture}"]
+    key = digest(run([nvcc, "--version"]).encode(), repr(flags).encode(), headers, source.read_bytes())
+    ptx = CACHE / f"{source.stem}-{architecture}-{key}.ptx"
+    if not ptx.exists():
+        partial = ptx.with_suffix(f".{os.getpid()}")
+        run([nvcc, *flags, "-ptx", source, "-o", partial])
+        partial.write_text(
+            re.sub(r"^\.version .*$", f".version {PTX_VERSION}", partial.read_text(), flags=re.MULTILINE)
+        )
+        partial.replace(ptx)
+    return ptx
+
+
+def complaints_of(ptxas: Path, ptx: Path, architecture: str) -> list[str]:
+    """What to complain about; none if it was compiled before without."""
+    passed = CACHE / f"passed-{digest(ptxas.name.encode(), ptx.read_bytes())}"
+    if passed.exists():
+        return []
+    command = [ptxas, f"-arch=sm_{architecture}", "-v", "-warn-spills", ptx, "-o", os.devnull]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    found = [line.strip() for line in done.stdout.splitlines() if COMPLAINT.search(line)]
+    if done.returncode != 0 and not found:
+        found = [f"exit code {done.returncode}"]
+    if not found:
+        passed.touch()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nvcc", default="nvcc", help="makes the PTX (default: %(default)s)")
+    parser.add_argument("--toolkits", default=",".join(TOOLKITS), help="of %(default)s")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (default: the CPUs, %(default)s)")
+    parser.add_argument("sources", type=Path, nargs="*", help="default: all of cuda/*.cu")
+    args = parser.parse_args()
+    toolkits = args.toolkits.split(",")
+    if unknown := set(toolkits) - set(TOOLKITS):
+        parser.error(f"--toolkits: {', '.join(sorted(unknown))} is none of {', '.join(TOOLKITS)}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    headers = b"".join(path.read_bytes() for path in sorted((ROOT / "cuda").glob("*.*h")))
+    compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits}
+    sources = args.sources or sorted((ROOT / "cuda").glob("*.cu"))
+    pairs = [(s, a) for s in sources for a in ARCHITECTURES if not for_hopper(s) or a == "90a"]
+
+    def check(pair: tuple[Path, str]) -> list[str]:
+        source, architecture = pair
+        ptx = make_ptx(args.nvcc, source, architecture, headers)
+        return [
+            f"{source.name}, sm_{architecture}, ptxas of CUDA {toolkit}: {complaint}"
+            for toolkit, ptxas in compilers.items()
+            for complaint in complaints_of(ptxas, ptx, architecture)
+        ]
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        faults = [fault for found in pool.map(check, pairs) for fault in found]
+    if faults:
+        sys.exit("\n".join(faults))
+    print(f"{len(pairs)} files, compiled by ptxas of CUDA {', '.join(toolkits)}: no spills, wgmma not serialized")
+
+
+if __name__ == "__main__":
+    main()
