@@ -52,8 +52,8 @@ struct PackedSource {
     PackedTensors tensors;  // of the whole linear
     LinearKind kind = LinearKind::plain;
     int64_t in_features = 0;  // of the whole linear
-    Range columns;            // of in_features, the rank's
-    std::vector<Part> parts;
+    Range columns = {};       // of in_features, the rank's
+    std::vector<Part> parts = {};
 };
 
 // Rows of the weight of a plain linear of one part: a tied lm_head is its own embedding table.

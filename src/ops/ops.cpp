@@ -260,16 +260,6 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
 
 namespace infinilm {
 
-void Backend::check_packed(const PackedSource&) const {
-    throw WeightError(concat("packed weights are laid out for the kernels of CPUs, and this device is ",
-                             to_string(device()), "; load the checkpoint that they were packed from"));
-}
-
-std::unique_ptr<PreparedLinear> Backend::adopt_linear(const PackedSource& source) {
-    check_packed(source);
-    return nullptr;
-}
-
 const char* describe(SampleFault fault) {
     switch (fault) {
         case SampleFault::nan: return "hold NaN";

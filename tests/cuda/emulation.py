@@ -32,6 +32,7 @@ BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
     *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
     ROOT / "src/core/tensor.cpp",
+    ROOT / "src/ops/backend_defaults.cpp",
 )
 # Linears of every weight format: one refers to the others.
 LINEARS = tuple(

@@ -19,7 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = [
     *(
         ROOT / "src" / f"{name}.cpp"
-        for name in ("core/check", "core/process", "core/tensor", "core/topology", "ops/ops", "ops/values")
+        for name in (
+            "core/check",
+            "core/process",
+            "core/tensor",
+            "core/topology",
+            "ops/backend_defaults",
+            "ops/ops",
+            "ops/values",
+        )
     ),
     *sorted((ROOT / "src/dist").glob("*.cpp")),
     ROOT / "src/engine/rank_worker.cpp",
