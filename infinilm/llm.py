@@ -76,8 +76,7 @@ class LLM(OfThisProcess):
     device_ids
         The GPUs, one per rank. Default: the first ones.
     max_model_len
-        Tokens of a sequence, prompt and output together. Default: what the model was made for, or as much as the
-        KV cache has room for.
+        Tokens of a sequence, prompt and output. Default: what the model was made for, or what the KV cache holds.
     max_num_seqs
         Sequences that run at the same time, if the KV cache has room for them.
     max_num_batched_tokens
