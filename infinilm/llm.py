@@ -76,7 +76,7 @@ class LLM(OfThisProcess):
     device_ids
         The GPUs, one per rank. Default: the first ones.
     max_model_len
-        Tokens of a sequence, prompt and output. Default: what the model was made for, or what the KV cache holds.
+        Tokens of a sequence, prompt and output together. Default: the model's, or what the KV cache has room for.
     max_num_seqs
         Sequences that run at the same time, if the KV cache has room for them.
     max_num_batched_tokens

@@ -24,11 +24,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")  # what cases print goes to the log
     os.dup2(2, 1)
     libraries: dict[str, Gpu] = {}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     for line in sys.stdin:
         request = json.loads(line)
-        for name in [n for n in os.environ if n.startswith(PREFIX)]:
-            del os.environ[name]
-        os.environ.update(request["settings"])
+        os.environ.clear()  # nothing of the case before stays
+        os.environ.update({**environment, **request["settings"]})
         ok, text = True, ""
         try:
             gpu = libraries.get(request["library"]) or libraries.setdefault(request["library"], Gpu(request["library"]))

@@ -115,7 +115,7 @@ def same_tokens(engine: _core.InferEngine, fake: FakeNccl | None = None) -> None
     With NCCL, that the latter is all that a rank gives then: `num_candidates` logits of a row, and their ids.
     """
     tokens = np.random.default_rng(2).integers(0, engine.spec.vocab_size, (2, 10)).astype(np.int32)[:, 9:].copy()
-    part = -(-engine.spec.vocab_size // (8 * engine.num_ranks)) * 8
+    part = -(-engine.spec.vocab_size // (16 * engine.num_ranks)) * 16  # as vocab_part of src/model/shard.cpp
     for top_k, num_candidates in ((1, 1), (3, 4), (20, 32), (64, 64), (65, 0), (0, 0)):
         drawn, gathered = [], []
         for logits in (True, False):
