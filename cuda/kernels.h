@@ -1,7 +1,7 @@
 // Every kernel of the CUDA backend, as the backend sees it: argument structs of plain device pointers and sizes, and
 // launchers. A launcher enqueues on `stream`, allocates nothing, waits for nothing and returns the error of the launch.
 // Arguments are valid already (ops.cpp); what a layout needs beyond that is said here and is ensured by
-// cuda_backend.cpp. C++17, for nvcc, for the host compiler and for the emulator.
+// backend.cpp. C++17, for nvcc, for the host compiler and for the emulator.
 //
 // Alignment: every row of an activation, of a cache and of a norm weight starts at a multiple of 16 bytes, since
 // widths are multiples of 8 elements (the backend refuses other models) and buffers are aligned to 256 bytes.
@@ -30,8 +30,8 @@ constexpr int size_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
 enum class RowOrder : int { natural, gate_up, rope_pairs };
 
 // How a weight's numbers are stored. as_type: in the Type of the engine; others are made that Type in registers
-// (weight_formats.cuh), and their numbers are those of core/quantise.h: int8 and fp8 (e4m3) with a float32 scale for
-// each row, int4 with a bfloat16 one for each row and group of 32 columns.
+// (weight_formats.cuh), and their numbers are those of numerics/quantise.h: int8 and fp8 (e4m3) with a float32 scale
+// for each row, int4 with a bfloat16 one for each row and group of 32 columns.
 enum class WeightFormat : int { as_type, int8, int4, fp8 };
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:

@@ -3,7 +3,7 @@
 // element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is that over the
 // memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but for sources of
 // load time, which need only the alignment of an element.
-#include "../src/core/quantise.h"
+#include "../src/numerics/quantise.h"
 #include "launch.cuh"
 #include "linear.cuh"
 #include "norm.cuh"

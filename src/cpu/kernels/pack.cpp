@@ -2,8 +2,8 @@
 // time. A weight that keeps its 16 bits keeps its bits; others go by way of float32.
 #include "cpu/kernels/pack.h"
 
-#include "core/quantise.h"
 #include "cpu/kernels/functions.h"
+#include "numerics/quantise.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 

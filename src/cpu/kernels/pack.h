@@ -9,8 +9,8 @@
 // float32 [panels][16], one per output; those of int4 bfloat16 [panels][k / 32][16], one per output and group.
 #pragma once
 
-#include "core/quantise.h"
 #include "cpu/kernels/kernels.h"
+#include "numerics/quantise.h"
 
 namespace infinilm::cpu {
 
