@@ -1,4 +1,4 @@
-"""Quantised weights in numpy: the rules of src/numerics/quantise.h and the layout of cuda/weight_formats.cuh, once more.
+"""Quantised weights in numpy: the rules of src/numerics/quantise.h and the layout of cuda/weight_formats.cuh.
 
 A quantised weight is (numbers, scales): what it stands for is numbers * scales, each scale repeated over its columns.
 """
