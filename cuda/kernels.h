@@ -109,17 +109,18 @@ struct EmbeddingArgs {
     void* out;           // [num_tokens, k] T
     int64_t out_stride;  // elements between rows, here and below
     int num_tokens;
+    float multiplier;  // of the rows; the product is rounded to T
 };
 cudaError_t embedding(const EmbeddingArgs&, cudaStream_t);
 
 struct RmsNormArgs {
     const void* x;        // [num_tokens, hidden_size] T
-    void* residual;       // null, or [num_tokens, hidden_size] T: residual += x, rounded to T, and that is normed
-    const float* weight;  // [hidden_size]
-    void* out;            // [num_tokens, hidden_size] T; may be x
+    void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
+    const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
+    void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
-    float eps;
+    float eps, multiplier;
     Type type;
 };
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
@@ -166,10 +167,10 @@ cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 // Where keys and values go, and how q and k are turned first.
 struct RopeStoreArgs {
-    const float* cos_sin;         // [num_tokens, rotary_dim]
+    const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     const float* q_norm;          // [head_dim] or null, with k_norm
     const float* k_norm;          // [head_dim] or null
-    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing
+    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
     void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim] T
     void* v_cache;                // the same
     int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;

@@ -70,10 +70,8 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
         if (known && args.table.format != WeightFormat::as_type) {
             float row[8];
             stored_row(args.table, id, vector, row);
-            store8(out, row);
-            return;
-        }
-        if (known) {
+            v = pack8<T>(row);
+        } else if (known) {
             const uint32_t* fragments = static_cast<const uint32_t*>(args.table.data) +
                                         (static_cast<int64_t>(id / 16) * num_steps(args.table.k) + step) * 128;
             const uint32_t* words = fragments + r % 8 * 16 + r / 8 + vector % 2 * 2;  // register, of lane 4 (r % 8)
@@ -81,6 +79,12 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
         }
         *reinterpret_cast<uint4*>(out) = v;
     }
+    if (args.multiplier == 1.0f) return;
+    float x[8];
+    load8(out, x);  // what this thread has just written
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], args.multiplier);
+    store8(out, x);
 }
 
 cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {

@@ -212,14 +212,14 @@ class LLM(OfThisProcess):
             self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
             self.max_model_len = self.memory.max_model_len
         allocate_cache(self._engine, self.memory)
-        engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
+        engine_hooks = EngineHooks(self._engine, ModelSites.of(spec))
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
         self._scheduler_settings: dict[str, Any] = {
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "sliding_window": common_window(spec.attention.sliding_window),
+            "sliding_window": common_window([layer.sliding_window for layer in spec.layers]),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)

@@ -52,11 +52,16 @@ class Family:
     qkv_bias: str | bool
     out_bias: str | bool
     mlp_bias: str | bool
-    # RMSNorm over head_dim on every head of q and k, before RoPE.
-    qk_norm: bool
+    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
+    qk_norm: Literal["none", "head", "all"]
     # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
     # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
     windows: Literal["none", "all", "layer_types"]
+    # Whether a sublayer norms what it reads, and what it adds to the residual stream.
+    pre_norms: bool = True
+    post_norms: bool = False
+    # Keys of config.json that only some families have, of `LlamaConfig.FAMILY_KEYS`.
+    keys: frozenset[str] = frozenset()
 
 
 COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -80,6 +85,13 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "use_sliding_window": None,  # None: the family decides
         "max_window_layers": 28,
         "layer_types": None,
+        "partial_rotary_factor": 1.0,
+        "no_rope_layers": None,  # None: as no_rope_layer_interval says
+        "no_rope_layer_interval": None,  # None: every layer has RoPE
+        "attention_multiplier": None,  # None: head_dim ** -0.5
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
         "bos_token_id": (1,),
         "eos_token_id": (2,),
     }
@@ -108,7 +120,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qkv_bias="attention_bias",
                 out_bias="attention_bias",
                 mlp_bias="mlp_bias",
-                qk_norm=False,
+                qk_norm="none",
                 windows="none",
             ),
             Family(
@@ -123,7 +135,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qkv_bias=False,
                 out_bias=False,
                 mlp_bias=False,
-                qk_norm=False,
+                qk_norm="none",
                 windows="all",
             ),
             Family(
@@ -133,7 +145,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qkv_bias=True,
                 out_bias=False,
                 mlp_bias=False,
-                qk_norm=False,
+                qk_norm="none",
                 windows="layer_types",
             ),
             Family(
@@ -143,8 +155,62 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qkv_bias="attention_bias",
                 out_bias="attention_bias",
                 mlp_bias=False,
-                qk_norm=True,
+                qk_norm="head",
                 windows="layer_types",
+            ),
+            Family(
+                architecture="GraniteForCausalLM",
+                model_type="granite",
+                defaults={"attention_multiplier": 1.0},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm="none",
+                windows="none",
+                keys=frozenset(
+                    {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}
+                ),
+            ),
+            Family(
+                architecture="SmolLM3ForCausalLM",
+                model_type="smollm3",
+                defaults={
+                    "vocab_size": 128256,
+                    "hidden_size": 2048,
+                    "num_hidden_layers": 36,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 4,
+                    "max_position_embeddings": 32768,
+                    "rope_theta": 2000000.0,
+                    "use_sliding_window": False,
+                    "no_rope_layer_interval": 4,
+                    "tie_word_embeddings": True,
+                    "bos_token_id": (128000,),
+                    "eos_token_id": (128001,),
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm="none",
+                windows="layer_types",
+                keys=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
+            ),
+            Family(
+                architecture="Olmo2ForCausalLM",
+                model_type="olmo2",
+                defaults={
+                    "vocab_size": 50304,
+                    "rms_norm_eps": 1e-5,
+                    "bos_token_id": (),
+                    "eos_token_id": (50279,),
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="all",
+                windows="none",
+                pre_norms=False,
+                post_norms=True,
             ),
         )
     }
@@ -189,6 +255,13 @@ class ModelConfig(Protocol):
     use_sliding_window: bool | None
     max_window_layers: int
     layer_types: list[str] | None
+    partial_rotary_factor: float
+    no_rope_layers: list[int] | None
+    no_rope_layer_interval: int | None
+    attention_multiplier: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
 
     @property
     def architecture(self) -> str:
@@ -217,12 +290,18 @@ class ModelFacts:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: str  # "none"; of each "head"; of "all" heads together
+    pre_norms: bool  # of what a sublayer reads
+    post_norms: bool  # of what it adds to the residual stream
     activation: str
     softmax_scale: float
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
-    inv_freq: Frequencies  # float32 [D / 2], radians per position
+    has_rope: tuple[bool, ...]  # [num_layers]
+    inv_freq: Frequencies  # float32 [R / 2], radians per position; the first R <= D elements of a head are turned
     attention_factor: float  # cos and sin are multiplied by it
+    embedding_multiplier: float
+    residual_multiplier: float  # of what a sublayer adds
+    logit_multiplier: float
 
 
 def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
@@ -239,7 +318,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     inv_freq, attention_factor = inverse_frequencies(
-        config.head_dim,
+        int(config.head_dim * config.partial_rotary_factor),
         config.rope_theta,
         config.rope_parameters,
         config.max_position_embeddings,
@@ -250,12 +329,28 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
         mlp_bias=_bias(family, "mlp_bias", family.mlp_bias, config),
         qk_norm=family.qk_norm,
+        pre_norms=family.pre_norms,
+        post_norms=family.post_norms,
         activation=ACTIVATIONS[config.hidden_act],
-        softmax_scale=float(config.head_dim) ** -0.5,
+        softmax_scale=float(config.head_dim) ** -0.5
+        if config.attention_multiplier is None
+        else float(config.attention_multiplier),
         sliding_window=_sliding_windows(family, config),
+        has_rope=_layers_with_rope(config),
         inv_freq=inv_freq,
         attention_factor=attention_factor,
+        embedding_multiplier=float(config.embedding_multiplier),
+        residual_multiplier=float(config.residual_multiplier),
+        logit_multiplier=1 / float(config.logits_scaling),
     )
+
+
+def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:
+    """Tell which layers turn q and k: `no_rope_layers` has 1 for those that do; else all but each interval-th."""
+    layers, interval = config.num_hidden_layers, config.no_rope_layer_interval
+    if config.no_rope_layers is not None:
+        return tuple(map(bool, config.no_rope_layers))
+    return tuple(not interval or (layer + 1) % interval != 0 for layer in range(layers))
 
 
 def _bias(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
@@ -351,7 +446,11 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 
-    from infinilm._core import ModelSpec  # late: a configuration is usable without the compiled module
+    from infinilm._core import (  # late: a configuration is usable without the compiled module
+        LayerSpec,
+        ModelSpec,
+        RopeSpec,
+    )
 
     spec = ModelSpec()
     spec.dtype = dtype
@@ -369,10 +468,17 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.qkv_bias = facts.qkv_bias
     spec.attention.out_bias = facts.out_bias
     spec.attention.qk_norm = facts.qk_norm
-    spec.attention.sliding_window = list(facts.sliding_window)
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
-    spec.rope.inv_freq = facts.inv_freq.tolist()
-    spec.rope.attention_factor = facts.attention_factor
+    spec.pre_norms = facts.pre_norms
+    spec.post_norms = facts.post_norms
+    spec.embedding_multiplier = facts.embedding_multiplier
+    spec.residual_multiplier = facts.residual_multiplier
+    spec.logit_multiplier = facts.logit_multiplier
+    spec.ropes = [RopeSpec(facts.inv_freq.tolist(), facts.attention_factor)]
+    spec.layers = [
+        LayerSpec(sliding_window=window, rope=0 if has_rope else -1)
+        for window, has_rope in zip(facts.sliding_window, facts.has_rope, strict=True)
+    ]
     return spec

@@ -62,6 +62,12 @@ class LlamaConfig:
         False.
     sliding_window, use_sliding_window, max_window_layers, layer_types
         None, None, 28, None: see `families` for which of them a family reads.
+    partial_rotary_factor, no_rope_layers, no_rope_layer_interval
+        1.0, None, None: the part of a head that RoPE turns; 1 for each layer that has RoPE, 0 for others; or that each
+        interval-th layer has none. Only some families have these and the next.
+    attention_multiplier, embedding_multiplier, residual_multiplier, logits_scaling
+        None, 1.0, 1.0, 1.0: multiply the scores of attention (None: head_dim ** -0.5), the embedding and what a
+        sublayer adds; the last divides the logits.
     bos_token_id, eos_token_id
         1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
     dtype
@@ -99,6 +105,13 @@ class LlamaConfig:
     use_sliding_window: bool | None
     max_window_layers: int
     layer_types: list[str] | None
+    partial_rotary_factor: float
+    no_rope_layers: list[int] | None
+    no_rope_layer_interval: int | None
+    attention_multiplier: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
     _bos_token_id: list[int]
     _eos_token_id: list[int]
     _dtype: str
@@ -115,9 +128,8 @@ class LlamaConfig:
             keys = sorted(_ACCEPTED_KEYS)
             hint = did_you_mean(unknown[0], keys) or f"; fields: {', '.join(keys)}"
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
-        _refuse_unsupported(values)
-
         family = _family(values.pop("model_type", None), values.pop("architectures", None))
+        _refuse_unsupported(values, family)
         self.model_type = family.model_type
         self.architectures = [family.architecture]
         for old, new in (("num_layers", "num_hidden_layers"), ("torch_dtype", "dtype")):
@@ -300,6 +312,7 @@ class LlamaConfig:
             if size >= INT_LIMIT:
                 raise ConfigError(f"{product} must be < 2**31; got {size}")
         self._check_layer_types(family)
+        self._check_family_keys(family)
         families.model_facts(self, self.max_position_embeddings)
 
     def _check_layer_types(self, family: families.Family) -> None:
@@ -318,6 +331,30 @@ class LlamaConfig:
             raise ConfigError(
                 f"layer_types must have num_hidden_layers = {self.num_hidden_layers} entries; "
                 f"got {len(self.layer_types)}"
+            )
+
+    def _check_family_keys(self, family: families.Family) -> None:
+        for key, (neutral, reason) in UNSUPPORTED.items():
+            value = getattr(self, key, None)
+            if key not in family.keys and key not in family.defaults and value not in neutral:
+                raise ConfigError(f"{key} is {short_repr(value)} in {family.architecture}: {reason}")
+        for key in ("partial_rotary_factor", "embedding_multiplier", "residual_multiplier", "logits_scaling"):
+            _check_positive(key, getattr(self, key))
+        if self.attention_multiplier is not None:
+            _check_positive("attention_multiplier", self.attention_multiplier)
+        if self.partial_rotary_factor > 1:
+            raise ConfigError(f"partial_rotary_factor must be at most 1; got {self.partial_rotary_factor}")
+        if self.no_rope_layer_interval is not None:
+            as_integer("no_rope_layer_interval", self.no_rope_layer_interval, least=0)
+        layers = self.no_rope_layers
+        if layers is not None and (
+            not isinstance(layers, (list, tuple))
+            or len(layers) != self.num_hidden_layers
+            or any(value not in (0, 1) for value in layers)
+        ):
+            raise ConfigError(
+                f"no_rope_layers must be null or a list of num_hidden_layers = {self.num_hidden_layers} entries, 1 "
+                f"for a layer with RoPE and 0 for one without; got {short_repr(layers)}"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -403,7 +440,16 @@ _SIZES = {
 }
 
 # Fields in which null means something else than "not said".
-_NULLABLE = frozenset({"num_key_value_heads", "sliding_window", "bos_token_id", "eos_token_id"})
+_NULLABLE = frozenset(
+    {
+        "attention_multiplier",
+        "no_rope_layer_interval",
+        "num_key_value_heads",
+        "sliding_window",
+        "bos_token_id",
+        "eos_token_id",
+    }
+)
 
 # What the constructor takes as a field, and what it looks at besides.
 _ACCEPTED_KEYS = frozenset(
@@ -462,9 +508,9 @@ def _limit_context(values: dict[str, Any]) -> None:
         values["max_position_embeddings"] = limit
 
 
-def _refuse_unsupported(values: dict[str, Any]) -> None:
+def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None:
     """Drop the keys of `UNSUPPORTED` and `INERT` from `values`; an error where one is not neutral."""
-    for key in [key for key in values if key in UNSUPPORTED]:
+    for key in [key for key in values if key in UNSUPPORTED and key not in family.keys]:
         neutral, reason = UNSUPPORTED[key]
         value = values.pop(key)
         if value not in neutral:

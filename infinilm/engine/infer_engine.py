@@ -140,9 +140,9 @@ class InferEngine(OfThisProcess):
         check_quantization(quantization, dtype=self.dtype, on_cpu=kind == "cpu")
         self._quantization = quantization
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
-        windows = spec.attention.sliding_window
+        windows = [layer.sliding_window for layer in spec.layers]
         self._sliding_window = 0 if 0 in windows else max(windows)
-        self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
+        self._sites = ModelSites.of(spec)
         layout = self._layout(cache_config)
 
         self._process = os.getpid()  # whose threads it has
