@@ -71,7 +71,9 @@ Groups groups_of(const LinearArgs& args) {
 // One token of float32 in whole groups is what packing would make of it.
 template <class F>
 bool packs_x(const LinearArgs& args) {
-    if constexpr (requires { F::x_format; }) return args.num_tokens > 1 || args.weight.in_features % group_size != 0;
+    const int64_t in_features = args.weight.in_features;
+    if constexpr (requires { F::x_format; })
+        return args.num_tokens > 1 || in_features == 0 || in_features % group_size != 0;
     return true;
 }
 
