@@ -248,7 +248,8 @@ void bind_ops(nb::module_& m) {
             "qk_norm_rope_store_kv",
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
                const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
-               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps) {
+               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps,
+               const OptionalTensor& k_scales, const OptionalTensor& v_scales) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
@@ -258,22 +259,28 @@ void bind_ops(nb::module_& m) {
                                                .slot_mapping = optional_view(slot_mapping),
                                                .k_cache = output(op, "k_cache", k_cache),
                                                .v_cache = output(op, "v_cache", v_cache),
+                                               .k_scales = k_scales ? output(op, "k_scales", *k_scales) : TensorView(),
+                                               .v_scales = v_scales ? output(op, "v_scales", *v_scales) : TensorView(),
                                                .num_heads = num_heads,
                                                .num_kv_heads = num_kv_heads,
                                                .head_dim = head_dim,
                                                .eps = eps});
             },
             "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
-            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
+            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, "k_scales"_a = nb::none(),
+            "v_scales"_a = nb::none(), Release())
         .def(
             "paged_attention",
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
-               float softmax_scale, int sliding_window) {
+               float softmax_scale, int sliding_window, const OptionalTensor& k_scales,
+               const OptionalTensor& v_scales) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
                                          .v_cache = v_cache,
+                                         .k_scales = optional_view(k_scales),
+                                         .v_scales = optional_view(v_scales),
                                          .block_table = block_table,
                                          .cu_seqlens_q = cu_seqlens_q,
                                          .context_lens = context_lens,
@@ -284,7 +291,7 @@ void bind_ops(nb::module_& m) {
                                          .max_context_len = 0});  // a CPU reads the lengths
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
-            "softmax_scale"_a, "sliding_window"_a = 0, Release())
+            "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(), Release())
         .def(
             "silu_mul",
             [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out) {

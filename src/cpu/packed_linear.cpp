@@ -139,6 +139,7 @@ Element element(DType dtype) {
     switch (dtype) {
         case DType::bfloat16: return Element::bf16;
         case DType::float16: return Element::f16;
+        case DType::int8: return Element::int8;
         default: return Element::f32;
     }
 }

@@ -118,6 +118,8 @@ struct RopeStoreParams {
     TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
     TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView v_scales;  // the same of v_cache
     int num_heads, num_kv_heads, head_dim;
     float eps;
 };
@@ -126,9 +128,11 @@ struct RopeStoreParams {
 // are the last (cu_seqlens_q[s + 1] - cu_seqlens_q[s]) of its context_lens[s] positions. A static cache is the case of
 // one block per sequence.
 struct AttentionParams {
-    TensorView q;             // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
-    TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
-    TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView q;         // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
+    TensorView k_cache;   // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v_cache;   // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView v_scales;  // the same of v_cache
     TensorView block_table;   // [num_seqs, max_blocks_per_seq] int32
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included

@@ -35,13 +35,23 @@ public:
         require(false, parts...);
         __builtin_unreachable();
     }
-    // k_cache and v_cache: [num_blocks, num_kv_heads, block_size, head_dim], of one dtype.
-    void caches(const TensorView& k_cache, const TensorView& v_cache, Dim num_kv_heads, Dim head_dim) {
-        tensor("k_cache", k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim});
-        tensor("v_cache", v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, k_cache.dtype());
-        contiguous("k_cache", k_cache);
-        contiguous("v_cache", v_cache);
+    // The KV cache of an op's params: both of one dtype, with scales where that is int8.
+    template <class Params>
+    void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
+        const bool is_int8 = p.k_cache.dtype() == DType::int8;
+        tensor("k_cache", p.k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim},
+               is_int8 ? std::optional(DType::int8) : std::nullopt);
+        tensor("v_cache", p.v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, p.k_cache.dtype());
+        contiguous("k_cache", p.k_cache);
+        contiguous("v_cache", p.v_cache);
         require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
+        for (const auto& [argument, scales] : {std::pair("k_scales", p.k_scales), std::pair("v_scales", p.v_scales)}) {
+            require(static_cast<bool>(scales) == is_int8, argument,
+                    ": an int8 cache has scales, and no other has; k_cache is ", name(p.k_cache.dtype()));
+            if (!scales) continue;
+            tensor(argument, scales, {"num_blocks", num_kv_heads, "block_size"}, DType::float32);
+            contiguous(argument, scales);
+        }
     }
 
     const DType activation;
@@ -100,7 +110,7 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
         check.tensor("q_norm", p.q_norm, {p.head_dim});
         check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
     }
-    check.caches(p.k_cache, p.v_cache, p.num_kv_heads, p.head_dim);
+    check.caches(p, p.num_kv_heads, p.head_dim);
     if (!p.slot_mapping) return;
     check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
     if (readable(p.slot_mapping))
@@ -152,7 +162,7 @@ void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
 void paged_attention(Backend& backend, const AttentionParams& p) {
     OpCheck check("paged_attention", backend);
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
-    check.caches(p.k_cache, p.v_cache, "num_kv_heads", "head_dim");
+    check.caches(p, "num_kv_heads", "head_dim");
     check_sequence_arrays(check, p);
     check.tensor("out", p.out, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];

@@ -127,6 +127,11 @@ POISON: dict[str, Any] = {"f": np.nan, "u": 0x7FC1, "i": -0x5EADBEEF}  # 0x7fc1:
 SENTINEL: dict[str, Any] = {"f": -12345.0, "u": 0xC0DE, "i": 0x1234567}
 
 
+def poison(dtype: np.dtype[Any]) -> Any:
+    """What stands where nobody looks."""
+    return -128 if dtype == np.int8 else POISON[dtype.kind]
+
+
 class Framed:
     """A view of `shape` inside a wider 2-d buffer: two rows more, `pad` columns left and right.
 
@@ -148,7 +153,7 @@ class Framed:
 
 def framed(values: Array, pad: tuple[int, int] = (0, 0)) -> Array:
     """An input: `values` in a frame of NaN (or absurd integers)."""
-    frame = Framed(values.shape, values.dtype, pad, POISON[values.dtype.kind])
+    frame = Framed(values.shape, values.dtype, pad, poison(values.dtype))
     frame.view[...] = values
     return frame.view
 
@@ -165,9 +170,9 @@ class Output(Framed):
         pad: tuple[int, int] = (0, 0),
         values: Array | None = None,
     ) -> None:
-        kind = np.dtype(dtype).kind
-        super().__init__(shape, dtype, pad, SENTINEL[kind])
-        self.view[...] = POISON[kind] if values is None else values
+        kind = np.dtype(dtype)
+        super().__init__(shape, dtype, pad, 0x5E if kind == np.int8 else SENTINEL[kind.kind])
+        self.view[...] = poison(kind) if values is None else values
         self.before = self.buffer.copy()
 
     def check(self) -> Array:

@@ -47,6 +47,15 @@ def load(stored: Array, dtype: str) -> F64:
         return stored.astype(np.float64)
 
 
+def store_int8(values: Array) -> tuple[Array, Array]:
+    """Integers and a float32 scale for each row of the last axis: what an int8 KV cache keeps of a head."""
+    largest = np.abs(values.astype(np.float32)).max(axis=-1)
+    scales = largest / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        integers = np.where(largest[..., None] > 0, np.rint(values * (127 / largest.astype(np.float64))[..., None]), 0)
+    return integers.astype(np.int8), scales
+
+
 # ------------------------------------------------------------------------------------------------------- rows
 
 

@@ -11,7 +11,8 @@
 
 namespace infinilm::cpu {
 
-enum class Element : uint8_t { f32, bf16, f16 };  // how a weight or a cache entry is stored
+// How a weight or a cache entry is stored; int8: a cache entry alone.
+enum class Element : uint8_t { f32, bf16, f16, int8 };
 
 struct Share {
     int index, count;  // this share of the work, and how many there are
@@ -89,6 +90,7 @@ struct RopeStoreArgs {
     Element norm_element;
     const int64_t* slot_mapping;  // [num_tokens] or null
     void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    float *k_scales, *v_scales;   // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
     int64_t num_tokens, block_size;
     int num_heads, num_kv_heads, head_dim;
@@ -98,7 +100,8 @@ struct RopeStoreArgs {
 struct AttentionArgs {
     const float* q;  // [num_tokens, num_heads, head_dim]
     int64_t q_stride;
-    const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    const void *k_cache, *v_cache;     // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
     const int32_t* block_table;  // [num_seqs, block_table_stride]
     int64_t block_table_stride;
