@@ -15,7 +15,8 @@ from infinilm.errors import CacheFullError, ConfigError
 from infinilm.logs import logger
 
 __all__ = [
-    "CACHE_DTYPES", "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig", "resolve_cache_dtype"
+    "CACHE_DTYPES", "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig",
+    "resolve_cache_dtype",
 ]  # fmt: skip
 
 CACHE_DTYPES = (*DTYPES, "int8")

@@ -1,4 +1,5 @@
-"""What quantised weights cost: KL divergence from float32 over held-out text of the bundled model's own generator.
+"""What quantised weights and an int8 KV cache cost: KL divergence from float32 over held-out text of the bundled
+model's own generator.
 
 Perplexity does not tell a right scheme from a wrong scale; this does. Bounds are what the same schemes give in numpy,
 with a margin of some standard errors.
@@ -35,12 +36,14 @@ def held_out_tokens() -> list[list[int]]:
     return [[0, *tokenizer.encode(corpus.make_story(rng, "heldout")[1])] for _ in range(NUM_STORIES)]
 
 
-def log_probabilities(stories: list[list[int]], quantization: str | None) -> NDArray[np.float64]:
+def log_probabilities(
+    stories: list[list[int]], quantization: str | None, cache_dtype: str = "float32"
+) -> NDArray[np.float64]:
     """[num_tokens, vocab_size]: of what follows each token, one token of every story a step."""
     longest = max(map(len, stories))
     config = AutoConfig.from_pretrained(resolve_model("demo"))
     config.dtype = "float32"
-    cache = StaticKVCacheConfig(max_batch_size=len(stories), max_cache_len=longest)
+    cache = StaticKVCacheConfig(max_batch_size=len(stories), max_cache_len=longest, dtype=cache_dtype)
     engine = InferEngine(config, device_type="cpu", cache_config=cache, quantization=quantization)
     engine.load_weights("demo", use_tqdm=False)
     steps = []
@@ -62,13 +65,25 @@ def reference() -> tuple[list[list[int]], NDArray[np.float64]]:
     return stories, log_probabilities(stories, None)
 
 
-@pytest.mark.parametrize(("quantization", "most", "other_best"), [("int8", 1.2e-4, 0.008), ("int4", 1.85e-3, 0.024)])
+@pytest.mark.parametrize(
+    ("quantization", "cache_dtype", "most", "other_best"),
+    [
+        ("int8", "float32", 1.2e-4, 0.008),
+        ("int4", "float32", 1.85e-3, 0.024),
+        (None, "int8", 4e-6, 0.003),
+        ("int4", "int8", 1.85e-3, 0.024),
+    ],
+)
 def test_kl_divergence_from_float32(
-    reference: tuple[list[list[int]], NDArray[np.float64]], quantization: str, most: float, other_best: float
+    reference: tuple[list[list[int]], NDArray[np.float64]],
+    quantization: str | None,
+    cache_dtype: str,
+    most: float,
+    other_best: float,
 ) -> None:
     """In nats per token; and the share of tokens whose likeliest successor is another one."""
     stories, exact = reference
-    rounded = log_probabilities(stories, quantization)
+    rounded = log_probabilities(stories, quantization, cache_dtype)
     divergence = float((np.exp(exact) * (exact - rounded)).sum(axis=-1).mean())
     others = float((exact.argmax(axis=-1) != rounded.argmax(axis=-1)).mean())
     assert 0 < divergence <= most, divergence

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference.ops import store_int8
 
 import infinilm
 from infinilm import LLM, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig, plan_memory
@@ -15,7 +16,6 @@ from infinilm.debug.comparison import compare
 from infinilm.errors import ConfigError
 from infinilm.models.reference import ReferenceModel
 from llm import tiny
-from reference.ops import store_int8
 
 PROMPTS = [[1, 2, 3, *range(5, 5 + i)] for i in range(6)]
 HEAD_DIM = 8  # of the tiny model
@@ -161,3 +161,13 @@ def test_a_gpu_keeps_what_it_computes_in() -> None:
 def test_the_core_refuses_other_types(folder: Path) -> None:
     with InferEngine(folder, device_type="cpu") as engine, pytest.raises(infinilm.InfinilmError, match="got int32"):
         engine._core.reset_cache(1, 16, "int32")
+
+
+def test_int8_keeps_a_scale_for_each_head(folder: Path) -> None:
+    """A token takes a byte for each element, and 4 for each head of K and V; a GPU has none of it, and says so."""
+    exact, small = (plan_memory(folder, device="cpu", kv_cache_dtype=dtype) for dtype in ("float32", "int8"))
+    layers, kv_heads = 2, 2
+    assert exact.kv_bytes_per_token == 2 * layers * kv_heads * HEAD_DIM * 4
+    assert small.kv_bytes_per_token == 2 * layers * kv_heads * (HEAD_DIM + 4)
+    with pytest.raises(ConfigError, match=r"on a GPU .*'bfloat16', got 'int8'; leave it out$"):
+        resolve_cache_dtype("int8", "bfloat16", computed="bfloat16", device="cuda")
