@@ -93,10 +93,10 @@ public:
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
     void embedding(const EmbeddingParams&) override;
-    void rms_norm(const RmsNormParams& p) override { run_norm(p, {}, "rms_norm"); }
-    void add_rms_norm(const AddRmsNormParams& p) override {
-        run_norm({.x = p.x, .weight = p.weight, .out = p.out, .eps = p.eps}, p.residual, "add_rms_norm");
+    void rms_norm(const RmsNormParams& p) override {
+        run_norm({.x = p.x, .residual = {}, .weight = p.weight, .out = p.out, .eps = p.eps}, "rms_norm");
     }
+    void add_rms_norm(const AddRmsNormParams& p) override { run_norm(p, "add_rms_norm"); }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
     void rope_table(const RopeTableParams&) override;
@@ -133,7 +133,7 @@ private:
     // A part's rows in a packed weight, through a staging buffer when they are in host memory.
     void pack(const TensorView& weight, int first, const PackedWeight& dst);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
-    void run_norm(const RmsNormParams& p, const TensorView& residual, std::string_view op);
+    void run_norm(const AddRmsNormParams& p, std::string_view op);  // without residual: rms_norm
     LinearArgs linear_args(const LinearParams& p) const;
     RopeStoreArgs rope_args(const RopeStoreParams& p) const;
     void run_linear(const LinearArgs& args);
@@ -377,24 +377,26 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
                          .table = packed(p.table),
                          .out = p.out.data(),
                          .out_stride = p.out.stride(0),
-                         .num_tokens = count(p.ids.shape(0))},
+                         .num_tokens = count(p.ids.shape(0)),
+                         .multiplier = p.multiplier},
                         stream_),
         "embedding", p.out.shape());
 }
 
-void CudaBackend::run_norm(const RmsNormParams& p, const TensorView& residual, std::string_view op) {
+void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op) {
     activate();
     if (p.x.numel() == 0) return;
     run(cuda::rms_norm({.x = p.x.data(),
-                        .residual = residual.data(),
+                        .residual = p.residual.data(),
                         .weight = p.weight.as<const float>(),
                         .out = p.out.data(),
                         .x_stride = p.x.stride(0),
-                        .residual_stride = residual ? residual.stride(0) : 0,
+                        .residual_stride = p.residual ? p.residual.stride(0) : 0,
                         .out_stride = p.out.stride(0),
                         .num_tokens = count(p.x.shape(0)),
                         .hidden_size = count(p.x.shape(1)),
                         .eps = p.eps,
+                        .multiplier = p.multiplier,
                         .type = type_},
                        stream_),
         op, p.x.shape());

@@ -87,17 +87,18 @@ struct EmbeddingArgs {
     void* out;           // [num_tokens, k] T
     int64_t out_stride;  // elements between rows, here and below
     int num_tokens;
+    float multiplier;  // of the rows; the product is rounded to T
 };
 cudaError_t embedding(const EmbeddingArgs&, cudaStream_t);
 
 struct RmsNormArgs {
     const void* x;        // [num_tokens, hidden_size] T
-    void* residual;       // null, or [num_tokens, hidden_size] T: residual += x, rounded to T, and that is normed
-    const float* weight;  // [hidden_size]
-    void* out;            // [num_tokens, hidden_size] T; may be x
+    void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
+    const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
+    void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
-    float eps;
+    float eps, multiplier;
     Type type;
 };
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);

@@ -46,6 +46,12 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
         }
         *reinterpret_cast<uint4*>(out) = v;
     }
+    if (args.multiplier == 1.0f) return;
+    float x[8];
+    load8(out, x);  // what this thread has just written
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], args.multiplier);
+    store8(out, x);
 }
 
 cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {

@@ -207,10 +207,10 @@ class ModelSites:
         has = {"qk_norm": qk_norm != "none", "pre_norms": pre_norms, "post_norms": post_norms}
         features = {name for name, is_there in has.items() if is_there}
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
+        self.sites = tuple(site for site in SITES if site.needs <= features)
         self._aliases: list[tuple[str, ...]] = [
             site.aliases(layer)
-            for site in SITES
-            if site.needs <= features
+            for site in self.sites
             for layer in (range(num_layers) if site.in_layer else (-1,))
         ]
 

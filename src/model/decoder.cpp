@@ -110,6 +110,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     const bool last = layer + 1 == spec_.num_layers;
     const VectorWeights& after = last ? weights_.norm : weights_.layers[layer + 1].attention_norm;
     begin_attention(s.batch, layer);
+    if (layer > 0 && layer % layers_apart == 0) keep_together();
     project_qkv(s, tap, layer);
     attend(s, tap, layer);
     add_branch(s, tap, layer,
@@ -254,7 +255,7 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
                          .out = branch,
                          .eps = spec_.rms_norm_eps,
                          .multiplier = spec_.residual_multiplier};
-    if (!Tap::active && !b.post_norm.prepared && sum.multiplier == 1)
+    if (!Tap::active && !b.post_norm.prepared)
         return communicator_.all_reduce_add_rms_norm(backend_, sum);
     if (num_ranks() > 1) communicator_.all_reduce(branch);
     tap_common(tap, b.branch_site, layer, branch, branch_owner);
@@ -316,10 +317,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                  .weight = weights_.layers[0].attention_norm.prepared,
                                  .out = s.a.normed,
                                  .eps = spec_.rms_norm_eps});
-    for (int layer = 0; layer < spec_.num_layers; ++layer) {
-        if (layer > 0 && layer % layers_apart == 0) keep_together();
-        run_layer(s, tap, layer);
-    }
+    for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(s, tap, layer);
 
     if (num_rows == 0) return {};              // a prefill chunk that is not the last
     begin_attention(batch, spec_.num_layers);  // that is, the logits

@@ -29,15 +29,15 @@ int local_group(const AttentionSpec& model, Shard shard) {
 }  // namespace
 
 ModelSpec local_spec(const ModelSpec& model, Shard shard) {
+    if (shard.size > 1 && model.attention.qk_norm == QkNorm::all)
+        throw ConfigError(concat("tensor parallelism of ", shard.size,
+                                 " does not fit a model that norms all heads of q, or of k, together; use one rank"));
     if (!fits(model, shard.size))
         throw ConfigError(concat("tensor parallelism of ", shard.size, " does not fit a model of ",
                                  model.attention.num_heads, " attention heads and intermediate_size ",
                                  model.mlp.intermediate_size, "; sizes that do: ", fitting_sizes(model)));
     if (shard.rank < 0 || shard.rank >= shard.size)
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
-    if (shard.size > 1 && model.attention.qk_norm == QkNorm::all)
-        throw ConfigError(
-            "tensor parallelism does not fit a model that norms all heads of q, or of k, together: use one rank");
     ModelSpec local = model;
     local.attention.num_heads = model.attention.num_heads / shard.size;
     local.attention.num_kv_heads = local.attention.num_heads / local_group(model.attention, shard);

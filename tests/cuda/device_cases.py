@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import infinilm
 from infinilm import LLM, AutoConfig, _core
 from infinilm.config.families import build_spec
-from infinilm.engine.hooks import SITES
+from infinilm.engine.hooks import ModelSites
 
 GOLDEN = ROOT / "tests/golden"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -83,6 +83,23 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {**BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 8},
     "qwen3": {**BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "granite": {
+        **BASE,
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "embedding_multiplier": 1.7,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.4,
+        "logits_scaling": 0.7,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {**BASE, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]},
+    "smollm3": {
+        **BASE,
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "no_rope_layers": [0, 1],
+    },
 }
 
 
@@ -152,7 +169,8 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
     (prompt,) = prompts(131, 11)
     with open_llm(model, dtype=dtype) as llm:
         engine, seen = llm._engine, []
-        sites = [site.name for site in SITES if site.in_layer and not site.needs_qk_norm]
+        spec = build_spec(llm.config, dtype="float32", max_model_len=8)
+        sites = [site.name for site in ModelSites.of(spec).sites if site.in_layer]
         names = [f"layer{i}_{site}" for i in range(llm.config.num_hidden_layers) for site in sites]
         before = llm.forward(prompt)
         engine.set_hooks(

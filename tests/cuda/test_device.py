@@ -14,6 +14,7 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "granite",
     "llama-dynamic-rope",
     "llama-linear-rope",
     "llama-llama3-rope-tied",
@@ -22,8 +23,10 @@ GOLDEN = (
     "llama-sharded",
     "llama-yarn-rope",
     "mistral-window",
+    "olmo2",
     "qwen2",
     "qwen2-sliding",
+    "smollm3",
     "qwen3",
     "qwen3-layer-types",
 )
@@ -60,14 +63,14 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2"])
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3"])
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
