@@ -150,6 +150,8 @@ def pack_model(
     source, out = resolve_model(model, revision), Path(out)
     config = AutoConfig.from_pretrained(source)
     wanted = "float32" if dtype == "auto" else dtype
+    if quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")
     spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
     with Checkpoint(source) as checkpoint:
         if checkpoint.packed:

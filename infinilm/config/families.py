@@ -28,13 +28,14 @@ __all__ = [
     "Family",
     "ModelFacts",
     "build_spec",
+    "check_quantization",
     "family_of",
     "family_of_model_type",
     "model_facts",
 ]
 
-QUANTIZATIONS = ("int8", "int4")
-"""How an engine on a CPU can store weights."""
+QUANTIZATIONS = ("int8", "int4", "fp8")
+"""How an engine can store weights."""
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 """`hidden_act` of config.json to the engine's activation."""
@@ -406,6 +407,17 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     return tuple(window if on and window is not None else 0 for on in windowed)
 
 
+def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) -> None:
+    """Raise a `ConfigError` if a device cannot store weights so; `dtype` is what it computes in."""
+    if on_cpu and quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs; on a CPU pass 'int8', of the same size, or 'int4'")
+    if not on_cpu and quantization is not None and dtype == "float32":
+        raise ConfigError(
+            f"quantization={quantization!r} on a GPU is of models that compute in 16 bits; "
+            "pass dtype='bfloat16' or 'float16', or use a CPU"
+        )
+
+
 def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
@@ -430,7 +442,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization: expected None, {' or '.join(map(repr, QUANTIZATIONS))}, got {quantization!r}")
+        raise ConfigError(f"quantization: expected None, 'int8', 'int4' or 'fp8', got {quantization!r}")
     max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 

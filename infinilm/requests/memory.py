@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.families import build_spec
+from infinilm.config.families import build_spec, check_quantization
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
@@ -368,8 +368,7 @@ def plan_model(
         max_model_len=max_model_len or config.max_position_embeddings,
         quantization=quantization,
     )
-    if quantization is not None and not on_cpu:
-        raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device='cpu'")
+    check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
