@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
         };
         if (gate_up) {
             stage([&](int t, float gate, float up) {
-                staged<kRows>(buffer, t, first + i)[group] = silu_mul<T>(gate, up);
+                staged<kRows>(buffer, t, first + i)[group] = act_mul<T>(args.activation, gate, up);
             });
         } else {
             stage([&](int t, float low, float high) {

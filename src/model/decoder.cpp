@@ -211,6 +211,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
                                     .softmax_scale = spec_.attention.softmax_scale,
+                                    .score_cap = spec_.attention.score_cap,
                                     .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,
                                     .max_query_len = s.batch.max_query_len,
                                     .max_context_len = s.batch.max_context_len});
@@ -223,7 +224,12 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
     const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
     const auto [x, norm] = normed_input(s, tap, layer, w.mlp_norm, site);
-    LinearParams linear{.x = x, .weight = *w.gate_up_proj.prepared, .norm = norm, .residual = {}, .out = s.a.inner};
+    LinearParams linear{.x = x,
+                        .weight = *w.gate_up_proj.prepared,
+                        .norm = norm,
+                        .residual = {},
+                        .out = s.a.inner,
+                        .activation = spec_.mlp.activation};
     if constexpr (!Tap::active) return ops::linear(backend_, linear);
 
     const int64_t inner_size = spec_.mlp.intermediate_size;
@@ -233,7 +239,7 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     ops::linear(backend_, linear);
     tap_own(tap, Site::gate_proj, layer, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
     tap_own(tap, Site::up_proj, layer, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
-    ops::silu_mul(backend_, {.gate_up = gate_up, .out = s.a.inner});
+    ops::act_mul(backend_, {.gate_up = gate_up, .out = s.a.inner, .activation = spec_.mlp.activation});
     tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
 }
 
@@ -255,8 +261,7 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
                          .out = branch,
                          .eps = spec_.rms_norm_eps,
                          .multiplier = spec_.residual_multiplier};
-    if (!Tap::active && !b.post_norm.prepared)
-        return communicator_.all_reduce_add_rms_norm(backend_, sum);
+    if (!Tap::active && !b.post_norm.prepared) return communicator_.all_reduce_add_rms_norm(backend_, sum);
     if (num_ranks() > 1) communicator_.all_reduce(branch);
     tap_common(tap, b.branch_site, layer, branch, branch_owner);
     if (b.post_norm.prepared) {

@@ -40,6 +40,7 @@ class Case:
     sliding_window: int
     seed: int
     pad: tuple[int, int] = (0, 0)
+    score_cap: float = 0
 
     @property
     def softmax_scale(self) -> float:
@@ -76,6 +77,7 @@ class Values:
         results = [
             oracle.attention(
                 q.astype(np.float64), k, v, self.case.softmax_scale, self.case.sliding_window,
+                self.case.score_cap,
             )
             for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
             if len(q)
@@ -138,7 +140,7 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
     lengths_and_edges = framed(edges.astype(np.int32)), framed(np.array(ends, np.int32))
     caches = [(cache, values.dtype) for cache in layout.caches]
     scalars = case.softmax_scale, case.sliding_window
-    call(b, "paged_attention", framed(q, pad[::-1]), *caches, table, *lengths_and_edges, out, *scalars, *layout.scales)
+    call(b, "paged_attention", framed(q, pad[::-1]), *caches, table, *lengths_and_edges, out, *scalars, *(layout.scales or (None, None)), case.score_cap)
     return np.split(out.check(), edges[1:-1])
 
 
@@ -183,6 +185,7 @@ def cases(**limits: Any) -> Any:
         st.sampled_from((0, 0, 1, 2, 7, 16, 33, 128)),
         support.seeds,
         support.pads,
+        st.sampled_from((0.0, 0.0, 0.5, 50.0)),
     )
 
 

@@ -267,16 +267,16 @@ def test_cache_dtypes_agree(b: Any) -> None:
 def test_unknown_linear_kind(b: Any, kind: str) -> None:
     """The message lists the kinds there are."""
     weight = tensor(np.ones((2, 2), np.float32))
-    with pytest.raises((InfinilmError, ValueError), match=r"silu_mul"):
+    with pytest.raises((InfinilmError, ValueError), match=r"act_mul"):
         b.prepare_linear([(weight, None)], kind=kind)
 
 
 @pytest.mark.parametrize("count", (1, 3))
-def test_silu_mul_wants_two_parts(b: Any, count: int) -> None:
+def test_act_mul_wants_two_parts(b: Any, count: int) -> None:
     """gate and up, no more and no less."""
     part = (tensor(np.ones((2, 2), np.float32)), None)
     with pytest.raises(InfinilmError, match=r"prepare_linear: .*(2|two)"):
-        b.prepare_linear([part] * count, kind="silu_mul")
+        b.prepare_linear([part] * count, kind="act_mul")
 
 
 def test_a_layer_has_parts(b: Any) -> None:

@@ -212,6 +212,10 @@ static void softmax_row(const Block& b, int64_t row) {
     if (keys.begin >= keys.end) return;
     float* s = b.w.scores + row * chunk_keys;  // [chunk_keys]
     const int64_t begin = keys.begin / width * width, end = round_up(keys.end, width);
+    if (b.a.score_cap > 0) {  // scores are times log2(e), and so is the cap
+        const float cap = b.a.score_cap * 0x1.715476p0f;
+        for (int64_t k = begin; k < end; k += width) store(s + k, soft_cap(load(s + k), cap));
+    }
     for (int64_t k = begin; k < keys.begin; ++k) s[k] = -__builtin_inff();
     for (int64_t k = keys.end; k < end; ++k) s[k] = -__builtin_inff();
     vec largest = load(s + begin);

@@ -317,6 +317,17 @@ INFINILM_INLINE vec exp(vec x) {
 }
 
 INFINILM_INLINE vec silu(vec x) { return x / (1.0f + exp(-x)); }
+// x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+INFINILM_INLINE vec gelu_tanh(vec x) {
+    const vec u = x * fma(x * x, set1(0.044715f), set1(1.0f));
+    return x / (1.0f + exp(u * -1.5957691f));
+}
+INFINILM_INLINE vec activate(Activation activation, vec x) {
+    return activation == Activation::silu ? silu(x) : gelu_tanh(x);
+}
+
+// cap * tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)): off by some 1e-7 of the cap.
+INFINILM_INLINE vec soft_cap(vec x, float cap) { return cap - 2 * cap / (1.0f + exp(x * (2 / cap))); }
 
 // ---- Dot product of bf16 pairs ----
 

@@ -39,10 +39,15 @@ int embed(const int* ids, const void* table, int n, int k, int type, void* out, 
                      nullptr);
 }
 
-int multiply_silu(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
-                  int intermediate_size, int type) {
-    return silu_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size, static_cast<Type>(type)},
-                    nullptr);
+int multiply_gate(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
+                  int intermediate_size, int activation, int type) {
+    return act_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size,
+                    static_cast<Activation>(activation), static_cast<Type>(type)},
+                   nullptr);
+}
+
+int cap_rows(float* x, int64_t x_stride, int num_rows, int n, float cap) {
+    return soft_cap({x, x_stride, num_rows, n, cap}, nullptr);
 }
 
 int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t out_stride, int num_rows,
