@@ -1,8 +1,8 @@
-// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows and sum_parts; at load time convert,
-// pack_weight. Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one
-// thread per element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is
-// that over the memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but
-// for sources of load time, which need only the alignment of an element.
+// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows and sum_parts; at load time convert, pack_weight.
+// Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one thread per
+// element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is that over the
+// memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but for sources of
+// load time, which need only the alignment of an element.
 #include "../src/numerics/quantise.h"
 #include "launch.cuh"
 #include "linear.cuh"
@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
         if (known && args.table.format != WeightFormat::as_type) {
             float row[8];
             stored_row(args.table, id, vector, row);
-            store8(out, row);
+            v = pack8<T>(row);
         } else if (known) {
             const uint32_t* fragments = static_cast<const uint32_t*>(args.table.data) +
                                         (static_cast<int64_t>(id / 16) * num_steps(args.table.k) + step) * 128;
             const uint32_t* words = fragments + r % 8 * 16 + r / 8 + vector % 2 * 2;  // register, of lane 4 (r % 8)
             v = make_uint4(words[0], words[4], words[8], words[12]);
         }
-        if (!known || args.table.format == WeightFormat::as_type) *reinterpret_cast<uint4*>(out) = v;
+        *reinterpret_cast<uint4*>(out) = v;
     }
     if (args.multiplier == 1.0f) return;
     float x[8];

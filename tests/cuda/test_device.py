@@ -75,6 +75,7 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
         ("llama", "bfloat16", "int8"),
         ("llama-mqa-tied", "float16", "int4"),
         ("qwen3", "bfloat16", "int4"),
+        ("granite", "bfloat16", "int4"),
         ("llama-biases", "bfloat16", "fp8"),
         ("qwen2", "float16", "fp8"),
     ],

@@ -33,7 +33,8 @@ int quantise_rows(const void* src, int src_type, int first, int rows, void* data
 }
 int embed_quantised(const int* ids, const void* table, int n, int k, int type, int format, void* out,
                     int64_t out_stride, int num_tokens) {
-    return embedding({ids, 0, false, packed(table, n, k, type, 0, 0, format), out, out_stride, num_tokens}, nullptr);
+    return embedding({ids, 0, false, packed(table, n, k, type, 0, 0, format), out, out_stride, num_tokens, 1.0f},
+                     nullptr);
 }
 // kernel: 0 linear_prefill, 1 linear_sm90, 2 linear_decode.
 int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, const void* data, const float* bias,
