@@ -1,11 +1,8 @@
-"""Model families as data: how a configuration maps to the math of one decoder.
+"""From a configuration to the math of one decoder: the facts that it implies, and the C++ `ModelSpec`.
 
-`FAMILIES` has one row per Hugging Face architecture; there are no classes per family, here or in C++.
-`llama_config.py` takes its defaults from it, `model_facts` turns a configuration into plain facts (the numpy
-reference model reads the same facts), and `build_spec` writes them into the C++ `ModelSpec`. To add a family,
-add a row; only math that no row can say needs a new column here and a branch in the decoder.
-
-Source of the facts: the configuration and modelling files of transformers 5.x; `tests/golden` proves them.
+`model_facts` turns a configuration into plain facts by the row of its family (`family_table.py`); there are no classes
+per family, here or in C++. The numpy reference model reads the same facts, and `build_spec` writes them into the
+`ModelSpec`.
 """
 
 from __future__ import annotations
@@ -13,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from infinilm.checks import DTYPES, as_integer
+from infinilm.config.family_table import COMMON_DEFAULTS, FAMILIES, Family, family_of, family_of_model_type
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
 
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
+    "COMMON_DEFAULTS",
     "FAMILIES",
     "Family",
     "ModelFacts",
@@ -32,6 +31,7 @@ __all__ = [
     "family_of",
     "family_of_model_type",
     "model_facts",
+    "rotary_dim",
 ]
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
@@ -39,201 +39,6 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 """`hidden_act` of config.json to the engine's activation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
-
-    architecture: str
-    model_type: str
-    # Defaults of keys that config.json leaves out, where they differ from COMMON_DEFAULTS.
-    defaults: Mapping[str, Any]
-    qkv_bias: str | bool
-    out_bias: str | bool
-    mlp_bias: str | bool
-    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
-    qk_norm: Literal["none", "head", "all"]
-    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
-    # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
-    windows: Literal["none", "all", "layer_types"]
-    # Whether a sublayer norms what it reads, and what it adds to the residual stream.
-    pre_norms: bool = True
-    post_norms: bool = False
-    # Keys of config.json that only some families have, of `LlamaConfig.FAMILY_KEYS`.
-    keys: frozenset[str] = frozenset()
-
-
-COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,  # None: num_attention_heads
-        "head_dim": None,  # None: hidden_size // num_attention_heads
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "sliding_window": None,
-        "use_sliding_window": None,  # None: the family decides
-        "max_window_layers": 28,
-        "layer_types": None,
-        "partial_rotary_factor": 1.0,
-        "no_rope_layers": None,  # None: as no_rope_layer_interval says
-        "no_rope_layer_interval": None,  # None: every layer has RoPE
-        "attention_multiplier": None,  # None: head_dim ** -0.5
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "bos_token_id": (1,),
-        "eos_token_id": (2,),
-    }
-)
-
-# The same for Qwen2 and Qwen3, but for the rows that differ.
-_QWEN_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "use_sliding_window": False,
-    "bos_token_id": (),
-    "eos_token_id": (),
-}
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        family.architecture: family
-        for family in (
-            Family(
-                architecture="LlamaForCausalLM",
-                model_type="llama",
-                defaults={},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias="mlp_bias",
-                qk_norm="none",
-                windows="none",
-            ),
-            Family(
-                architecture="MistralForCausalLM",
-                model_type="mistral",
-                defaults={
-                    "intermediate_size": 14336,
-                    "num_key_value_heads": 8,
-                    "max_position_embeddings": 131072,
-                    "sliding_window": 4096,
-                },
-                qkv_bias=False,
-                out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
-                windows="all",
-            ),
-            Family(
-                architecture="Qwen2ForCausalLM",
-                model_type="qwen2",
-                defaults={**_QWEN_DEFAULTS, "attention_bias": True},
-                qkv_bias=True,
-                out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
-                windows="layer_types",
-            ),
-            Family(
-                architecture="Qwen3ForCausalLM",
-                model_type="qwen3",
-                defaults={**_QWEN_DEFAULTS, "head_dim": 128},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
-                qk_norm="head",
-                windows="layer_types",
-            ),
-            Family(
-                architecture="GraniteForCausalLM",
-                model_type="granite",
-                defaults={"attention_multiplier": 1.0},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias="mlp_bias",
-                qk_norm="none",
-                windows="none",
-                keys=frozenset(
-                    {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}
-                ),
-            ),
-            Family(
-                architecture="SmolLM3ForCausalLM",
-                model_type="smollm3",
-                defaults={
-                    "vocab_size": 128256,
-                    "hidden_size": 2048,
-                    "num_hidden_layers": 36,
-                    "num_attention_heads": 16,
-                    "num_key_value_heads": 4,
-                    "max_position_embeddings": 32768,
-                    "rope_theta": 2000000.0,
-                    "use_sliding_window": False,
-                    "no_rope_layer_interval": 4,
-                    "tie_word_embeddings": True,
-                    "bos_token_id": (128000,),
-                    "eos_token_id": (128001,),
-                },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias="mlp_bias",
-                qk_norm="none",
-                windows="layer_types",
-                keys=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
-            ),
-            Family(
-                architecture="Olmo2ForCausalLM",
-                model_type="olmo2",
-                defaults={
-                    "vocab_size": 50304,
-                    "rms_norm_eps": 1e-5,
-                    "bos_token_id": (),
-                    "eos_token_id": (50279,),
-                },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
-                qk_norm="all",
-                windows="none",
-                pre_norms=False,
-                post_norms=True,
-            ),
-        )
-    }
-)
-"""The supported families by the name in `architectures` of config.json."""
-
-
-def family_of(architecture: str) -> Family:
-    """Return the row of `architecture`. Raises ConfigError naming it and what is supported."""
-    try:
-        return FAMILIES[architecture]
-    except (KeyError, TypeError):
-        supported = ", ".join(FAMILIES)
-        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {supported}") from None
-
-
-def family_of_model_type(model_type: str) -> Family:
-    """Return the row of `model_type`. Raises ConfigError naming it and what is supported."""
-    for family in FAMILIES.values():
-        if family.model_type == model_type:
-            return family
-    supported = ", ".join(family.model_type for family in FAMILIES.values())
-    raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")
 
 
 class ModelConfig(Protocol):
@@ -318,7 +123,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     inv_freq, attention_factor = inverse_frequencies(
-        int(config.head_dim * config.partial_rotary_factor),
+        rotary_dim(config),
         config.rope_theta,
         config.rope_parameters,
         config.max_position_embeddings,
@@ -343,6 +148,11 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
     )
+
+
+def rotary_dim(config: ModelConfig) -> int:
+    """Return how many elements of a head RoPE turns, the first."""
+    return int(config.head_dim * config.partial_rotary_factor)
 
 
 def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:

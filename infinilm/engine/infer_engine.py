@@ -22,7 +22,8 @@ import numpy as np
 from infinilm import _core
 from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
+from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.loading import load_weights
 from infinilm.checks import OfThisProcess
 from infinilm.config.families import build_spec, check_quantization
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
@@ -235,7 +236,7 @@ class InferEngine(OfThisProcess):
                     checkpoint.packed.check_device(self.device)
                     checkpoint.packed.resolve_quantization(self._quantization)
                 try:
-                    load_weights(checkpoint, self._core, dtype=self.dtype, progress=use_tqdm)
+                    load_weights(checkpoint, self._core, dtype=self.dtype, config=self.config, progress=use_tqdm)
                 finally:
                     self._loaded.update(self._core.loaded_params())
 

@@ -400,7 +400,23 @@ def plan_model(
         kv_cache_dtype=kv_cache_dtype,
         free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
     )
+    if max_model_len is None:
+        _tell_longrope(config, plan.max_model_len)
     return ModelPlan(path, config, devices, stored, computed, quantization, cache, plan, packed is not None)
+
+
+def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
+    """Say that RoPE factors for long texts are used for all, where nobody chose; see `infinilm.config.rope`."""
+    rope = config.rope_parameters
+    positions = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if rope["rope_type"] == "longrope" and max_model_len > positions:
+        logger.warning(
+            "the model has RoPE factors for texts up to %d tokens and others for longer ones; max_model_len is %d, so "
+            "the latter are used for every text; with max_model_len=%d the former are",
+            positions,
+            max_model_len,
+            positions,
+        )
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
