@@ -343,7 +343,8 @@ def _linear(gpu: Gpu, x: Array, weight: Array, bias: Array | None, residual: Arr
     added = of(gpu, residual, "f32", 3 * pad) if residual is not None else None
     gpu.call(
         "multiply_f32", dx.pointer, _long(dx.stride), len(x), gpu.upload(weight),
-        None if bias is None else gpu.upload(bias), n, k, int(gate_up), shape["activation"], added.pointer if added else None,
+        None if bias is None else gpu.upload(bias), n, k, int(gate_up), shape["activation"],
+        added.pointer if added else None,
         _long(added.stride if added else 0), out.pointer, _long(out.stride),
     )  # fmt: skip
     return out.get()

@@ -140,7 +140,18 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
     lengths_and_edges = framed(edges.astype(np.int32)), framed(np.array(ends, np.int32))
     caches = [(cache, values.dtype) for cache in layout.caches]
     scalars = case.softmax_scale, case.sliding_window
-    call(b, "paged_attention", framed(q, pad[::-1]), *caches, table, *lengths_and_edges, out, *scalars, *(layout.scales or (None, None)), case.score_cap)
+    call(
+        b,
+        "paged_attention",
+        framed(q, pad[::-1]),
+        *caches,
+        table,
+        *lengths_and_edges,
+        out,
+        *scalars,
+        *(layout.scales or (None, None)),
+        case.score_cap,
+    )
     return np.split(out.check(), edges[1:-1])
 
 

@@ -81,14 +81,19 @@ def add_rms_norm(x: F64, residual: F64, weight: F64, eps: float) -> tuple[F64, F
 
 
 def silu(x: F64) -> F64:
-    """x / (1 + exp(-x)), written so that neither sign overflows."""
+    """x / (1 + exp(-x))."""
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x: F64) -> F64:
+    """1 / (1 + exp(-x)), written so that neither sign overflows."""
     small = np.exp(-np.abs(x))
-    return x * np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def gelu_tanh(x: F64) -> F64:
-    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    """x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3), which is x / (1 + exp(-2 u))."""
+    return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
 
 
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
