@@ -71,7 +71,8 @@ class LlamaConfig:
         None, 1.0, 1.0, 1.0: multiply the scores of attention (None: head_dim ** -0.5), the embedding and what a
         sublayer adds; the last divides the logits.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
-        None: scores are divided by the root of the first (None: head_dim); scores and logits have the others as soft caps.
+        None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
+        logits.
     sliding_window_pattern, rope_local_base_freq
         None: each so many-th layer has no window where others have one; `rope_theta` of the layers with a window.
     bos_token_id, eos_token_id
@@ -476,8 +477,11 @@ _NULLABLE = frozenset(
         "final_logit_softcapping",
         "no_rope_layer_interval",
         "num_key_value_heads",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
         "rope_scaling",
         "sliding_window",
+        "sliding_window_pattern",
         "bos_token_id",
         "eos_token_id",
     }

@@ -292,7 +292,7 @@ void multiply(const LinearArgs& args, const Groups& groups, Share share) {
         const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
         for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
             const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
-            for (int64_t first = 0; first < k_groups; first += block_groups) {
+            for (int64_t first = 0; first == 0 || first < k_groups; first += block_groups) {  // no k: sums of zero
                 tile.first = first == 0;
                 tile.k_groups = smaller(block_groups, k_groups - first);
                 for (int64_t group = 0; group < num_groups; ++group) {
