@@ -70,11 +70,13 @@ int pack_rows(const void* src, int src_type, int first, int rows, void* data, in
 }
 
 int multiply_f32(const float* x, int64_t x_stride, int num_tokens, const float* weight, const float* bias, int n, int k,
-                 int order, const float* residual, int64_t residual_stride, float* out, int64_t out_stride) {
+                 int order, int activation, const float* residual, int64_t residual_stride, float* out,
+                 int64_t out_stride) {
     LinearArgs args{};
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
     args.weight = packed(weight, bias, n, k, static_cast<int>(Type::f32), order, 0);
     args.residual = residual, args.residual_stride = residual_stride, args.out = out, args.out_stride = out_stride;
+    args.activation = static_cast<Activation>(activation);
     return linear_f32(args, nullptr);
 }
 
