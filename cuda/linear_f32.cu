@@ -1,4 +1,4 @@
-// out = x . weight^T (+ bias) (+ residual), or silu(gate) * up, all in float32: for checks of the whole engine, where
+// out = x . weight^T (+ bias) (+ residual), or activation(gate) * up, all in float32: for checks of the whole engine, where
 // simple counts and speed does not.
 // Mapping: one warp per (output feature, group of kTokens tokens). Bytes: every token group reads the weight once, 4 n
 // k bytes, mostly from L2 after the first; operations 2 n k num_tokens on the FMA units, of which the loads leave about

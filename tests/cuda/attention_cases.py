@@ -46,7 +46,7 @@ class Case:
     block_size: int = 16
     window: int = 0
     pad: int = 0  # elements after a row
-    score_cap: float = 0
+    score_cap: float = 0.0
     seed: int = 0
 
 
@@ -112,7 +112,7 @@ class Problem:
         gpu.call(
             "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:], row, workspace, q_stride, out_stride,
             self.table.shape[1], len(parts), heads, kv_heads, case.head_dim, self.block_size, *bounds, self.scale,
-            case.score_cap, case.window,
+            float(case.score_cap), case.window,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, width:] == guard).all(), "wrote outside of out"
