@@ -1,9 +1,9 @@
-// out = x . weight^T (+ bias) (+ residual), or activation(gate) * up, all in float32: for checks of the whole engine, where
-// simple counts and speed does not.
-// Mapping: one warp per (output feature, group of kTokens tokens). Bytes: every token group reads the weight once, 4 n
-// k bytes, mostly from L2 after the first; operations 2 n k num_tokens on the FMA units, of which the loads leave about
-// a tenth. 16-byte accesses: k a multiple of 8, rows of x aligned (kernels.h, Alignment). Order: lane l adds the
-// products of vectors l, l + 32, .. of 8 columns, then the warp's butterfly: for any num_tokens.
+// out = x . weight^T (+ bias) (+ residual), or activation(gate) * up, all in float32: for checks of the whole engine,
+// where simple counts and speed does not. Mapping: one warp per (output feature, group of kTokens tokens). Bytes: every
+// token group reads the weight once, 4 n k bytes, mostly from L2 after the first; operations 2 n k num_tokens on the
+// FMA units, of which the loads leave about a tenth. 16-byte accesses: k a multiple of 8, rows of x aligned (kernels.h,
+// Alignment). Order: lane l adds the products of vectors l, l + 32, .. of 8 columns, then the warp's butterfly: for any
+// num_tokens.
 #include "launch.cuh"
 #include "linear.cuh"
 #include "norm.cuh"
