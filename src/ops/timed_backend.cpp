@@ -67,8 +67,11 @@ void TimedBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void TimedBackend::paged_attention(const AttentionParams& p) {
     timed("attention", [&] { inner_.paged_attention(p); });
 }
-void TimedBackend::silu_mul(const SiluMulParams& p) {
-    timed("other", [&] { inner_.silu_mul(p); });
+void TimedBackend::act_mul(const ActMulParams& p) {
+    timed("other", [&] { inner_.act_mul(p); });
+}
+void TimedBackend::soft_cap(const SoftCapParams& p) {
+    timed("other", [&] { inner_.soft_cap(p); });
 }
 void TimedBackend::gather_rows(const GatherRowsParams& p) {
     timed("other", [&] { inner_.gather_rows(p); });

@@ -4,7 +4,7 @@
 //
 // Invariant: an output is ONE accumulator to which the products of k = 0, 1, .. are added in that order, in the steps
 // of its format: one k (widened weights), two (vdpbf16ps), 32 (tiles; integers, whose sums over 32 k are exact), the
-// last step filled with zeros; then the scale of the output, + bias, silu_mul, + residual. So a row of the result has
+// last step filled with zeros; then the scale of the output, + bias, act_mul, + residual. So a row of the result has
 // the same bits for 1 token or 1000, any threads, any split.
 //
 // linear_pack_x packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
@@ -240,7 +240,7 @@ MultiplyTile multiply_tile_of(int tokens) {
 // Writes a pair of panels for the tokens of a group. sums: [2 panels][group_tokens][16], of which num_tokens count
 void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens, const float* sums, int group_tokens) {
     for (int i = 0; i < num_tokens; ++i) {
-        for (int p = 0; p < (args.silu_mul ? 1 : 2); ++p) {
+        for (int p = 0; p < (args.act_mul ? 1 : 2); ++p) {
             const int64_t column = (args.pairs ? pair : 2 * pair + p) * panel_outputs;
             const int64_t first = args.pairs && p == 1 ? args.out_features : 0;  // of up
             for (int part = 0; part < panel_parts; ++part) {
@@ -253,7 +253,7 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
                     return args.bias ? v + load(args.bias + at) : v;
                 };
                 vec v = value(p);
-                if (args.silu_mul) v = silu(v) * value(1);
+                if (args.act_mul) v = activate(args.activation, v) * value(1);
                 const int64_t at = first + column + part * width;
                 const int count = (int)smaller(left, width);
                 float* const out = args.out + (token + i) * args.out_stride + at;

@@ -30,7 +30,8 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .attention = floats::attention,
     .attention_merge = floats::attention_merge,
     .embedding = floats::embedding,
-    .silu_mul = floats::silu_mul,
+    .act_mul = floats::act_mul,
+    .soft_cap = floats::soft_cap,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };
