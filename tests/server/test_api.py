@@ -203,6 +203,7 @@ def test_harmless_fields_are_taken(client: openai.OpenAI) -> None:
         service_tier="auto",
         safety_identifier="x",
         prompt_cache_key="y",
+        extra_body={"prompt_cache_options": {"mode": "explicit"}},
         modalities=["text"],
         response_format={"type": "text"},
         parallel_tool_calls=True,
@@ -230,18 +231,26 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"stream": True, "stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+    ({"tools": [{"type": 5}]}, "tools"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}, "tool_choice"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    ({"moderation": {"model": "x"}}, "moderation"),
     ({"audio": {"voice": "x", "format": "mp3"}}, "audio"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"web_search_options": {}}, "web_search_options"),
@@ -309,7 +318,7 @@ def test_lengths(client: openai.OpenAI) -> None:
             else:
                 client.chat.completions.create(model="demo", messages=[{"role": "user", "content": long}])
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", path)
-        assert "512" in caught.value.message
+        assert "maximum context length is 512 tokens" in caught.value.message  # as LiteLLM looks for it
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -338,6 +347,8 @@ def test_tokenize(server: ServerProcess, headers: dict[str, str], demo: LLM) -> 
         ("/tokenize", {"prompt": "\ud800"}),
         ("/tokenize", {}),
         ("/tokenize", {"messages": 5}),
+        ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": 5}),
+        ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"messages": 5}}),
         ("/detokenize", {"tokens": ["a"]}),
         ("/detokenize", {"tokens": [2**40]}),
         ("/detokenize", {"tokens": [-1]}),

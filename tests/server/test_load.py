@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import signal
 import socket
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from infinilm import LLM, EngineDeadError
+from infinilm.server.settings import ServerSettings
 from server.support import KEY, SECONDS, Hosted, ServerProcess, gauge, hosted, served, started, wait_for
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
@@ -298,6 +300,8 @@ def test_guards(llm: LLM) -> None:
 
         assert httpx.post(url, json=body, headers=key).status_code == 200
         assert httpx.post(url, json=body, headers={"x-api-key": "one"}).status_code == 200
+        both = {"Authorization": "Bearer of another server", "x-api-key": "one"}
+        assert httpx.post(url, json=body, headers=both).status_code == 200
         for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "Basic one"}, {"x-api-key": ""}):
             assert error(httpx.post(url, json=body, headers=headers), 401)["code"] == "invalid_api_key"
         assert httpx.get(f"{host.url}/metrics").status_code == 401
@@ -318,11 +322,48 @@ def test_guards(llm: LLM) -> None:
         for origin, allowed in (("https://good.example", True), ("https://evil.example", False)):
             answer = httpx.post(url, json=body, headers=key | {"Origin": origin})
             assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
-            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-            assert httpx.options(url, headers=asked).status_code == (204 if allowed else 403)
+            names = "authorization,content-type,x-stainless-lang"  # OpenAI's client in a browser sends more of them
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
+            answer = httpx.options(url, headers=asked)
+            assert answer.status_code == (204 if allowed else 403)
+            assert answer.headers.get("access-control-allow-headers") == (names if allowed else None)
+
+
+def test_keys_may_hold_any_characters(llm: LLM) -> None:
+    with hosted(llm, api_keys=("clé",)) as host:
+        for key, status in (("clé", 200), ("cle", 401)):
+            headers = {b"Authorization": f"Bearer {key}".encode()}
+            assert httpx.get(f"{host.url}/v1/models", headers=headers).status_code == status
+
+
+def test_the_log_says_why(tmp_path: Path) -> None:
+    """Without a word of the prompt, and without the key."""
+    script = BROKEN.format(key=KEY)
+    with started("-c", script, folder=tmp_path) as server:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        body = {"model": "demo", "prompt": "a private matter"}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=SECONDS)
+        assert answer.status_code == 500
+        httpx.post(f"{server.url}/v1/completions", json=body | {"n": "private"}, headers=headers, timeout=SECONDS)
+        httpx.get(f"{server.url}/v1/private", headers={"Authorization": "Bearer private"}, timeout=SECONDS)
+        assert server.stop() == 0
+    log = "".join(server.lines)
+    assert "ZeroDivisionError" in log and "asubmit" in log
+    assert "private" not in log and KEY not in log
 
 
 # ---- the process ----
+
+
+BROKEN = """
+import sys, infinilm.llm
+from infinilm.cli.main import main
+class Broken(infinilm.llm.LLM):
+    def asubmit(self, *args, **kwargs):
+        raise ZeroDivisionError
+infinilm.llm.LLM = Broken
+sys.exit(main(["serve", "--port", "0", "--api-key", "{key}"]))
+"""
 
 
 def start_long(server: ServerProcess) -> threading.Thread:
@@ -347,10 +388,11 @@ def start_long(server: ServerProcess) -> threading.Thread:
     return thread
 
 
-def test_sigterm_lets_what_runs_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_end(tmp_path: Path, number: signal.Signals) -> None:
     with served(folder=tmp_path) as server:
         reader: Any = start_long(server)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         wait_for(lambda: not reader.is_alive() or httpx.get(f"{server.url}/health").status_code == 503)
         assert server.wait() == 0, server.lines
         reader.join(SECONDS)
@@ -422,6 +464,15 @@ def test_https(tmp_path: Path) -> None:
         (["--ssl-keyfile", "x", "--ssl-certfile", "y"], "there is no file"),
         (["--port", "1", "--host", "192.0.2.1"], "cannot listen at 192.0.2.1:1"),
         (["no/such/model"], "no/such/model"),
+        (["--port", "65536"], "65535"),
+        (["--host", "nowhere.invalid"], "nowhere.invalid"),
+        (["--request-timeout", "-1"], "seconds >= 0"),
+        (["--drain-timeout", "nan"], "seconds >= 0"),
+        (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "--ssl-certfile"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key-file", "no/such/file"], "no/such/file"),
+        (["--api-key-file", "/dev/null"], "a key is empty"),
+        (["--chat-template", "no/such/template"], "no/such/template"),
     ],
 )
 def test_what_cannot_start_says_why(
@@ -432,3 +483,59 @@ def test_what_cannot_start_says_why(
     assert main(["serve", "--port", "0", *arguments]) not in (0, 3)
     printed = capsys.readouterr().err
     assert message in printed and "Traceback" not in printed
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    from infinilm.cli.main import main
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}" in (printed := capsys.readouterr().err) and "--port" in printed
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `infinilm serve` with some arguments makes: the settings, and the keywords of the LLM."""
+
+    def start(*arguments: str) -> tuple[ServerSettings, dict[str, Any]]:
+        from infinilm.cli.main import main
+
+        found: dict[str, Any] = {}
+
+        def serve(load: Any, settings: ServerSettings, **_: Any) -> int:
+            found["settings"] = settings
+            load()
+            return 0
+
+        def make(model: str, **keywords: Any) -> None:
+            found["keywords"] = keywords | {"model": model}
+
+        monkeypatch.setattr("infinilm.server.run.serve", serve)
+        monkeypatch.setattr("infinilm.llm.LLM", make)
+        assert main(["serve", *arguments]) == 0
+        return found["settings"], found["keywords"]
+
+    return start
+
+
+def test_every_option_of_the_llm(start: Any) -> None:
+    """But for those that are objects of Python."""
+    of_library = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown", "hooks", "limits", "use_tqdm"}
+    _, keywords = start()
+    assert keywords.keys() == of_library
+    arguments = "--tokenizer t --chat-template c --generation-config none --load-format dummy --max-model-len 7"
+    _, given = start("m", *arguments.split(), "--no-enable-prefix-caching", "--no-batch-invariant", "--seed", "3")
+    changed = {name: value for name, value in given.items() if value != keywords[name]}
+    expected = {"model": "m", "tokenizer": "t", "chat_template": "c", "generation_config": "none", "seed": 3}
+    expected |= {"load_format": "dummy", "max_model_len": 7}
+    assert changed == expected | {"enable_prefix_caching": False, "batch_invariant": False}
+
+
+def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("three\n\nfour\n")
+    assert start()[0].api_keys == ()
+    monkeypatch.setenv("INFINILM_API_KEY", "one, two,")
+    assert start()[0].api_keys == ("one", "two")
+    assert start("--api-key", "five", "--api-key-file", str(file))[0].api_keys == ("five", "three", "four")
