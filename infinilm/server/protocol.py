@@ -33,6 +33,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._arrival: asyncio.TimerHandle | None = None
         self._in_head, self._num_head_bytes = True, 0
+        self._has_ended = False  # a request, within the bytes that are being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -46,8 +47,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of a request."""
+        self._has_ended = False
         super().data_received(data)
-        if self._in_head:
+        if self._in_head and not self._has_ended:  # all of it
             self._num_head_bytes += len(data)
             if self._num_head_bytes > self.max_head_bytes:
                 self._refuse(ApiError(f"the head of the request is larger than {self.max_head_bytes} bytes", 431))
@@ -65,7 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
-        self._in_head = True  # of the next one
+        self._in_head = self._has_ended = True  # the next head follows
         self._end_arrival()
         super().on_message_complete()
 

@@ -194,6 +194,10 @@ def test_bodies(host: Hosted) -> None:
     line = "POST /v1/completions HTTP/1.1"
     assert ask(host, head(line, "Host: a", JSON, "Transfer-Encoding: chunked") + chunks)[0] == 200
     assert ask(host, post("Content-Type: application/json; charset=utf-8"))[0] == 200
+    with connect(host) as connection:
+        for _ in range(3):  # larger than a head may be, and all there at once
+            connection.sendall(post(body=BODY[:-1] + b" " * 200_000 + b"}"))
+            assert read_one(connection)[0] == 200
     squeezed = gzip.compress(BODY)
     status, _, body = ask(host, post("Content-Encoding: gzip", body=squeezed))
     assert status == 415 and "gzip" in json.loads(body)["error"]["message"]

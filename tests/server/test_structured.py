@@ -343,7 +343,7 @@ def one_tool(**function: Any) -> dict[str, Any]:
     [
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "response_format"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "no function 'other'"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "expected"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice", "expected"),
         (one_tool(strict=True, parameters={"not": {}}), "tools[0].function.parameters", r"\$\.not is a keyword"),
         (one_tool(strict=True, parameters={"properties": {"a": {"pattern": "("}}}), "tools", "unclosed group"),
         (one_tool(parameters={"type": "array"}), "tools[0].function.parameters", "expected type 'object'"),
