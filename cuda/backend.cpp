@@ -226,8 +226,9 @@ std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const Tens
             staging.device = {};
             cudaFreeHost(staging.host);
             staging.host = nullptr;
-            staging.device = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
-            check(cudaMallocHost(&staging.host, 2 * bytes), "upload");
+            const int64_t taken = upload_growth * static_cast<int64_t>(bytes);
+            staging.device = allocate(DType::uint8, std::array{taken});
+            check(cudaMallocHost(&staging.host, static_cast<size_t>(taken)), "upload");
         });
     }
     std::vector<TensorView> out;

@@ -321,6 +321,23 @@ def test_lengths(client: openai.OpenAI) -> None:
         assert "maximum context length is 512 tokens" in caught.value.message  # as LiteLLM looks for it
 
 
+def test_the_lesser_of_two_limits(client: openai.OpenAI) -> None:
+    for one, other in ((3, 6), (6, 3)):
+        limits: dict[str, Any] = {"max_tokens": one, "max_completion_tokens": other}
+        answer = client.chat.completions.create(model="demo", messages=MESSAGES, seed=1, **limits)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
+def test_log_probabilities_are_json(server: ServerProcess, headers: dict[str, str], demo: LLM) -> None:
+    """Also of what cannot come."""
+    token_id = demo.tokenize(" cat", add_special_tokens=False)[0]
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 2, "logprobs": True}
+    for extra in ({"structured_outputs": {"choice": ["ab", "cd"]}}, {"logit_bias": {str(token_id): 100}, "top_k": 1}):
+        answer = post(server, headers, "/v1/chat/completions", **body, top_logprobs=20, **extra)
+        for item in json.loads(answer.text, parse_constant=pytest.fail)["choices"][0]["logprobs"]["content"]:
+            assert len(item["top_logprobs"]) == 20 and item["logprob"] <= 0
+
+
 def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object, model.model_dump()["max_model_len"]) == ("demo", "model", 512)

@@ -251,6 +251,96 @@ def test_a_request_that_fails_is_one_error(
     assert post(host, max_tokens=1).status_code == 200
 
 
+def test_a_completion_without_a_limit_is_short(host: Hosted) -> None:
+    """As OpenAI's, where the model says nothing else."""
+    assert post(host, ignore_eos=True).json()["usage"]["completion_tokens"] == 16
+
+
+def test_one_prompt_of_several_that_fails(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No half of an answer is taken for a whole one."""
+    make = llm._requests.make
+
+    def failing(prompts: Any, params: Any, sampling: Any) -> Any:
+        def fail(token_ids: Any, logits: Any) -> Any:
+            if list(token_ids[: len(prompts[1])]) == list(prompts[1]):
+                raise OSError("on purpose")
+            return logits
+
+        return make(prompts, params, {**sampling, "logits_processor": fail})
+
+    monkeypatch.setattr(llm._requests, "make", failing)
+    answer = post(host, prompt=["x", "y"])
+    assert answer.status_code == 500 and "on purpose" in answer.json()["error"]["message"]
+
+
+def test_a_stream_that_breaks_has_no_end(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw in the middle of it closes the connection."""
+
+    def broken(*_: Any) -> Any:
+        raise SystemError("a secret")
+
+    monkeypatch.setattr("infinilm.server.app.sent_event", broken)
+    monkeypatch.setattr("infinilm.server.completions.CompletionStream.push", broken)
+    with pytest.raises(httpx.RemoteProtocolError):
+        post(host, stream=True)
+
+
+def test_constraints_are_compiled_beside_all_else(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    matcher = llm.grammars.matcher
+
+    def slow(constraint: Any) -> Any:
+        begun.set()
+        assert may_end.wait(SECONDS)
+        return matcher(constraint)
+
+    monkeypatch.setattr(llm.grammars, "matcher", slow)
+    with raw(
+        host, "/v1/completions", {**LONG, "ignore_eos": False, "structured_outputs": {"choice": ["a", "b"]}}
+    ) as one:
+        assert begun.wait(SECONDS)
+        assert httpx.get(f"{host.url}/health", timeout=SECONDS).status_code == 200
+        assert post(host, max_tokens=3).status_code == 200
+        may_end.set()
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_metrics(tiny_folder: Path) -> None:
+    """What two requests have added, the second of which finds the prompt of the first."""
+    with LLM(tiny_folder) as llm, hosted(llm) as host:
+        body = {"prompt": "x" * 40, "max_tokens": 5, "ignore_eos": True}
+        usages = [post(host, **body).json()["usage"] for _ in range(2)]
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        assert cached[0] == 0 < cached[1] < usages[1]["prompt_tokens"]
+        num_prompt = 2 * usages[0]["prompt_tokens"]
+        expected = {
+            "prompt_tokens_total": num_prompt,
+            "generation_tokens_total": 10,
+            "prefix_cache_queries_total": num_prompt,
+            "prefix_cache_hits_total": cached[1],
+            "num_requests_running": 0,
+            "num_requests_waiting": 0,
+            "kv_cache_usage_perc": 0,
+            "num_preemptions_total": 0,
+            "time_to_first_token_seconds_count": 2,
+            "e2e_request_latency_seconds_count": 2,
+            "request_queue_time_seconds_count": 2,
+            "inter_token_latency_seconds_count": 2,
+            "request_prompt_tokens_sum": num_prompt,
+            "request_generation_tokens_sum": 10,
+        }
+        assert {name: gauge(host.url, name) for name in expected} == expected
+        text = httpx.get(f"{host.url}/metrics").text
+        assert 'infinilm:request_success_total{finished_reason="length",model_name="tiny"} 2.0' in text
+        with Gate(llm) as gate:
+            one = raw(host, "/v1/completions", LONG)
+            wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+            assert 0 < gauge(host.url, "kv_cache_usage_perc") < 1
+            gate.open()
+        one.close()
+        wait_for(lambda: "abort" in httpx.get(f"{host.url}/metrics").text)
+
+
 def test_what_nobody_foresaw(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("a secret")

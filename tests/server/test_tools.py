@@ -187,6 +187,54 @@ def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
         assert message.content[0].thinking == "Let me see. " and message.content[1].text == "It rains."
 
 
+def test_a_call_that_is_cut(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """Its arguments are no JSON, and the answer says that it was cut."""
+    name, llm, host = family
+    llm.script = WRITERS[name]([("weather", {"city": "x" * 200})])
+    with chat(host) as client, claude(host) as other:
+        call: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "tools": TOOLS, "max_tokens": 60}
+        (choice,) = client.chat.completions.create(**call).choices
+        assert choice.finish_reason == "length" and choice.message.tool_calls is not None
+        *_, last = client.chat.completions.create(**call, stream=True)
+        assert last.choices[0].finish_reason == "length"
+        tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
+        message = other.messages.create(model="tiny", max_tokens=60, messages=QUESTION, tools=tools)
+        assert message.stop_reason == "max_tokens" and message.content[0].type == "tool_use"
+        assert message.content[0].input == {}
+
+
+def test_reasoning_of_the_history(folder: Path) -> None:
+    """Each API hands it to the template; and how much to reason."""
+    template = (
+        "{% for m in messages %}{{ m.role }}{{ m.reasoning_content or '' }}{{ m.content }}{% endfor %}"
+        "{{ 'no' if enable_thinking is false else 'yes' }}"
+    )
+    with ScriptedLLM(folder, chat_template=template) as llm, hosted(llm) as host, chat(host) as client:
+        llm.script = "x"
+        thought: Any = {"role": "assistant", "content": "a", "reasoning_content": "because " * 9}
+        turns: list[Any] = [*QUESTION, thought, {"role": "user", "content": "b"}]
+        expected = len(llm.tokenizer.encode(llm.chat_template.render(turns), add_special_tokens=False))
+        usage = client.chat.completions.create(model="tiny", messages=turns).usage
+        assert usage is not None and usage.prompt_tokens == expected
+        part = {"type": "reasoning_text", "text": "because " * 9}
+        items: Any = [
+            QUESTION[0],
+            {"type": "reasoning", "id": "r", "summary": [], "content": [part]},
+            {"role": "assistant", "content": "a"},
+            turns[2],
+        ]
+        response = client.responses.create(model="tiny", input=items)
+        assert response.usage is not None and response.usage.input_tokens == expected
+        blocks: Any = [{"type": "thinking", "thinking": "because " * 9, "signature": ""}, {"type": "text", "text": "a"}]
+        messages: Any = [QUESTION[0], {"role": "assistant", "content": blocks}, turns[2]]
+        with claude(host) as other:
+            assert other.messages.count_tokens(model="tiny", messages=messages).input_tokens == expected
+            off: Any = {"type": "disabled"}
+            assert other.messages.count_tokens(model="tiny", messages=messages, thinking=off).input_tokens < expected
+        usage = client.chat.completions.create(model="tiny", messages=turns, reasoning_effort="none").usage
+        assert usage is not None and usage.prompt_tokens < expected
+
+
 def test_responses_are_chats(family: tuple[str, ScriptedLLM, Hosted]) -> None:
     _, llm, host = family
     llm.script = "A plain answer, said in a few words."
