@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tes
 # Each with the number of rounds under a sanitizer, which is slower; plain runs the test's own number.
 NAMES = {
     "a_copy_that_fails": 1,
+    "a_thread_per_core": 1,
     "abort_anytime": 150,
     "all_ranks_stop_at_the_same_piece": 300,
     "an_aborted_group_stays_aborted": 1,
