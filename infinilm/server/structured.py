@@ -237,6 +237,11 @@ def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         if function.get("strict") is True:
             raise ApiError(str(error), param=where) from None
         return {"type": "object"}
+    # Any other argument would be one that the function does not know, and a model that names such has no end to find.
+    closed = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(schema)
+    names = schema.get("properties", {})
+    if closed and names and set(schema.get("required", ())) <= names.keys():
+        schema["additionalProperties"] = False
     return schema
 
 

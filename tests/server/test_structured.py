@@ -298,6 +298,18 @@ def test_named(host: Hosted) -> None:
             jsonschema.validate(block.input, SCHEMAS[block.name])
 
 
+def test_forced_arguments_are_those_of_the_schema(host: Hosted) -> None:
+    """Also where it does not forbid others: clients make such schemas of functions."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    call: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "n": 4}
+    with chat(host) as client:
+        for said in client.chat.completions.create(**call, max_tokens=80, temperature=1.5, seed=1).choices:
+            found: Any = said.message.tool_calls
+            assert [json.loads(c.function.arguments) for c in found] in ([{"city": "Oslo"}], [{"city": "Rome"}])
+
+
 def test_format_of_messages(host: Hosted) -> None:
     with anthropic.Anthropic(base_url=host.url, api_key=KEY, max_retries=0, timeout=SECONDS) as client:
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}
