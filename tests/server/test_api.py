@@ -310,6 +310,11 @@ def test_lengths(client: openai.OpenAI) -> None:
     )
     assert answer.usage is not None and answer.usage.total_tokens == 512
     assert answer.choices[0].finish_reason == "length"
+    fits = client.completions.create(model="demo", prompt=[5] * 511, max_tokens=5)
+    assert fits.usage is not None and fits.usage.completion_tokens == 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt=[5] * 512)
+    assert caught.value.code == "context_length_exceeded"
     for path in ("prompt", "messages"):
         long = "many words " * 400
         with pytest.raises(openai.BadRequestError) as caught:
