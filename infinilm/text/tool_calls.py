@@ -43,6 +43,8 @@ class ToolCallFormat:
         What stands between two calls.
     around : tuple of str
         What stands before the first and behind the last.
+    has_short_ids : bool
+        The template takes ids of calls that are nine letters and digits, and refuses any other.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ToolCallFormat:
     pattern: str = '{"name": $NAME, "arguments": $ARGUMENTS}'
     between: str = "\n"
     around: tuple[str, str] = ("", "")
+    has_short_ids: bool = False
 
 
 # Sources: the chat templates of the models' repositories.
@@ -69,6 +72,7 @@ _MISTRAL = ToolCallFormat(
     name_before="[ARGS]",
     between=", ",
     around=("[TOOL_CALLS][", "]"),
+    has_short_ids=True,
 )
 _MISTRAL_NAMES = replace(  # of 2025
     _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
