@@ -32,7 +32,7 @@ from infinilm.server.structured import (
     take_tools,
 )
 from infinilm.text.reasoning import thinks
-from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, tool_call_format
+from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
 
@@ -128,6 +128,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
                 param="tools",
             )
         form = PLAIN_CALLS
+    is_single = parallel is False or choice.is_named or takes_one_call(template)
     constraint = answer_constraint(
         service,
         constraint,
@@ -135,7 +136,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         form,
         prompt,
         has_reasoning=thinks(template),
-        several=parallel is not False and not choice.is_named,
+        several=not is_single,
     )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
@@ -152,7 +153,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         tools=choice.used,
         form=form,
         has_reasoning=thinks(template),
-        max_calls=1 if parallel is False or choice.is_named else None,
+        max_calls=1 if is_single else None,
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,

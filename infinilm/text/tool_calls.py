@@ -16,7 +16,7 @@ from typing import Any
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "tool_call_format"]
+__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "takes_one_call", "tool_call_format"]
 
 _SPACE = " \t\r\n"
 
@@ -93,6 +93,11 @@ def tool_call_format(template: str) -> ToolCallFormat | None:
     if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
         return _LLAMA3
     return None
+
+
+def takes_one_call(template: str) -> bool:
+    """Whether a chat template refuses messages with more calls than one, as those of Llama 3 do."""
+    return "only supports single tool-calls" in template
 
 
 @dataclass(frozen=True, slots=True)

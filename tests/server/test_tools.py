@@ -203,6 +203,20 @@ def test_a_call_that_is_cut(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         assert message.content[0].input == {}
 
 
+def test_a_template_that_takes_one_call(folder: Path) -> None:
+    """Gets one: the answer has to go back into it."""
+    check = "{% for m in messages if m.tool_calls and m.tool_calls | length != 1 %}"
+    check += "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"
+    with ScriptedLLM(folder, chat_template=TEMPLATES["llama3"] + check) as llm, hosted(llm) as host:
+        llm.script = WRITERS["llama3"](CALLS)
+        with chat(host) as client:
+            call: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "tools": TOOLS}
+            first = client.chat.completions.create(**call).choices[0].message
+            assert first.tool_calls is not None and len(first.tool_calls) == 1
+            result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Rain"}
+            assert client.chat.completions.create(**{**call, "messages": [*QUESTION, first, result]}).choices
+
+
 def test_reasoning_of_the_history(folder: Path) -> None:
     """Each API hands it to the template; and how much to reason."""
     template = (
