@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from infinilm import LLM, SamplingParams
+from infinilm.server.answers import chat_logprobs
 from server.support import SECONDS, ServerProcess, hosted
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story"}]
@@ -68,6 +69,11 @@ def test_stream_on_the_wire(server: ServerProcess, headers: dict[str, str]) -> N
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     assert all("usage" not in chunk for chunk in chunks), "nobody asked"
+    for path, said in (("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": PROMPT})):
+        body: dict[str, Any] = {"model": "demo", "max_tokens": 3, "stream": True, **said}
+        answer = post(server, headers, path, **body, stream_options={"include_usage": True})
+        usages = [json.loads(event[6:])["usage"] for event in answer.text.split("\n\n")[:-2]]
+        assert usages[-1]["completion_tokens"] == 3 and set(map(str, usages[:-1])) == {"None"}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
@@ -157,6 +163,7 @@ def test_bytes_of_partial_characters(tiny_folder: Path) -> None:
 def test_token_ids_of_a_stream(tiny_folder: Path) -> None:
     """All of them, also those whose text is not certain yet."""
     body = {"model": "tiny", "prompt": "x", "seed": 1, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    body["logprobs"] = 0
     with LLM(tiny_folder) as llm, hosted(llm) as host:
         url = f"{host.url}/v1/completions"
         whole = httpx.post(url, json=body, timeout=SECONDS).json()["choices"][0]
@@ -165,6 +172,8 @@ def test_token_ids_of_a_stream(tiny_folder: Path) -> None:
     assert "".join(piece["text"] for piece in pieces) == whole["text"]
     assert [i for piece in pieces for i in piece["token_ids"]] == whole["token_ids"]
     assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    names = whole["logprobs"]["tokens"]
+    assert any(name.startswith("bytes:\\x") for name in names) and not any("\ufffd" in name for name in names)
 
 
 def test_stop(client: openai.OpenAI) -> None:
@@ -331,6 +340,12 @@ def test_the_lesser_of_two_limits(client: openai.OpenAI) -> None:
         limits: dict[str, Any] = {"max_tokens": one, "max_completion_tokens": other}
         answer = client.chat.completions.create(model="demo", messages=MESSAGES, seed=1, **limits)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
+def test_what_is_impossible_has_a_number() -> None:
+    """JSON has no infinity."""
+    (item,) = chat_logprobs([(5, -np.inf, {5: -np.inf, 6: -0.5})], 1, lambda token_id: b"x")["content"]
+    assert (item["logprob"], [other["logprob"] for other in item["top_logprobs"]]) == (-9999.0, [-9999.0])
 
 
 def test_log_probabilities_are_json(server: ServerProcess, headers: dict[str, str], demo: LLM) -> None:

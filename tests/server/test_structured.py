@@ -277,6 +277,10 @@ def test_named(host: Hosted) -> None:
         found: Any = said.message.tool_calls
         assert [c.function.name for c in found] == ["weather"]
         check_calls([(c.function.name, c.function.arguments) for c in found])
+        *_, last = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=choice, stream=True
+        )
+        assert last.choices[0].finish_reason == "stop"
         flat: Any = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
         response = client.responses.create(
             model="tiny", input="Hi", tools=flat, tool_choice={"type": "function", "name": "time"}

@@ -13,6 +13,8 @@ import openai
 import pytest
 from llm import tiny
 
+from infinilm import LLM
+from infinilm.server.chat import read_chat
 from server.support import SECONDS, Hosted, ScriptedLLM, hosted
 from server.templates import TEMPLATES, THINKING, WRITERS
 
@@ -178,6 +180,14 @@ def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
             "Let me see. ",
             "Let me see. ",
         )
+        deltas: Any = [c.choices[0].delta for c in client.chat.completions.create(
+            model="tiny", messages=QUESTION, stream=True)]  # fmt: skip
+        for name, text in (
+            ("content", "It rains."),
+            ("reasoning_content", "Let me see. "),
+            ("reasoning", "Let me see. "),
+        ):
+            assert "".join(getattr(delta, name, None) or "" for delta in deltas) == text
         response: Any = client.responses.create(model="tiny", input="How is it?").output
         assert [item.type for item in response] == ["reasoning", "message"]
         assert response[0].content[0].text == "Let me see. " and response[1].content[0].text == "It rains."
@@ -185,6 +195,41 @@ def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
             message: Any = stream.get_final_message()
         assert [block.type for block in message.content] == ["thinking", "text"]
         assert message.content[0].thinking == "Let me see. " and message.content[1].text == "It rains."
+
+
+def test_calls_in_parallel_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """As one message, in each API."""
+    name, llm, host = family
+    llm.script = WRITERS[name](CALLS)
+    with chat(host) as client, claude(host) as other:
+        first = client.chat.completions.create(model="tiny", messages=QUESTION, tools=TOOLS).choices[0].message
+        calls: Any = first.tool_calls
+        results: Any = [{"role": "tool", "tool_call_id": c.id, "content": c.function.name} for c in calls]
+        llm.script = "x"
+        usage = client.chat.completions.create(model="tiny", messages=[*QUESTION, first, *results], tools=TOOLS).usage
+        items: Any = [{"type": "function_call", "call_id": c.id, "name": c.function.name,
+                       "arguments": c.function.arguments} for c in calls]  # fmt: skip
+        items += [{"type": "function_call_output", "call_id": c.id, "output": c.function.name} for c in calls]
+        flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        response = client.responses.create(model="tiny", input=[*QUESTION, *items], tools=flat)
+        uses: Any = [{"type": "tool_use", "id": c.id, "name": c.function.name,
+                      "input": json.loads(c.function.arguments)} for c in calls]  # fmt: skip
+        told: Any = [{"type": "tool_result", "tool_use_id": c.id, "content": c.function.name} for c in calls]
+        blocks: Any = [*QUESTION, {"role": "assistant", "content": uses}, {"role": "user", "content": told}]
+        schemas: Any = [
+            {"name": f["function"]["name"], "description": "It is", "input_schema": PARAMETERS} for f in TOOLS
+        ]
+        counted = other.messages.count_tokens(model="tiny", messages=blocks, tools=schemas)
+        assert usage is not None and response.usage is not None
+        assert usage.prompt_tokens == response.usage.input_tokens == counted.input_tokens
+
+
+def test_marks_of_calls_are_read(folder: Path) -> None:
+    """Where they are special tokens, which an answer has not otherwise."""
+    with LLM(folder, chat_template=TEMPLATES["mistral"]) as llm, hosted(llm) as host:
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 5}
+        assert read_chat(host.service, body).params.skip_special_tokens
+        assert not read_chat(host.service, body | {"tools": TOOLS}).params.skip_special_tokens
 
 
 def test_a_call_that_is_cut(family: tuple[str, ScriptedLLM, Hosted]) -> None:
