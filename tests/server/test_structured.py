@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -16,6 +17,8 @@ import pydantic
 import pytest
 
 from infinilm import LLM
+from infinilm.errors import RequestError
+from infinilm.server.chat import read_chat
 from server.support import KEY, SECONDS, Hosted, ServerProcess, hosted
 from server.templates import QWEN, TEMPLATES
 
@@ -348,6 +351,19 @@ def test_strict_functions_with_auto(qwen: Hosted) -> None:
             calls: Any = choice.message.tool_calls or ()
             if choice.finish_reason == "tool_calls":
                 check_calls([(c.function.name, c.function.arguments) for c in calls])
+
+
+@pytest.mark.parametrize(("city", "fits"), [("Oslo", True), ("Paris", False)])
+def test_what_strict_functions_let_through(qwen: Hosted, city: str, fits: bool) -> None:
+    llm, body = qwen.service.llm, {"model": "tiny", "messages": MESSAGES}
+    assert read_chat(qwen.service, body | {"tools": TOOLS}).params.constraint is None
+    constraint = read_chat(qwen.service, body | {"tools": STRICT}).params.constraint
+    assert constraint is not None
+    matcher = llm.grammars.matcher(constraint)
+    call = json.dumps({"name": "weather", "arguments": {"city": city}})
+    with contextlib.nullcontext() if fits else pytest.raises(RequestError):
+        for token_id in llm.tokenizer.encode(f"I see. <tool_call>\n{call}\n</tool_call>", False):
+            matcher.advance(token_id)
 
 
 def one_tool(**function: Any) -> dict[str, Any]:
