@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.metadata
 import json
 import logging
 import socket
@@ -234,3 +235,8 @@ def test_upgrades_are_not_taken(host: Hosted) -> None:
     line = "GET /health HTTP/1.1"
     for kind in ("Upgrade: websocket", "Upgrade: h2c"):
         assert ask(host, head(line, "Host: a", kind, *upgrade))[0] == 200
+
+
+def test_version(host: Hosted) -> None:
+    status, _, body = ask(host, head("GET /version HTTP/1.1", "Host: a"))
+    assert status == 200 and json.loads(body) == {"version": importlib.metadata.version("infinilm")}
