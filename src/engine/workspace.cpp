@@ -5,6 +5,7 @@
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "dist/nccl.h"
+#include "model/batch.h"
 #include "model/decoder.h"
 #include "model/params.h"
 
@@ -19,7 +20,8 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                               Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows);
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
-        return of_a_rank + (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
+        return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +
+               (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
     const AttentionSpec& attention = spec.attention;
     const cpu::ScratchBytes scratch =
