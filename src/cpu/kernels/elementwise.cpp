@@ -1,5 +1,5 @@
-// Embedding lookup and silu(gate) * up. Both write each element once, so any split over the shares gives the same
-// bits. Called by CpuBackend::embedding and silu_mul.
+// Embedding lookup, silu(gate) * up and the sum over a token's experts. All write each element once, so any split over
+// the shares gives the same bits. Called by CpuBackend::embedding, silu_mul and experts.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/pack.h"
 
@@ -57,16 +57,44 @@ static void silu_mul_row(const float* gate, const float* up, float* out, int64_t
     }
 }
 
-void silu_mul(const SiluMulArgs& args, Share share) {
-    constexpr int64_t columns = 512;  // of one unit of work: a single token is still split over the shares
-    const int64_t per_row = (args.intermediate_size + columns - 1) / columns, units = args.num_tokens * per_row;
+// Calls f(token, first, n) for the columns first .. first + n of a token, which are a unit of work: a single token is
+// still split over the shares.
+template <class F>
+static void for_units(int64_t num_tokens, int64_t num_columns, Share share, F f) {
+    constexpr int64_t columns = 512;
+    const int64_t per_row = (num_columns + columns - 1) / columns, units = num_tokens * per_row;
     const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t t = unit / per_row, first = unit % per_row * columns;
-        const int64_t n = args.intermediate_size - first < columns ? args.intermediate_size - first : columns;
+        const int64_t first = unit % per_row * columns;
+        f(unit / per_row, first, smaller(num_columns - first, columns));
+    }
+}
+
+void silu_mul(const SiluMulArgs& args, Share share) {
+    for_units(args.num_tokens, args.intermediate_size, share, [&](int64_t t, int64_t first, int64_t n) {
         const float* gate = args.gate_up + t * args.gate_up_stride + first;  // [n]
         silu_mul_row(gate, gate + args.intermediate_size, args.out + t * args.out_stride + first, n);
-    }
+    });
+}
+
+void combine(const CombineArgs& args, Share share) {
+    for_units(args.num_tokens, args.hidden_size, share, [&](int64_t t, int64_t first, int64_t n) {
+        const int32_t* const part_of = args.part_of + t * args.top_k;
+        const float* const weights = args.weights + t * args.weights_stride;
+        const vec gate =
+            args.shared_gate ? 1.0f / (1.0f + exp(-set1(args.shared_gate[t * args.shared_gate_stride]))) : set1(1);
+        for (int64_t i = first; i < first + n; i += width) {
+            const int count = (int)smaller(first + n - i, width);
+            const auto at = [&](const float* row)
+                                __attribute__((always_inline)) { return load_partial(row + i, count); };
+            vec sum = zero();
+            for (int64_t k = 0; k < args.top_k; ++k)
+                sum = fma(set1(weights[k]), at(args.parts + part_of[k] * args.parts_stride), sum);
+            if (args.shared) sum = fma(gate, at(args.shared + t * args.shared_stride), sum);
+            if (args.residual) sum += at(args.residual + t * args.residual_stride);
+            store_partial(args.out + t * args.out_stride + i, sum, count);
+        }
+    });
 }
 
 }  // namespace infinilm::cpu::INFINILM_ISA

@@ -27,6 +27,7 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .attention_merge = isa::attention_merge,
     .embedding = isa::embedding,
     .silu_mul = isa::silu_mul,
+    .combine = isa::combine,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };
