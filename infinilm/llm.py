@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.cache import CacheConfig
-from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.loading import load_weights
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
@@ -67,9 +68,9 @@ class LLM(OfThisProcess):
         tiles (AMX), bfloat16 weights are multiplied in float32, which is exact and no slower there. On a GPU, float32
         weights become bfloat16, because float32 is slow there.
     quantization
-        On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
-        for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
-        Of a folder that `infinilm pack` made: as it was packed.
+        How the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one for each
+        output and 32 inputs, and the embedding and lm_head as int8; on GPUs "fp8" (e4m3), scaled as int8. What they
+        multiply becomes int8 on a CPU and stays 16 bits on a GPU. Of a folder of `infinilm pack`: as it was packed.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
@@ -202,7 +203,7 @@ class LLM(OfThisProcess):
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with Checkpoint(plan.path) as checkpoint:
-                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
+                    load_weights(checkpoint, self._engine, dtype=plan.dtype, config=plan.config, progress=use_tqdm)
             self._engine.finish_loading()
         self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype

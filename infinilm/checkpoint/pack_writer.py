@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from infinilm import _core
-from infinilm.checkpoint.folder import Checkpoint, is_used_in_place, load_weights, resolve_model
+from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.loading import is_used_in_place, load_weights
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
@@ -99,9 +100,12 @@ def _copy_texts(source: Path, out: Path, dtype: str) -> None:
         if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
             shutil.copyfile(entry, out / entry.name)
     config = read_json(source / "config.json")
-    keys = [key for key in ("dtype", "torch_dtype") if config.get(key) not in (None, dtype)]
-    if keys:
-        config.update(dict.fromkeys(keys, dtype))
+    changed = False
+    for part in (config, config.get("text_config")):
+        for key in ("dtype", "torch_dtype"):
+            if part and part.get(key) not in (None, dtype):
+                part[key], changed = dtype, True
+    if changed:
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -150,6 +154,8 @@ def pack_model(
     source, out = resolve_model(model, revision), Path(out)
     config = AutoConfig.from_pretrained(source)
     wanted = "float32" if dtype == "auto" else dtype
+    if quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")
     spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
     with Checkpoint(source) as checkpoint:
         if checkpoint.packed:
@@ -165,7 +171,7 @@ def pack_model(
                 try:
                     with partial.open("wb") as file:
                         packed = _PackedFile(file, core, PackedInfo(partial, quantization, kept).metadata())
-                        load_weights(checkpoint, packed, dtype=wanted, progress=use_tqdm)
+                        load_weights(checkpoint, packed, dtype=wanted, config=config, progress=use_tqdm)
                         packed.finish()
                 except OSError as error:
                     raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error

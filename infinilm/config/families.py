@@ -11,12 +11,13 @@ Source of the facts: the configuration and modelling files of transformers 5.x; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from infinilm.checks import DTYPES, as_integer
 from infinilm.config.rope import Frequencies, inverse_frequencies
+from infinilm.config.tensor_names import GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
 from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,13 +29,15 @@ __all__ = [
     "Family",
     "ModelFacts",
     "build_spec",
+    "check_quantization",
     "family_of",
     "family_of_model_type",
     "model_facts",
+    "rotary_dim",
 ]
 
-QUANTIZATIONS = ("int8", "int4")
-"""How an engine on a CPU can store weights."""
+QUANTIZATIONS = ("int8", "int4", "fp8")
+"""How an engine can store weights."""
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 """`hidden_act` of config.json to the engine's activation."""
@@ -59,8 +62,17 @@ class Family:
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
-    # Keys of config.json that only some families have, of `LlamaConfig.FAMILY_KEYS`.
+    # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
+    # engine has halves: rows of q_proj and k_proj change places when they are read.
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
+    names: TensorNames = LLAMA
+    # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
     keys: frozenset[str] = frozenset()
+    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    rope_inert: frozenset[str] = frozenset()
+    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
+    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -108,6 +120,66 @@ _QWEN_DEFAULTS: Mapping[str, Any] = {
     "eos_token_id": (),
 }
 
+# Of a text_config, where its family has others when it stands alone.
+_TEXT_DEFAULTS: Mapping[str, Any] = {
+    key: COMMON_DEFAULTS[key]
+    for key in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+    )
+}
+
+_MISTRAL_DEFAULTS: Mapping[str, Any] = {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+_MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 131072,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+    },
+}
+_MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
+
+_GLM_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151552,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "bos_token_id": (),
+    "eos_token_id": (151329, 151336, 151338),
+}
+
+# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
+_MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
+_MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.architecture: family
@@ -125,12 +197,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="MistralForCausalLM",
                 model_type="mistral",
-                defaults={
-                    "intermediate_size": 14336,
-                    "num_key_value_heads": 8,
-                    "max_position_embeddings": 131072,
-                    "sliding_window": 4096,
-                },
+                defaults=_MISTRAL_DEFAULTS,
                 qkv_bias=False,
                 out_bias=False,
                 mlp_bias=False,
@@ -156,6 +223,149 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 mlp_bias=False,
                 qk_norm="head",
                 windows="layer_types",
+            ),
+            Family(
+                architecture="Qwen2_5_VLForConditionalGeneration",
+                model_type="qwen2_5_vl",
+                defaults={
+                    **_QWEN_DEFAULTS,
+                    "vocab_size": 152064,
+                    "hidden_size": 8192,
+                    "intermediate_size": 29568,
+                    "num_hidden_layers": 80,
+                    "num_attention_heads": 64,
+                    "num_key_value_heads": 8,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000.0,
+                    "max_window_layers": 80,
+                    "attention_bias": True,
+                    "bos_token_id": (151643,),
+                    "eos_token_id": (151645,),
+                },
+                qkv_bias=True,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen2_5_vl_text": {}},
+            ),
+            Family(
+                architecture="Qwen3VLForConditionalGeneration",
+                model_type="qwen3_vl",
+                defaults={
+                    **_QWEN_DEFAULTS,
+                    "max_position_embeddings": 128000,
+                    "rope_theta": 500000.0,
+                    "sliding_window": None,
+                    "head_dim": 128,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="none",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen3_vl_text": {}},
+            ),
+            Family(
+                architecture="Mistral3ForConditionalGeneration",
+                model_type="mistral3",
+                defaults={
+                    "vocab_size": 131072,
+                    "hidden_size": 5120,
+                    "intermediate_size": 32768,
+                    "num_hidden_layers": 40,
+                    "num_key_value_heads": 8,
+                    "head_dim": 128,
+                    "max_position_embeddings": 131072,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000000.0,
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=MISTRAL3,
+                text_model_types={
+                    "mistral": {**_TEXT_DEFAULTS, **_MISTRAL_DEFAULTS},
+                    "ministral3": {**_TEXT_DEFAULTS, **_MINISTRAL3_DEFAULTS},
+                },
+                rope_inert=_MINISTRAL3_ROPE_INERT,
+            ),
+            Family(
+                architecture="MinistralForCausalLM",
+                model_type="ministral",
+                # All layers have the window where layer_types says nothing.
+                defaults={**_MISTRAL_DEFAULTS, "use_sliding_window": True, "max_window_layers": 0},
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+            ),
+            Family(
+                architecture="Ministral3ForCausalLM",
+                model_type="ministral3",
+                defaults=_MINISTRAL3_DEFAULTS,
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                rope_inert=_MINISTRAL3_ROPE_INERT,
+            ),
+            Family(
+                architecture="Phi3ForCausalLM",
+                model_type="phi3",
+                defaults={
+                    "vocab_size": 32064,
+                    "hidden_size": 3072,
+                    "intermediate_size": 8192,
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "eos_token_id": (32000,),
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=PHI3,
+                keys=frozenset({"partial_rotary_factor"}),
+                rope_types={"su": "longrope", "yarn": "longrope"},
+            ),
+            Family(
+                architecture="GlmForCausalLM",
+                model_type="glm",
+                defaults=_GLM_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                rope_pairs="neighbours",
+                names=GLM,
+                keys=frozenset({"partial_rotary_factor"}),
+            ),
+            Family(
+                architecture="Glm4ForCausalLM",
+                model_type="glm4",
+                defaults=_GLM_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                post_norms=True,
+                rope_pairs="neighbours",
+                names=GLM4,
+                keys=frozenset({"partial_rotary_factor"}),
             ),
             Family(
                 architecture="GraniteForCausalLM",
@@ -317,7 +527,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     inv_freq, attention_factor = inverse_frequencies(
-        int(config.head_dim * config.partial_rotary_factor),
+        rotary_dim(config),
         config.rope_theta,
         config.rope_parameters,
         config.max_position_embeddings,
@@ -342,6 +552,11 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
     )
+
+
+def rotary_dim(config: ModelConfig) -> int:
+    """Return how many elements of a head RoPE turns, the first."""
+    return int(config.head_dim * config.partial_rotary_factor)
 
 
 def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:
@@ -406,6 +621,17 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     return tuple(window if on and window is not None else 0 for on in windowed)
 
 
+def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) -> None:
+    """Raise a `ConfigError` if a device cannot store weights so; `dtype` is what it computes in."""
+    if on_cpu and quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs; on a CPU pass 'int8', of the same size, or 'int4'")
+    if not on_cpu and quantization is not None and dtype == "float32":
+        raise ConfigError(
+            f"quantization={quantization!r} on a GPU is of models that compute in 16 bits; "
+            "pass dtype='bfloat16' or 'float16', or use a CPU"
+        )
+
+
 def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
@@ -430,7 +656,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization: expected None, {' or '.join(map(repr, QUANTIZATIONS))}, got {quantization!r}")
+        raise ConfigError(f"quantization: expected None, 'int8', 'int4' or 'fp8', got {quantization!r}")
     max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 

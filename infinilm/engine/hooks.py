@@ -209,9 +209,7 @@ class ModelSites:
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
         self.sites = tuple(site for site in SITES if site.needs <= features)
         self._aliases: list[tuple[str, ...]] = [
-            site.aliases(layer)
-            for site in self.sites
-            for layer in (range(num_layers) if site.in_layer else (-1,))
+            site.aliases(layer) for site in self.sites for layer in (range(num_layers) if site.in_layer else (-1,))
         ]
 
     @classmethod

@@ -148,6 +148,7 @@ private:
 
 std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
                                                            Quantization quantization) {
+    if (quantization == Quantization::fp8) throw ConfigError("quantization 'fp8': CPUs have int8 and int4");
     return std::make_unique<PackedLinear>(parts, kind, quantization, [&](const PackArgs& args) {
         run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features);
     });

@@ -244,22 +244,21 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
         return ops::linear(backend_, linear);
     }
     ops::linear(backend_, linear);
-    // With hooks the norm that comes with the sum is made again after them, see normed_input.
     AddRmsNormParams sum{.x = branch,
                          .residual = x,
                          .weight = b.next_norm.prepared,
                          .out = branch,
                          .eps = spec_.rms_norm_eps,
                          .multiplier = spec_.residual_multiplier};
-    if (!Tap::active && !b.post_norm.prepared)
-        return communicator_.all_reduce_add_rms_norm(backend_, sum);
+    if (!Tap::active && !b.post_norm.prepared) return communicator_.all_reduce_add_rms_norm(backend_, sum);
     if (num_ranks() > 1) communicator_.all_reduce(branch);
     tap_common(tap, b.branch_site, layer, branch, branch_owner);
     if (b.post_norm.prepared) {
         ops::rms_norm(backend_, {.x = branch, .weight = b.post_norm.prepared, .out = branch, .eps = sum.eps});
         tap_common(tap, b.norm_site, layer, branch, branch_owner);
     }
-    if (!spec_.pre_norms) sum.weight = {};  // the next sublayer reads the sum
+    // The next sublayer reads the sum, or norms it when hooks have seen it, see normed_input.
+    if (Tap::active || !spec_.pre_norms) sum.weight = {};
     ops::add_rms_norm(backend_, sum);
     tap_common(tap, b.sum_site, layer, x, Tensor(x, work_.x.owner));
 }

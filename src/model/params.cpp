@@ -167,7 +167,8 @@ int64_t Params::prepared_bytes(const ParamRow& row, DType dtype) const {
     const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
     switch (quantization) {
         case Quantization::none: break;
-        case Quantization::int8: return elements + 4 * shape[0];
+        case Quantization::int8:
+        case Quantization::fp8: return elements + 4 * shape[0];
         case Quantization::int4: return elements / 2 + elements / 16;
     }
     return elements * size_bytes(dtype);

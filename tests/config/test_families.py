@@ -138,7 +138,7 @@ def test_windows(model_type, values, windows):
 
 
 def test_only_qwen3_normalises_q_and_k():
-    assert {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"} == {"qwen3"}
+    assert {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"} == {"qwen3", "qwen3_vl"}
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 

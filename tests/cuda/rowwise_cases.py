@@ -133,8 +133,9 @@ def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int
     cos_sin = gpu.upload(data["cos_sin"]) if shape["rotary_dim"] else None
     slots = None if data["slots"] is None else gpu.upload(data["slots"])
     gpu.call(
-        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, slots, caches[0].pointer, caches[1].pointer, heads, kv_heads, head_dim,
-        shape["rotary_dim"], block_size, EPS, KINDS.index(kind),
+        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, slots,
+        caches[0].pointer, caches[1].pointer, heads, kv_heads, head_dim, shape["rotary_dim"], block_size, EPS,
+        KINDS.index(kind),
     )  # fmt: skip
     return [qkv.get(), *(c.get() for c in caches)]
 

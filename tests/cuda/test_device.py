@@ -69,6 +69,29 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    [
+        ("llama", "bfloat16", "int8"),
+        ("llama-mqa-tied", "float16", "int4"),
+        ("qwen3", "bfloat16", "int4"),
+        ("granite", "bfloat16", "int4"),
+        ("llama-biases", "bfloat16", "fp8"),
+        ("qwen2", "float16", "fp8"),
+    ],
+)
+def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantization: str) -> None:
+    outcome = simulate(
+        "device_cases:quantised", name=name, folder=models, dtype=dtype, quantization=quantization, timeout=300
+    )
+    assert outcome.ok, outcome.text
+
+
+def test_quantised_in_float32(simulate: Run) -> None:
+    outcome = simulate("device_cases:quantised_in_float32")
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3"])
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:

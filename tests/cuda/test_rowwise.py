@@ -77,7 +77,9 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "rope_store": {"shapes": rope_shapes()},
     "embedding": {
-        "shapes": shapes(rows=rows, width=widths, vocab_size=st.sampled_from((1, 8, 19, 111)), pad=pads, multiplier=multipliers),
+        "shapes": shapes(
+            rows=rows, width=widths, vocab_size=st.sampled_from((1, 8, 19, 111)), pad=pads, multiplier=multipliers
+        ),
     },
     "silu_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},

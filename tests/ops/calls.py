@@ -149,7 +149,7 @@ def _row_calls(make: _Make) -> list[Call]:
             "add_rms_norm",
             x("x", T, D, shape=rows),
             x("residual", T, D, shape=rows, output=True),
-            w("weight", D, shape=(DIM,)),
+            w("weight", D, shape=(DIM,), optional=True),
             out("out", T, D, shape=rows),
             scalars=(EPS,),
         ),
