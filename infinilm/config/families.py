@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from infinilm.checks import DTYPES, as_integer
+from infinilm.config.experts import EXPERT_DEFAULTS, EXPERT_KEYS, ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.rope import Frequencies, inverse_frequencies
-from infinilm.config.tensor_names import GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
+from infinilm.config.tensor_names import GLM, GLM4, LLAMA, MISTRAL3, MIXTRAL, PHI3, QWEN_MOE, QWEN_VL, TensorNames
 from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
+        **EXPERT_DEFAULTS,
         "bos_token_id": (1,),
         "eos_token_id": (2,),
     }
@@ -118,6 +120,12 @@ _QWEN_DEFAULTS: Mapping[str, Any] = {
     "use_sliding_window": False,
     "bos_token_id": (),
     "eos_token_id": (),
+}
+
+_QWEN_MOE_DEFAULTS: Mapping[str, Any] = {
+    **_QWEN_DEFAULTS,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
 }
 
 # Of a text_config, where its family has others when it stands alone.
@@ -368,6 +376,67 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 keys=frozenset({"partial_rotary_factor"}),
             ),
             Family(
+                architecture="MixtralForCausalLM",
+                model_type="mixtral",
+                defaults={
+                    **_MISTRAL_DEFAULTS,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000.0,
+                    "sliding_window": None,
+                    "num_experts": 8,
+                    "num_experts_per_tok": 2,
+                    "norm_topk_prob": True,
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=MIXTRAL,
+                keys=frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"}),
+            ),
+            Family(
+                architecture="Qwen2MoeForCausalLM",
+                model_type="qwen2_moe",
+                defaults={
+                    **_QWEN_MOE_DEFAULTS,
+                    "intermediate_size": 5632,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 16,
+                    "attention_bias": True,
+                    "num_experts": 60,
+                    "num_experts_per_tok": 4,
+                    "moe_intermediate_size": 1408,
+                    "shared_expert_intermediate_size": 5632,
+                },
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",  # transformers has them, of a kind of their own; no published checkpoint does
+                names=QWEN_MOE,
+                keys=EXPERT_KEYS | {"num_local_experts", "qkv_bias"},
+            ),
+            Family(
+                architecture="Qwen3MoeForCausalLM",
+                model_type="qwen3_moe",
+                defaults={
+                    **_QWEN_MOE_DEFAULTS,
+                    "intermediate_size": 6144,
+                    "num_key_value_heads": 4,
+                    "num_experts": 128,
+                    "num_experts_per_tok": 8,
+                    "moe_intermediate_size": 768,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="none",  # as Qwen2-MoE
+                names=QWEN_MOE,
+                keys=(EXPERT_KEYS | {"num_local_experts"}) - {"shared_expert_intermediate_size"},
+            ),
+            Family(
                 architecture="GraniteForCausalLM",
                 model_type="granite",
                 defaults={"attention_multiplier": 1.0},
@@ -445,7 +514,7 @@ def family_of_model_type(model_type: str) -> Family:
     raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")
 
 
-class ModelConfig(Protocol):
+class ModelConfig(ExpertConfig, Protocol):
     """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
 
     vocab_size: int
@@ -511,6 +580,7 @@ class ModelFacts:
     embedding_multiplier: float
     residual_multiplier: float  # of what a sublayer adds
     logit_multiplier: float
+    experts: ExpertFacts
 
 
 def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
@@ -551,6 +621,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         embedding_multiplier=float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
+        experts=expert_facts(config),
     )
 
 
@@ -685,6 +756,11 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
+    spec.experts.count = facts.experts.count
+    spec.experts.top_k = facts.experts.top_k
+    spec.experts.intermediate_size = facts.experts.intermediate_size
+    spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
+    spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
     spec.pre_norms = facts.pre_norms
     spec.post_norms = facts.post_norms
     spec.embedding_multiplier = facts.embedding_multiplier
@@ -692,7 +768,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.logit_multiplier = facts.logit_multiplier
     spec.ropes = [RopeSpec(facts.inv_freq.tolist(), facts.attention_factor)]
     spec.layers = [
-        LayerSpec(sliding_window=window, rope=0 if has_rope else -1)
-        for window, has_rope in zip(facts.sliding_window, facts.has_rope, strict=True)
+        LayerSpec(sliding_window=window, rope=0 if has_rope else -1, experts=has_experts)
+        for window, has_rope, has_experts in zip(
+            facts.sliding_window, facts.has_rope, facts.experts.layers, strict=True
+        )
     ]
     return spec

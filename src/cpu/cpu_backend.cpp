@@ -468,9 +468,10 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
     attention.head_dim = calls.head_dim;
     size_t of_a_thread = kernels.attention_scratch_bytes(attention);
     size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
-    for (const int64_t in_features : calls.in_features) {
+    constexpr int64_t most_padding = 32;  // tokens that a linear may have packed with its own, and alignment
+    for (const auto& [num_tokens, in_features, count] : calls.linears) {
         LinearArgs linear{};
-        linear.num_tokens = calls.num_tokens;
+        linear.num_tokens = num_tokens + (count > 1 ? most_padding * std::min(count, num_tokens) : 0);
         linear.weight.in_features = in_features;
         linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
         linear.multiply_bf16 = multiply_bf16;

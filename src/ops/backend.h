@@ -188,7 +188,7 @@ struct ExpertsParams {
     TensorView shared = {};       // [num_tokens, hidden_size] activation, of an expert of all tokens, or absent
     TensorView shared_gate = {};  // [num_tokens, 1] float32; absent: shared counts whole
     TensorView residual = {};     // [num_tokens, hidden_size] activation, or absent; may be out
-    TensorView out;               // [num_tokens, hidden_size] activation; may be shared, not x
+    TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
     TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
 };
