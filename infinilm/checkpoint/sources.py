@@ -114,12 +114,15 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
         expert = _EXPERT.search(module)
         number = expert.group() if expert else ""
         any_expert = _EXPERT.sub("{}", module)
-        whole, parts = joined.get(module, (names.renamed.get(any_expert, module).format(number), (module,)))
-        tensor = f"{model}{layer}{whole}.{kind}"
-        is_stacked = expert is not None and f"{model}{layer}{stacked.get(any_expert, ('',))[0]}" in stored
+        stacks = any(f"{model}{layer}{whole}" in stored for whole in names.stacked)
+        is_stacked = stacks and any_expert in stacked
         if is_stacked:
             whole, parts = stacked[any_expert]
             tensor, parts = f"{model}{layer}{whole}", tuple(part.format(number) for part in parts)
+        else:
+            renamed = module if stacks else names.renamed.get(any_expert, module).format(number)
+            whole, parts = joined.get(module, (renamed, (module,)))
+            tensor = f"{model}{layer}{whole}.{kind}"
         sizes = [expected[f"model.{layer}{part}.{kind}"][0] for part in parts]
         begin = sum(sizes[: parts.index(module)])
         turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")

@@ -63,6 +63,8 @@ class Family:
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
+    # Whether the weights of a token's experts are made to add up to 1.
+    norm_topk_prob: str | bool = "norm_topk_prob"
     # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
@@ -393,7 +395,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qk_norm="none",
                 windows="all",
                 names=MIXTRAL,
-                keys=frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"}),
+                norm_topk_prob=True,
+                keys=frozenset({"num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob"}),
             ),
             Family(
                 architecture="Qwen2MoeForCausalLM",
@@ -603,10 +606,11 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         config.max_position_embeddings,
         max_model_len,
     )
+    _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     return ModelFacts(
-        qkv_bias=_bias(family, "attention_bias", family.qkv_bias, config),
+        qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
-        mlp_bias=_bias(family, "mlp_bias", family.mlp_bias, config),
+        mlp_bias=_decided(family, "mlp_bias", family.mlp_bias, config),
         qk_norm=family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
@@ -638,8 +642,8 @@ def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:
     return tuple(not interval or (layer + 1) % interval != 0 for layer in range(layers))
 
 
-def _bias(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
-    """Tell whether there is a bias; where the family has no choice, the config must not ask for the other."""
+def _decided(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
+    """Return a switch of the config; where the family has no choice, the config must not ask for the other."""
     value = bool(getattr(config, key))
     if isinstance(column, bool) and value != column:
         raise ConfigError(

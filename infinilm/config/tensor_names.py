@@ -27,7 +27,7 @@ class TensorNames:
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
-        several modules one behind the other.
+        several modules one behind the other. Nothing is renamed in a layer that has them.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from infinilm import DistConfig, HookRegistry, InferEngine, LlamaConfig, ReferenceModel, StaticKVCacheConfig, compare
 from infinilm.config import families
+from infinilm.config.experts import EXPERT_KEYS
 
 ARCHITECTURE = "LlamaForCausalLM"
-KEYS = frozenset(
+KEYS = EXPERT_KEYS | frozenset(
     {
         "attention_multiplier",
         "embedding_multiplier",
@@ -53,6 +54,12 @@ configs = st.fixed_dictionaries(
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),
         "tie_word_embeddings": st.booleans(),
+        "num_experts": st.sampled_from((0, 1, 5)),
+        "num_experts_per_tok": st.just(1) | st.just(3),
+        "moe_intermediate_size": st.sampled_from((24, 40)),
+        "shared_expert_intermediate_size": st.sampled_from((0, 20)),
+        "norm_topk_prob": st.booleans(),
+        "mlp_only_layers": st.sampled_from(([], [0], [1])),
     }
 )
 
@@ -87,6 +94,7 @@ def test_any_mix(patch: pytest.MonkeyPatch, row: dict[str, Any], values: dict[st
     llama = families.FAMILIES[ARCHITECTURE]
     mixed = dataclasses.replace(llama, keys=KEYS, **row)
     patch.setattr(families, "FAMILIES", {ARCHITECTURE: mixed})
+    values = values | {"num_experts_per_tok": min(values["num_experts_per_tok"], max(1, values["num_experts"]))}
     config = LlamaConfig(**SIZES, **values)
     oracle = ReferenceModel(config, dtype="float64")
     weights = make_weights(oracle.param_shapes())
