@@ -200,7 +200,8 @@ def test_what_experts_add_to_the_workspace() -> None:
         for top_k in (4, 5)
     )
     # An expert's number and weight, what it has inside, what it gives, and x, which is packed for each expert.
-    assert more - few == 2048 * 4 * (1 + 1 + 96 + 1024 + 1024)
+    # Kernels take tokens in groups of up to 32, so that each of the four sums may have some more.
+    assert more - few == pytest.approx(2048 * 4 * (1 + 1 + 96 + 1024 + 1024), abs=4 * 32 * 4 * 1024)
 
 
 def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
