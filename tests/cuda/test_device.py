@@ -14,6 +14,7 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "glm4",
     "granite",
     "llama-dynamic-rope",
     "llama-linear-rope",
@@ -23,7 +24,10 @@ GOLDEN = (
     "llama-sharded",
     "llama-yarn-rope",
     "mistral-window",
+    "ministral3",
+    "mistral3",
     "olmo2",
+    "phi4-mini-long",
     "qwen2",
     "qwen2-sliding",
     "smollm3",

@@ -33,7 +33,7 @@ def registry(engine: InferEngine) -> Iterator[HookRegistry]:
     engine.set_hook_registry(None)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "olmo2"])
+@pytest.fixture(scope="module", params=["qwen3", "olmo2", "glm4"])
 def golden_engine(request: pytest.FixtureRequest) -> Iterator[InferEngine]:
     """Models that together have every site that a family has."""
     with make_engine(GOLDEN / request.param) as made:

@@ -31,11 +31,13 @@ from infinilm.models import EngineModel
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 IDS = [5, 6, 7, 200, 1, 1, 33]
 SAMPLE_OF_FAMILIES = (
+    "glm4",
     "granite",
     "llama-biases",
     "llama-odd-mqa",
     "mistral-window",
     "olmo2",
+    "phi4-mini-long",
     "qwen2-sliding",
     "qwen3",
     "smollm3",
@@ -82,7 +84,7 @@ def test_the_engine_agrees_with_the_reference(name: str, dtype: str) -> None:
         result = compare(engine, oracle)
     assert result.equal, str(result)
     assert result.first is None and result.layer is None and result.site is None
-    in_layer = {"olmo2": 17, "qwen3": 17}.get(name, 15)
+    in_layer = {"glm4": 17, "olmo2": 17, "qwen3": 17}.get(name, 15)
     assert len(result.sites) == 3 + oracle.config.num_layers * in_layer
     assert len(result.input_ids) == 32
     for site in result.sites:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from infinilm import DistConfig, HookRegistry, InferEngine, LlamaConfig, ReferenceModel, StaticKVCacheConfig, compare
-from infinilm.config import families
+from infinilm.config import family_table
 from infinilm.config.experts import EXPERT_KEYS
 
 ARCHITECTURE = "LlamaForCausalLM"
@@ -91,9 +91,9 @@ def test_any_mix(patch: pytest.MonkeyPatch, row: dict[str, Any], values: dict[st
     """Every site is as in the numpy model, and hooks at all of them change no bit; so too with two ranks."""
     row = dict(row)
     row["pre_norms"], row["post_norms"] = row.pop("norms")
-    llama = families.FAMILIES[ARCHITECTURE]
+    llama = family_table.FAMILIES[ARCHITECTURE]
     mixed = dataclasses.replace(llama, keys=KEYS, **row)
-    patch.setattr(families, "FAMILIES", {ARCHITECTURE: mixed})
+    patch.setattr(family_table, "FAMILIES", {ARCHITECTURE: mixed})
     values = values | {"num_experts_per_tok": min(values["num_experts_per_tok"], max(1, values["num_experts"]))}
     config = LlamaConfig(**SIZES, **values)
     oracle = ReferenceModel(config, dtype="float64")

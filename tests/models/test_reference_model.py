@@ -139,7 +139,7 @@ def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
     return seen, model
 
 
-@pytest.mark.parametrize("name", ["llama-mha", "olmo2", "qwen2-moe", "qwen3"])
+@pytest.mark.parametrize("name", ["glm4", "llama-mha", "olmo2", "qwen2-moe", "qwen3"])
 def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
     seen, model = sites_of(GOLDEN[0].parent / name)
     facts = model.facts
