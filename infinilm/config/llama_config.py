@@ -76,6 +76,11 @@ class LlamaConfig:
         name of the first. Only families of experts have these and the next.
     decoder_sparse_step, mlp_only_layers
         1, []: each so-manieth layer has experts, but for those listed, from 0 on.
+    query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
+        None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
+        logits.
+    sliding_window_pattern, rope_local_base_freq
+        None: each so many-th layer has no window where others have one; `rope_theta` of the layers with a window.
     bos_token_id, eos_token_id
         1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
     dtype
@@ -127,6 +132,11 @@ class LlamaConfig:
     norm_topk_prob: bool
     decoder_sparse_step: int
     mlp_only_layers: list[int]
+    query_pre_attn_scalar: float | None
+    attn_logit_softcapping: float | None
+    final_logit_softcapping: float | None
+    sliding_window_pattern: int | None
+    rope_local_base_freq: float | None
     _bos_token_id: list[int]
     _eos_token_id: list[int]
     _dtype: str
@@ -151,7 +161,7 @@ class LlamaConfig:
         _refuse_unsupported(values, family)
         self.model_type = family.model_type
         self.architectures = [family.architecture]
-        for old, new in (("num_layers", "num_hidden_layers"), ("torch_dtype", "dtype")):
+        for old, new in _OTHER_NAMES:
             rename(values, old, new)
         defaults = {**families.COMMON_DEFAULTS, **_INERT_DEFAULTS, **family.defaults, "dtype": "float32"}
         for key, default in defaults.items():
@@ -362,8 +372,17 @@ class LlamaConfig:
                 raise ConfigError(f"{key} is {short_repr(value)} in {family.architecture}: {reason}")
         for key in ("partial_rotary_factor", "embedding_multiplier", "residual_multiplier", "logits_scaling"):
             _check_positive(key, getattr(self, key))
-        if self.attention_multiplier is not None:
-            _check_positive("attention_multiplier", self.attention_multiplier)
+        for key in (
+            "attention_multiplier",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "rope_local_base_freq",
+        ):
+            if getattr(self, key) is not None:
+                _check_positive(key, getattr(self, key))
+        if self.sliding_window_pattern is not None:
+            as_integer("sliding_window_pattern", self.sliding_window_pattern)
         if self.partial_rotary_factor > 1:
             raise ConfigError(f"partial_rotary_factor must be at most 1; got {self.partial_rotary_factor}")
         if self.partial_rotary_factor < 1 and (families.rotary_dim(self) < 2 or families.rotary_dim(self) % 2):
@@ -471,13 +490,25 @@ _NULLABLE = frozenset(
     {
         "attention_multiplier",
         "moe_intermediate_size",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
         "no_rope_layer_interval",
         "num_key_value_heads",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
         "rope_scaling",
         "sliding_window",
+        "sliding_window_pattern",
         "bos_token_id",
         "eos_token_id",
     }
+)
+
+_OTHER_NAMES = (
+    ("num_layers", "num_hidden_layers"),
+    ("torch_dtype", "dtype"),
+    ("hidden_activation", "hidden_act"),
+    ("_sliding_window_pattern", "sliding_window_pattern"),
 )
 
 # What the constructor takes as a field, and what it looks at besides.
@@ -489,6 +520,7 @@ _KNOWN_KEYS = (
     | INERT
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", DUAL_CHUNK}
+    | {old for old, _ in _OTHER_NAMES}
 )
 
 

@@ -75,7 +75,7 @@ SITES: tuple[Site, ...] = (
     Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN, needs=_BOTH),
     Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER, needs=_MLP),
     Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER, needs=_MLP),
-    # silu(gate) * up.
+    # activation(gate) * up.
     Site("activation", ("mlp.activation",), _INNER, needs=_MLP),
     Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN, needs=_MLP),
     Site("router_logits", ("mlp.router_logits",), "[num_tokens, num_experts]", needs=_EXPERTS),

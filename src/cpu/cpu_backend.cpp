@@ -83,7 +83,8 @@ public:
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
-    void silu_mul(const SiluMulParams&) override;
+    void act_mul(const ActMulParams&) override;
+    void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void route(const RouteParams& p) override {
         const int64_t num_tokens = p.ids.shape(0);
@@ -199,12 +200,17 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
     });
 }
 
+static Activation activation(infinilm::Activation of_op) {
+    static_assert(static_cast<int>(Activation::gelu_tanh) == static_cast<int>(infinilm::Activation::gelu_tanh));
+    return static_cast<Activation>(of_op);
+}
+
 LinearArgs CpuBackend::linear_args(const PackedLinear& weight) const {
-    const bool pairs = weight.kind == LinearKind::silu_mul;
+    const bool pairs = weight.kind == LinearKind::act_mul;
     LinearArgs args{};
     args.weight = weight.packed();
     args.out_features = weight.out_features;
-    args.pairs = args.silu_mul = pairs;
+    args.pairs = args.act_mul = pairs;
     args.multiply_bf16 =
         compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16 && weight.packed().format == Format::bf16;
     args.bias = weight.bias();
@@ -218,7 +224,8 @@ void CpuBackend::linear(const LinearParams& p) {
     args.x = x.as<const float>();
     args.x_stride = x.stride(0);
     args.num_tokens = x.shape(0);
-    args.silu_mul = args.pairs && !p.gate_up_apart;
+    args.act_mul = args.pairs && !p.gate_up_apart;
+    args.activation = activation(p.activation);
     args.residual = p.residual ? p.residual.as<const float>() : nullptr;
     args.residual_stride = p.residual ? p.residual.stride(0) : 0;
     args.out = p.out.as<float>();
@@ -289,6 +296,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
             const TensorView x = down ? p.inner : p.x, out = down ? p.parts : p.inner;
             args.x = x.as<const float>() + (down ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
+            args.activation = activation(p.activation);
             args.rows = down ? nullptr : expert_rows_.tokens() + begin;
             args.num_tokens = end - begin;
             args.out = out.as<float>() + begin * out.stride(0);
@@ -386,6 +394,8 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
                              .slot_mapping = p.slot_mapping.as<const int64_t>(),
                              .k_cache = p.k_cache.data(),
                              .v_cache = p.v_cache.data(),
+                             .k_scales = p.k_scales.as<float>(),
+                             .v_scales = p.v_scales.as<float>(),
                              .cache_element = element(p.k_cache.dtype()),
                              .num_tokens = p.qkv.shape(0),
                              .block_size = p.k_cache.shape(2),
@@ -407,6 +417,8 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .q_stride = p.q.stride(0),
                        .k_cache = p.k_cache.data(),
                        .v_cache = p.v_cache.data(),
+                       .k_scales = p.k_scales.as<const float>(),
+                       .v_scales = p.v_scales.as<const float>(),
                        .cache_element = element(p.k_cache.dtype()),
                        .block_table = p.block_table.as<const int32_t>(),
                        .block_table_stride = p.block_table.stride(0),
@@ -420,6 +432,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .num_kv_heads = static_cast<int>(p.k_cache.shape(1)),
                        .head_dim = static_cast<int>(p.q.shape(2)),
                        .softmax_scale = p.softmax_scale,
+                       .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
                        .next_item = &next_item,
                        .scratch = nullptr,
@@ -431,14 +444,21 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
 }
 
-void CpuBackend::silu_mul(const SiluMulParams& p) {
-    const SiluMulArgs args{.gate_up = p.gate_up.as<const float>(),
-                           .gate_up_stride = p.gate_up.stride(0),
-                           .out = p.out.as<float>(),
-                           .out_stride = p.out.stride(0),
-                           .num_tokens = p.out.shape(0),
-                           .intermediate_size = p.out.shape(1)};
-    run(kernels_.silu_mul, args, 8 * p.out.numel());
+void CpuBackend::act_mul(const ActMulParams& p) {
+    const ActMulArgs args{.gate_up = p.gate_up.as<const float>(),
+                          .gate_up_stride = p.gate_up.stride(0),
+                          .out = p.out.as<float>(),
+                          .out_stride = p.out.stride(0),
+                          .num_tokens = p.out.shape(0),
+                          .intermediate_size = p.out.shape(1),
+                          .activation = activation(p.activation)};
+    run(kernels_.act_mul, args, 8 * p.out.numel());
+}
+
+void CpuBackend::soft_cap(const SoftCapParams& p) {
+    const SoftCapArgs args{
+        .x = p.x.as<float>(), .x_stride = p.x.stride(0), .num_rows = p.x.shape(0), .n = p.x.shape(1), .cap = p.cap};
+    run(kernels_.soft_cap, args, 8 * p.x.numel());
 }
 
 void CpuBackend::gather_rows(const GatherRowsParams& p) {

@@ -72,7 +72,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         weights.name = name;
         const bool is_vocabulary = parts[0].cut == Cut::vocab_rows, is_router = parts[0].cut == Cut::whole;
         weights.kind = parts.size() == 3   ? LinearKind::qkv
-                       : parts.size() == 2 ? LinearKind::silu_mul
+                       : parts.size() == 2 ? LinearKind::act_mul
                                            : LinearKind::plain;
         weights.quantization = is_router ? Quantization::none : model_.quantization;
         if (is_vocabulary && weights.quantization == Quantization::int4) weights.quantization = Quantization::int8;

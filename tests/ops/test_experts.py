@@ -115,7 +115,7 @@ def make_layer(b: Any, rng: np.random.Generator, format: str, num_experts: int, 
             for shape in ((inner, hidden), (inner, hidden), (hidden, inner))
         ]
         gate, up, down = [(tensor(array, dtype), None) for array in arrays]
-        layer.gate_up.append(b.prepare_linear([gate, up], kind="silu_mul", quantization=quantization))
+        layer.gate_up.append(b.prepare_linear([gate, up], kind="act_mul", quantization=quantization))
         layer.down.append(b.prepare_linear([down], quantization=quantization))
         held = [stored_rows(b, array, dtype, quantization).astype(np.float64) for array in arrays]
         layer.weights.append((held[0], held[1], held[2]))
@@ -167,7 +167,7 @@ def test_experts(
         for k in range(top_k):
             gate, up, down = layer.weights[ids[t, k]]
             seen = quantised_x(x[t : t + 1]) if layer.quantised else x[t : t + 1].astype(np.float64)
-            h = oracle.linear(seen, [(gate, None), (up, None)], "silu_mul")
+            h = oracle.linear(seen, [(gate, None), (up, None)], "act_mul")
             h = quantised_x(h) if layer.quantised else h
             part = (h @ down.T)[0] * float(weights[t, k])
             want[t] += part
@@ -214,7 +214,7 @@ def test_experts_that_nobody_asks_for_are_not_read() -> None:
     layer = make_layer(b, rng, "float32", 4, 32, 16)
     for expert in (0, 3):
         gate = tensor(np.full((16, 32), np.nan, np.float32))
-        layer.gate_up[expert] = b.prepare_linear([(gate, None), (gate, None)], kind="silu_mul")
+        layer.gate_up[expert] = b.prepare_linear([(gate, None), (gate, None)], kind="act_mul")
     x, weights = support.activations(rng, 3, 32), np.zeros((3, 2), np.float32)
     got = run_experts(b, layer, x, np.array([[1, 2], [2, 1], [1, 2]], np.int32), weights)
     assert_bitwise(got, np.zeros_like(got))
