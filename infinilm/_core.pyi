@@ -141,6 +141,11 @@ class Backend:
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1) -> None: ...
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
+        """gate_up, down: [num_experts], put together for this call."""
+
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
     def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
@@ -215,6 +220,42 @@ class MlpSpec:
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
 
+class ExpertsSpec:
+    """What layers with experts have in place of the MLP."""
+
+    @property
+    def count(self) -> int:
+        """0: no layer has any."""
+
+    @count.setter
+    def count(self, arg: int, /) -> None: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @top_k.setter
+    def top_k(self, arg: int, /) -> None: ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of each expert."""
+
+    @intermediate_size.setter
+    def intermediate_size(self, arg: int, /) -> None: ...
+
+    @property
+    def shared_intermediate_size(self) -> int:
+        """Of one that all tokens go to; 0: there is none."""
+
+    @shared_intermediate_size.setter
+    def shared_intermediate_size(self, arg: int, /) -> None: ...
+
+    @property
+    def norm_topk_prob(self) -> bool: ...
+
+    @norm_topk_prob.setter
+    def norm_topk_prob(self, arg: bool, /) -> None: ...
+
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0) -> None: ...
 
@@ -234,7 +275,7 @@ class RopeSpec:
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, experts: bool = False) -> None: ...
 
     @property
     def sliding_window(self) -> int:
@@ -249,6 +290,13 @@ class LayerSpec:
 
     @rope.setter
     def rope(self, arg: int, /) -> None: ...
+
+    @property
+    def experts(self) -> bool:
+        """It has experts in place of the MLP."""
+
+    @experts.setter
+    def experts(self, arg: bool, /) -> None: ...
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
@@ -356,6 +404,12 @@ class ModelSpec:
 
     @mlp.setter
     def mlp(self, arg: MlpSpec, /) -> None: ...
+
+    @property
+    def experts(self) -> ExpertsSpec: ...
+
+    @experts.setter
+    def experts(self, arg: ExpertsSpec, /) -> None: ...
 
     @property
     def ropes(self) -> list[RopeSpec]: ...

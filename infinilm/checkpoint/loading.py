@@ -257,13 +257,14 @@ def load_weights(
     else:
         make = from_numpy
 
-    def place(name: str) -> tuple[Path, int, int]:
-        info = checkpoint.info(found.sources[name].tensor)
-        return info.file, info.offset, found.sources[name].begin
+    def place(name: str) -> tuple[Path, int, int, int]:
+        source = found.sources[name]
+        info = checkpoint.info(source.tensor)
+        return info.file, info.offset, source.matrix or 0, source.begin
 
     def release(name: str) -> None:
         source = found.sources[name]
-        checkpoint.release(source.tensor, slice(source.begin, source.end))
+        checkpoint.release(source.tensor, source.places)
 
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:

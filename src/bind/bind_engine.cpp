@@ -100,6 +100,13 @@ void bind_spec(nb::module_& m) {
         .def_prop_rw(
             "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
             [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
+    nb::class_<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.")
+        .def_rw("count", &ExpertsSpec::count, "0: no layer has any.")
+        .def_rw("top_k", &ExpertsSpec::top_k)
+        .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
+        .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
+                "Of one that all tokens go to; 0: there is none.")
+        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob);
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",
@@ -112,10 +119,13 @@ void bind_spec(nb::module_& m) {
     nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
         .def(
             "__init__",
-            [](LayerSpec* self, int sliding_window, int rope) { new (self) LayerSpec{sliding_window, rope}; },
-            nb::arg("sliding_window") = 0, nb::arg("rope") = 0)
+            [](LayerSpec* self, int sliding_window, int rope, bool experts) {
+                new (self) LayerSpec{sliding_window, rope, experts};
+            },
+            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("experts") = false)
         .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
-        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.");
+        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
+        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP.");
     nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def(nb::init<>())
         .def_prop_rw(
@@ -139,6 +149,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
+        .def_rw("experts", &ModelSpec::experts)
         .def_rw("ropes", &ModelSpec::ropes)
         .def_rw("layers", &ModelSpec::layers, "[num_layers]")
         .def(

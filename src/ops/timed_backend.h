@@ -40,6 +40,9 @@ public:
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override {
         return inner_.unpack_linear(linear, part);
     }
+    std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
+        return inner_.prepare_experts(std::move(gate_up), std::move(down));
+    }
     Tensor prepare_vector(const Tensor& vector) override { return inner_.prepare_vector(vector); }
     void fill_random(const TensorView& weight, uint64_t seed) override { inner_.fill_random(weight, seed); }
 
@@ -75,6 +78,12 @@ public:
     }
     void gather_rows(const GatherRowsParams& p) override {
         timed("other", [&] { inner_.gather_rows(p); });
+    }
+    void route(const RouteParams& p) override {
+        timed("router", [&] { inner_.route(p); });
+    }
+    void experts(const ExpertsParams& p) override {
+        timed("experts", [&] { inner_.experts(p); });
     }
     void sum_parts(const SumPartsParams& p) override {
         timed("other", [&] { inner_.sum_parts(p); });

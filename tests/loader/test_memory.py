@@ -194,6 +194,19 @@ def test_what_the_workspace_grows_with() -> None:
     assert base <= planned_workspace(num_ranks=2) <= 3 * base
 
 
+def test_what_experts_add_to_the_workspace() -> None:
+    experts = {"model_type": "qwen2_moe", "num_experts": 16, "moe_intermediate_size": 96}
+    experts |= {"shared_expert_intermediate_size": 0}
+    few, more = (
+        planned_workspace(config={**experts, "num_experts_per_tok": top_k}, num_tokens=4096)
+        - planned_workspace(config={**experts, "num_experts_per_tok": top_k}, num_tokens=2048)
+        for top_k in (4, 5)
+    )
+    # An expert's number and weight, what it has inside, what it gives, and x, which is packed for each expert.
+    # Kernels take tokens in groups of up to 32, so that each of the four sums may have some more.
+    assert more - few == pytest.approx(2048 * 4 * (1 + 1 + 96 + 1024 + 1024), abs=4 * 32 * 4 * 1024)
+
+
 def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread's scratch has the sums of 256 tokens with eight panels; x is packed for all of them, bfloat16 or not."""
     if "emulated_amx" not in _core.cpu_isas():

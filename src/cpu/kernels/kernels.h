@@ -52,8 +52,9 @@ struct PackedWeight {
 };
 
 struct LinearArgs {
-    const float* x;    // [num_tokens, in_features]
-    int64_t x_stride;  // elements between rows
+    const float* x;       // [num_tokens, in_features], or those of its rows that are listed
+    int64_t x_stride;     // elements between rows
+    const int32_t* rows;  // [num_tokens] or null: 0, 1, ..
     int64_t num_tokens;
     PackedWeight weight;
     int64_t out_features;  // of the result; of gate alone, where up follows it
@@ -147,6 +148,24 @@ struct SoftCapArgs {
     float cap;
 };
 
+// See ExpertsParams in ops/backend.h.
+struct CombineArgs {
+    const float* parts;  // [num_tokens * top_k, hidden_size]
+    int64_t parts_stride;
+    const int32_t* part_of;  // [num_tokens, top_k]: rows of parts
+    const float* weights;    // [num_tokens, top_k]
+    int64_t weights_stride;
+    const float* shared;  // [num_tokens, hidden_size] or null
+    int64_t shared_stride;
+    const float* shared_gate;  // [num_tokens] or null
+    int64_t shared_gate_stride;
+    const float* residual;  // [num_tokens, hidden_size] or null; may be out
+    int64_t residual_stride;
+    float* out;  // [num_tokens, hidden_size]; may be shared
+    int64_t out_stride;
+    int64_t num_tokens, top_k, hidden_size;
+};
+
 struct Kernels {
     const char* name;      // of the build, as src/cpu/meson.build lists them
     bool multiplies_bf16;  // has an instruction for bfloat16 times bfloat16, which LinearArgs::multiply_bf16 asks for
@@ -167,6 +186,7 @@ struct Kernels {
     void (*embedding)(const EmbeddingArgs&, Share);
     void (*act_mul)(const ActMulArgs&, Share);
     void (*soft_cap)(const SoftCapArgs&, Share);
+    void (*combine)(const CombineArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
@@ -183,6 +203,7 @@ using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
 constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
                                     sizeof(NormArgs) << 20 ^ sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
-                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12;
+                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12 ^
+                                    sizeof(CombineArgs) << 10;
 
 }  // namespace infinilm::cpu

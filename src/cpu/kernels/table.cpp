@@ -28,6 +28,7 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .embedding = isa::embedding,
     .act_mul = isa::act_mul,
     .soft_cap = isa::soft_cap,
+    .combine = isa::combine,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };
