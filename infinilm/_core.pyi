@@ -468,3 +468,40 @@ class InferEngine:
 
     def close(self) -> None:
         """Frees weights, cache and threads; idempotent."""
+
+class GgufHeader:
+    """The checked header of a GGUF file."""
+
+    @staticmethod
+    def parse(bytes: bytes, file_size: int) -> GgufHeader | None:
+        """
+        Of a file of so many bytes that begins with these; None: the header goes on behind them. WeightError: the file is damaged.
+        """
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the metadata."""
+
+    def value(self, key: str) -> bool | int | float | str | list[Any]:
+        """
+        Of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.
+        """
+
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+        """
+        Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.
+        """
+
+def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], dtype: str, *, interleaved_head_dim: int = 0, num_threads: int = 0) -> Tensor:
+    """
+    The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
+    """
+
+def gguf_type(name: str) -> tuple[int, int, bool]:
+    """
+    Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.
+    """

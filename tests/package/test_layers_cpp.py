@@ -14,13 +14,14 @@ ROOT = Path(__file__).parents[2]
 MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/core": (),
     "src/cpu/kernels": (),
+    "src/gguf": ("src/core",),
     "src/ops": ("src/core",),
     "src/cpu": ("src/cpu/kernels", "src/ops", "src/core"),
     "cuda": ("src/ops", "src/core"),
     "src/dist": ("src/ops", "src/core"),
     "src/model": ("src/dist", "src/ops", "src/core"),
     "src/engine": ("src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
-    "src/bind": ("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
+    "src/bind": ("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/core"),
 }
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 

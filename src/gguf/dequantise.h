@@ -1,0 +1,26 @@
+// Stored blocks to plain numbers, exactly: every product of scale and integer fits a float32, so that a weight is
+// rounded at most once, where a minimum is subtracted or a super-block's product has 25 bits.
+#pragma once
+
+#include <cstddef>
+
+#include "core/tensor.h"
+#include "gguf/types.h"
+
+namespace infinilm::gguf {
+
+struct Rows {
+    const Type& type;       // readable
+    const std::byte* data;  // [num_rows] rows of num_columns / block * bytes
+    int64_t num_rows;
+    int64_t num_columns;  // a multiple of the block
+    // Not 0: rows are those of heads of this size, in which the two halves of a head take turns, as llama.cpp orders
+    // the rows of q and k of the architecture "llama". Row h * d + j * d / 2 + i of the result is row h * d + 2 i + j.
+    int64_t interleaved_head_dim = 0;
+};
+
+// Writes the rows to `out`, [num_rows, num_columns] in float32, bfloat16 or float16 (to nearest, ties to even), with up
+// to num_threads threads. WeightError: a finite weight that float16 or bfloat16 cannot hold.
+void dequantise(const Rows& rows, const TensorView& out, int num_threads);
+
+}  // namespace infinilm::gguf
