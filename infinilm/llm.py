@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.cache import CacheConfig
-from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checkpoint.folder import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
@@ -201,7 +202,7 @@ class LLM(OfThisProcess):
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
-                with Checkpoint(plan.path) as checkpoint:
+                with open_checkpoint(plan.path) as checkpoint:
                     load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
             self._engine.finish_loading()
         self.tokenizer, self.chat_template = texts.result()

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from infinilm import _core
-from infinilm.checkpoint.folder import Checkpoint, is_used_in_place, load_weights, resolve_model
+from infinilm.checkpoint.folder import is_used_in_place, load_weights, resolve_model
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
@@ -151,7 +152,7 @@ def pack_model(
     config = AutoConfig.from_pretrained(source)
     wanted = "float32" if dtype == "auto" else dtype
     spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
-    with Checkpoint(source) as checkpoint:
+    with open_checkpoint(source) as checkpoint:
         if checkpoint.packed:
             raise ConfigError(f"{source} is packed already; pass the checkpoint that it was packed from")
         stored = checkpoint.checkpoint_dtype()

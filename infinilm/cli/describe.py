@@ -12,6 +12,7 @@ from infinilm.cache import PagedKVCacheConfig
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
+from infinilm.gguf.file import is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.memory import ModelPlan, format_bytes, plan_model
 from infinilm.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
     """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
     settings = dict(settings)
     path = resolve_model(model, settings.pop("revision", None))
-    has_weights = not path.is_dir() or any(path.glob("*.safetensors"))
+    has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
     return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
 
 

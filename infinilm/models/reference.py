@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
+from infinilm.checkpoint.folder import load_weights, resolve_model
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import build_spec, model_facts
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import to_array
@@ -123,7 +124,7 @@ class ReferenceModel(GenerationMixin):
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
-        with Checkpoint(resolve_model(path)) as checkpoint:
+        with open_checkpoint(resolve_model(path)) as checkpoint:
             load_weights(checkpoint, self, dtype="float32", progress=False, from_numpy=_stored_array)
 
     # ---- forward ----

@@ -328,7 +328,8 @@ def plan_model(
 
     `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
     """
-    from infinilm.checkpoint.folder import Checkpoint, resolve_model
+    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -346,7 +347,7 @@ def plan_model(
     if load_format == "dummy":
         stored = config.dtype
     else:
-        with Checkpoint(path) as checkpoint:
+        with open_checkpoint(path) as checkpoint:
             stored, packed = checkpoint.checkpoint_dtype(), checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)

