@@ -220,6 +220,11 @@ class Checkpoint(MappedTensors):
         self.release(name)
         return array, dtype
 
+    def kept_dtype(self, dtype: str) -> str:
+        """See `MappedTensors.kept_dtype`."""
+        stored = self.checkpoint_dtype()
+        return stored if is_used_in_place(stored, dtype) else dtype
+
     def checkpoint_dtype(self) -> str:
         """Return the floating dtype that holds most bytes: float32, bfloat16, float16 or float64.
 

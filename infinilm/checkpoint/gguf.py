@@ -105,7 +105,12 @@ class GgufCheckpoint(MappedTensors):
         """See `MappedTensors.checkpoint_dtype`; of quantised weights "float16"."""
         return stored_dtype(self._gguf)
 
-    def formats(self) -> dict[str, int]:
+    def kept_dtype(self, dtype: str) -> str:
+        """See `MappedTensors.kept_dtype`."""
+        plain = _PLAIN.get(next(iter(self.types()), "F32"))
+        return plain if plain and dtype == "float32" else dtype
+
+    def types(self) -> dict[str, int]:
         """How many weights are stored in each type, most first."""
         counts: dict[str, int] = {}
         for name, info in self.tensors.items():

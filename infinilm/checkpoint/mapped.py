@@ -86,6 +86,10 @@ class MappedTensors:
         """Return the floating dtype that most of the weights have. WeightError: there is none."""
         raise NotImplementedError
 
+    def kept_dtype(self, dtype: str) -> str:
+        """Return the dtype that most of the weights have in an engine that computes in `dtype`; see `read`."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Let go of the files. Arrays handed out stay valid: each keeps its mapping alive."""
         for mapping in (self._maps or {}).values():

@@ -343,12 +343,9 @@ def plan_model(
     given = None if memory is None else parse_size("memory", memory)
     path = resolve_model(model, revision)
     config = AutoConfig.from_pretrained(path)
-    packed = None
-    if load_format == "dummy":
-        stored = config.dtype
-    else:
-        with open_checkpoint(path) as checkpoint:
-            stored, packed = checkpoint.checkpoint_dtype(), checkpoint.packed
+    checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # of which only the headers are read
+    stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
+    packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)
     on_cpu = devices[0] == "cpu"
@@ -375,6 +372,8 @@ def plan_model(
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
+    if checkpoint is not None and on_cpu and not packed:
+        kept = checkpoint.kept_dtype(computed)
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
