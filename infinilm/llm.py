@@ -60,7 +60,7 @@ class LLM(OfThisProcess):
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id.
+        Folder of a Hugging Face checkpoint, a GGUF file, "demo" (the bundled model), or a hub id.
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
