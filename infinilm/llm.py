@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.cache import CacheConfig
-from infinilm.checkpoint.folder import load_weights
-from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
@@ -203,7 +202,7 @@ class LLM(OfThisProcess):
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with open_checkpoint(plan.path) as checkpoint:
-                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm)
+                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm, natively=plan.natively)
             self._engine.finish_loading()
         self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype

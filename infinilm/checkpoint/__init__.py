@@ -1,5 +1,6 @@
 """Weights from files: checkpoint folders, their headers, and conversion between dtypes."""
 
 from infinilm.checkpoint.folder import Checkpoint, load_weights, resolve_model
+from infinilm.checkpoint.opening import open_checkpoint
 
-__all__ = ["Checkpoint", "load_weights", "resolve_model"]
+__all__ = ["Checkpoint", "load_weights", "open_checkpoint", "resolve_model"]

@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -19,7 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.hub import HUB_FILE, HUB_ID, download, download_gguf
 from infinilm.checkpoint.mapped import FileState, MappedTensors, file_state
 from infinilm.checkpoint.packed import PackedInfo, expected_tensors, read_packed
 from infinilm.checkpoint.safetensors_header import (
@@ -393,6 +397,7 @@ def load_weights(
     dtype: str,
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
+    natively: bool = False,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -412,6 +417,9 @@ def load_weights(
     from_numpy : callable, optional
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
+    natively : bool
+        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on one CPU rank, computes
+        with such.
 
     Raises
     ------
@@ -435,8 +443,14 @@ def load_weights(
         make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
     else:
         make = from_numpy
+    blocks = _native_blocks(checkpoint, engine) if natively else {}
     with progress_bar(sum(t.nbytes for t in infos), "Loading weights", "B", wanted=progress) as advance:
         for info in infos:
+            if info.name in blocks:
+                for name, tensor in blocks[info.name]():
+                    engine.load_param(name, tensor)
+                advance(info.nbytes)
+                continue
             array, kept = checkpoint.read(info.name, info.dtype if info.name in packed_dtypes else dtype)
             for name in engine.load_param(info.name, make(array, dtype=kept)) or ():
                 checkpoint.release(name)  # packed: not read again
@@ -444,11 +458,19 @@ def load_weights(
     checkpoint.check_unchanged()
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+):([^:]+)")
-_PART = r"(-\d{5}-of-\d{5})?"  # of a GGUF file that is one of several
-_HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
-_HUB_SKIP = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
+def _native_blocks(checkpoint: MappedTensors, engine: Any) -> dict[str, Callable[[], Sequence[tuple[str, Any]]]]:
+    """What to load in the place of weights whose blocks are kept: all of a linear with the first of its weights."""
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return {}
+    linears = _core.linears(engine.spec)
+    found: dict[str, Callable[[], Sequence[tuple[str, Any]]]] = {}
+    for linear in checkpoint.native_linears(linears):
+        names = sorted(
+            linears[linear][0], key=lambda name: (checkpoint.tensors[name].file, checkpoint.tensors[name].offset)
+        )
+        found |= {name: lambda: () for name in names}
+        found[names[0]] = partial(checkpoint.pack, linear, linears)
+    return found
 
 
 def resolve_model(model: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -481,10 +503,10 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
         raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
     if isinstance(model, str) and not Path(text).exists():
-        if _HUB_ID.fullmatch(text):
-            return _download(text, revision)
-        if match := _HUB_FILE.fullmatch(text):
-            return _download_gguf(match[1], match[2], revision)
+        if HUB_ID.fullmatch(text):
+            return download(text, revision)
+        if match := HUB_FILE.fullmatch(text):
+            return download_gguf(match[1], match[2], revision)
     if revision is not None:
         raise ConfigError(f"revision={revision!r} is for models of the hub, and {text!r} is none; leave it out")
     if not text:
@@ -514,61 +536,3 @@ def _weights_of(folder: Path) -> Path:
     if any(folder.glob("*.safetensors")) or (folder / _INDEX).exists():
         return folder
     return find_gguf(folder) or folder
-
-
-def _download(hub_id: str, revision: str | None) -> Path:
-    """Fetch a model from the Hugging Face hub into its cache; what is there already is not fetched again."""
-    folder = _snapshot(hub_id, hub_id, revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP)
-    if not any(folder.glob("*.safetensors")) and (found := _hub_gguf_files(hub_id, revision)):
-        raise ConfigError(
-            f"model {hub_id!r} has its weights as GGUF files: pass '{hub_id}:FILE', one of {_listed(found)}"
-        )
-    return folder
-
-
-def _download_gguf(hub_id: str, wanted: str, revision: str | None) -> Path:
-    """Fetch a GGUF file, with all its parts; `wanted` is its name, or what only its name contains."""
-    model = f"{hub_id}:{wanted}"
-    if not wanted.endswith(".gguf"):
-        files = _hub_gguf_files(hub_id, revision)
-        within = rf"(.*[-._/])?{re.escape(wanted)}"
-        for pattern in (rf"{within}{_PART}\.gguf", rf"{within}[-._].*\.gguf"):  # better: the name ends so
-            models = sorted({re.sub(r"-\d{5}-of-", "-00001-of-", f) for f in files if re.fullmatch(pattern, f, re.I)})
-            if models:
-                break
-        if len(models) != 1:
-            what = "several GGUF files" if models else "no GGUF file"
-            raise ConfigError(f"model {model!r}: {what} of this name; there are {_listed(models or files) or 'none'}")
-        wanted = models[0]
-    patterns = [re.sub(r"-\d{5}-of-(\d{5}\.gguf)$", r"-*-of-\1", wanted)]
-    path = _snapshot(model, hub_id, revision, allow_patterns=patterns) / wanted
-    if not path.exists():
-        raise ConfigError(f"model {model!r}: there is no such file in {hub_id}")
-    return path
-
-
-def _hub_gguf_files(hub_id: str, revision: str | None) -> list[str]:
-    """Names of the GGUF files of a repository; none where the hub cannot be asked."""
-    try:
-        from huggingface_hub import HfApi
-
-        names = HfApi().list_repo_files(hub_id, revision=revision)
-    except Exception:  # offline, or no such repository, which fetching says as well
-        return []
-    return sorted(name for name in names if name.endswith(".gguf") and "mmproj" not in name)
-
-
-def _snapshot(model: str, hub_id: str, revision: str | None, **patterns: Any) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigError(
-            f"model {model!r} is no folder here; to fetch it from the Hugging Face hub, run "
-            "pip install huggingface_hub, or pass the path of a downloaded folder"
-        ) from error
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, **patterns))
-    except Exception as error:  # the hub's errors share no base class of their own
-        raise ConfigError(
-            f"model {model!r} is no folder here and could not be fetched from the Hugging Face hub: {error}"
-        ) from error

@@ -28,6 +28,9 @@ _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
 _READABLE = frozenset(_PLAIN.values())
+_NATIVE = frozenset({"Q8_0", "Q4_0"})  # formats of packed linears
+
+Linears = Mapping[str, tuple[list[str], bool]]
 
 
 class GgufCheckpoint(MappedTensors):
@@ -76,6 +79,15 @@ class GgufCheckpoint(MappedTensors):
             found[name] = TensorInfo(name, dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         return found
 
+    def _interleaved_head_dim(self, name: str) -> int:
+        """The size of the heads whose halves take turns in the rows of a tensor; 0: they do not."""
+        if name not in self._interleaved:
+            return 0
+        info, head_dim = self.info(name), self._head_dim
+        if head_dim % 2 or not info.shape or info.shape[0] % head_dim:
+            raise WeightError(f"{info.file}: tensor {name!r} of shape {info.shape} has no heads of {head_dim} rows")
+        return head_dim
+
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
         info = self.info(name)
@@ -88,11 +100,7 @@ class GgufCheckpoint(MappedTensors):
         if is_exact and name not in self._interleaved:
             return self.bytes_of(name).view(_NUMPY[info.dtype]).reshape(info.shape), info.dtype
         target = info.dtype if is_exact else dtype
-        head_dim = 0
-        if name in self._interleaved:
-            head_dim = self._head_dim
-            if head_dim % 2 or not info.shape or info.shape[0] % head_dim:
-                raise WeightError(f"{info.file}: tensor {name!r} of shape {info.shape} has no heads of {head_dim} rows")
+        head_dim = self._interleaved_head_dim(name)
         try:
             shape = (*info.shape, 1) if len(info.shape) == 1 else info.shape  # a bias has a row for each output
             tensor = _core.gguf_dequantise(self.bytes_of(name), type_name, shape, target, interleaved_head_dim=head_dim)
@@ -100,6 +108,28 @@ class GgufCheckpoint(MappedTensors):
             raise WeightError(f"{info.file}: tensor {name!r}: {error}") from None
         self.release(name)
         return np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(info.shape), target
+
+    def native_linears(self, linears: Linears) -> dict[str, str]:
+        """Return the linears whose weights CPUs can compute with as they are stored, and their types.
+
+        All weights that a linear joins must be of one type.
+
+        Parameters
+        ----------
+        linears : mapping of str to (list of str, bool)
+            As `_core.linears` gives them.
+        """
+        types = {linear: {self._types.get(name) for name in names} for linear, (names, _) in linears.items()}
+        return {linear: found.pop() or "" for linear, found in types.items() if len(found) == 1 and found <= _NATIVE}
+
+    def pack(self, linear: str, linears: Linears) -> list[tuple[str, _core.Tensor]]:
+        """Return a linear as its tensors in a packed checkpoint, integers and scales as they are stored."""
+        names, pairs = linears[linear]
+        parts = [(self.bytes_of(name), self.tensors[name].shape, self._interleaved_head_dim(name)) for name in names]
+        panels, scales = _core.gguf_pack(self._types[names[0]], parts, pairs)
+        for name in names:
+            self.release(name)
+        return [(f"{linear}.panels", panels), (f"{linear}.scales", scales)]
 
     def checkpoint_dtype(self) -> str:
         """See `MappedTensors.checkpoint_dtype`; of quantised weights "float16"."""

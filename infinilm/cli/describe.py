@@ -44,6 +44,7 @@ def _count_parameters(plan: ModelPlan) -> int:
 def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
     return {
         "gguf_types": _gguf_types(plan),
+        "native_types": list(plan.native_types),
         "stored_dtype": plan.stored_dtype,
         "quantization": plan.quantization,
         "packed": plan.packed,
@@ -151,6 +152,8 @@ def _model_line(model: Mapping[str, Any]) -> str:
         stored = (
             f"packed as {model['quantization']}" if model["packed"] else f"{stored}, used as {model['quantization']}"
         )
+    if model["native_types"]:
+        stored += f", {' and '.join(model['native_types'])} used as they are"
     return (
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
         f"computed in {model['dtype']} on {_devices(model['devices'])}"

@@ -299,6 +299,12 @@ class ModelPlan:
     cache: CacheSizing
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
+    native_types: tuple[str, ...] = ()  # of a GGUF file's weights, those that are computed with as they are stored
+
+    @property
+    def natively(self) -> bool:
+        """Whether some weights are computed with as a GGUF file has them."""
+        return bool(self.native_types)
 
     @property
     def device(self) -> str:
@@ -329,6 +335,7 @@ def plan_model(
     `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
     """
     from infinilm.checkpoint.folder import resolve_model
+    from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.config.llama_config import AutoConfig
 
@@ -375,6 +382,14 @@ def plan_model(
     if checkpoint is not None and on_cpu and not packed:
         kept = checkpoint.kept_dtype(computed)
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
+    native_types: tuple[str, ...] = ()
+    is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu and num_ranks == 1:
+        sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
+        native = checkpoint.native_linears(linears)
+        for name in (name for linear in native for name in linears[linear][0]):
+            sizes[name] = checkpoint.tensors[name].nbytes
+        weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
         spec,
@@ -401,7 +416,9 @@ def plan_model(
         kv_cache_dtype=kv_cache_dtype,
         free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
     )
-    return ModelPlan(path, config, devices, stored, computed, quantization, cache, plan, packed is not None)
+    return ModelPlan(
+        path, config, devices, stored, computed, quantization, cache, plan, packed is not None, native_types
+    )
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:

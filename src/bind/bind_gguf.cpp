@@ -1,12 +1,15 @@
 // GGUF files: their header, and their tensors as plain numbers.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "bind/bind.h"
 #include "core/topology.h"
+#include "cpu/gguf_panels.h"
 #include "gguf/dequantise.h"
 #include "gguf/header.h"
 
@@ -82,28 +85,57 @@ nb::list tensors_of(const GgufHeader& self) {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-Tensor dequantise(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
-                  const std::string& dtype, int64_t head_dim, int num_threads) {
+gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
+                   int64_t head_dim) {
     const gguf::Type* const type = gguf::find_type(type_name);
     if (!type) throw ConfigError(concat("unknown type '", type_name, "' of a GGUF file"));
-    const DType to = dtype_from_string(dtype);
-    if (!is_floating(to)) throw ConfigError(concat("dtype: expected a floating dtype, got ", dtype));
-    const Tensor out = allocate_host(to, shape);
-    const int64_t columns = shape.empty() ? 1 : shape.back(), rows = columns ? out.numel() / columns : 0;
+    const TensorView sizes(nullptr, DType::uint8, shape);  // refuses what overflows
+    const int64_t columns = shape.empty() ? 1 : shape.back(), rows = columns ? sizes.numel() / columns : 0;
     if (type->block == 0 || columns % type->block != 0 ||
         rows * (columns / type->block) * type->bytes != static_cast<int64_t>(data.size()))
-        throw Error(concat("dequantise: ", data.size(), " bytes are no tensor of ", type_name, " and shape ",
-                           shape_string(shape)));
+        throw Error(
+            concat(data.size(), " bytes are no tensor of ", type_name, " and shape ", shape_string(sizes.shape())));
     if (head_dim < 0 || (head_dim > 0 && (head_dim % 2 != 0 || rows % head_dim != 0)))
-        throw Error(concat("dequantise: ", rows, " rows are no heads of ", head_dim));
-    const gguf::Rows from{.type = *type,
-                          .data = reinterpret_cast<const std::byte*>(data.data()),
-                          .num_rows = rows,
-                          .num_columns = columns,
-                          .interleaved_head_dim = head_dim};
+        throw Error(concat(rows, " rows are no heads of ", head_dim));
+    return {.type = *type,
+            .data = reinterpret_cast<const std::byte*>(data.data()),
+            .num_rows = rows,
+            .num_columns = columns,
+            .interleaved_head_dim = head_dim};
+}
+
+int threads(int num_threads) { return num_threads > 0 ? num_threads : default_num_threads(); }
+
+Tensor dequantise(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
+                  const std::string& dtype, int64_t head_dim, int num_threads) {
+    const DType to = dtype_from_string(dtype);
+    if (!is_floating(to)) throw ConfigError(concat("dtype: expected a floating dtype, got ", dtype));
+    const gguf::Rows rows = rows_of(data, type_name, shape, head_dim);
+    const Tensor out = allocate_host(to, shape);
     const ReleaseGil release;
-    gguf::dequantise(from, out, num_threads > 0 ? num_threads : default_num_threads());
+    gguf::dequantise(rows, out, threads(num_threads));
     return out;
+}
+
+using Part = std::tuple<Bytes, std::vector<int64_t>, int64_t>;
+
+nb::tuple pack(const std::string& type_name, const std::vector<Part>& parts, bool pairs, int num_threads) {
+    if (type_name != "Q8_0" && type_name != "Q4_0")
+        throw ConfigError(concat("weights of type ", type_name, " are not packed, only Q8_0 and Q4_0"));
+    std::vector<gguf::Rows> rows;
+    for (const auto& [data, shape, head_dim] : parts) {
+        if (shape.size() != 2) throw Error("gguf_pack: expected matrices");
+        rows.push_back(rows_of(data, type_name, shape, head_dim));
+    }
+    const bool fits = !rows.empty() && (!pairs || (rows.size() == 2 && rows[0].num_rows == rows[1].num_rows));
+    if (!fits || std::ranges::any_of(rows, [&](const auto& r) { return r.num_columns != rows[0].num_columns; }))
+        throw Error("gguf_pack: the parts do not belong to one linear");
+    PackedTensors packed;
+    {
+        const ReleaseGil release;
+        packed = cpu::pack_blocks(rows, pairs ? LinearKind::silu_mul : LinearKind::plain, threads(num_threads));
+    }
+    return nb::make_tuple(packed.panels, packed.scales);
 }
 
 }  // namespace
@@ -141,6 +173,12 @@ void bind_gguf(nb::module_& m) {
           nb::kw_only(), nb::arg("interleaved_head_dim") = 0, nb::arg("num_threads") = 0,
           "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 "
           "where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.");
+    m.def("gguf_pack", pack, nb::arg("type"), nb::arg("parts"), nb::arg("pairs"), nb::kw_only(),
+          nb::arg("num_threads") = 0,
+          nb::sig("def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, "
+                  "num_threads: int = 0) -> tuple[Tensor, Tensor]"),
+          "The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, "
+          "shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.");
     m.def(
         "gguf_type",
         [](const std::string& name) {

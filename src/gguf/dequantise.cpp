@@ -1,9 +1,6 @@
 #include "gguf/dequantise.h"
 
 #include <algorithm>
-#include <exception>
-#include <thread>
-#include <vector>
 
 #include "gguf/blocks.h"
 
@@ -77,20 +74,14 @@ bool any_lost(const float* in, int64_t n) {
     return lost != 0;
 }
 
-int64_t source_row(const Rows& rows, int64_t row) {
-    const int64_t d = rows.interleaved_head_dim;
-    if (d == 0) return row;
-    const int64_t in_head = row % d;
-    return row - in_head + 2 * (in_head % (d / 2)) + in_head / (d / 2);
-}
-
 template <class T>
 void dequantise_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t end, T* out) {
     constexpr int64_t piece = 2048;  // weights at a time, a multiple of all blocks: they stay in the first cache
     alignas(64) float values[piece];
     const int64_t block = rows.type.block, row_bytes = rows.num_columns / block * rows.type.bytes;
     for (int64_t row = begin; row < end; ++row) {
-        const auto* from = reinterpret_cast<const uint8_t*>(rows.data) + source_row(rows, row) * row_bytes;
+        const auto* from =
+            reinterpret_cast<const uint8_t*>(rows.data) + stored_row(row, rows.interleaved_head_dim) * row_bytes;
         for (int64_t column = 0; column < rows.num_columns; column += piece) {
             const int64_t n = std::min(piece, rows.num_columns - column);
             read(from + column / block * rows.type.bytes, n / block, values);
@@ -110,24 +101,12 @@ void dequantise(const Rows& rows, const TensorView& out, int num_threads) {
     const int64_t most = std::max<int64_t>(rows.num_rows * rows.num_columns / least_weights, 1);
     const int64_t shares =
         std::clamp<int64_t>(std::min<int64_t>(num_threads, most), 1, std::max<int64_t>(rows.num_rows, 1));
-    std::vector<std::exception_ptr> errors(static_cast<size_t>(shares));
-    const auto share = [&](int64_t index) {
-        try {
-            visit_floating(out.dtype(), [&]<class T>(T) {
-                dequantise_rows(rows, read, rows.num_rows * index / shares, rows.num_rows * (index + 1) / shares,
-                                out.as<T>());
-            });
-        } catch (...) {
-            errors[static_cast<size_t>(index)] = std::current_exception();
-        }
-    };
-    {
-        std::vector<std::jthread> threads;
-        for (int64_t index = 1; index < shares; ++index) threads.emplace_back(share, index);
-        share(0);
-    }
-    for (const std::exception_ptr& error : errors)  // of the first row
-        if (error) std::rethrow_exception(error);
+    run_shares(shares, [&](int64_t share) {
+        visit_floating(out.dtype(), [&]<class T>(T) {
+            dequantise_rows(rows, read, rows.num_rows * share / shares, rows.num_rows * (share + 1) / shares,
+                            out.as<T>());
+        });
+    });
 }
 
 }  // namespace infinilm::gguf

@@ -12,7 +12,7 @@ import pytest
 from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, interleave, quantised, write_folder
 from gguf_files.writer import As, File
-from infinilm import LLM
+from infinilm import LLM, plan_memory
 from infinilm.checkpoint import resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
@@ -95,6 +95,51 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     reference = logits(path)
     worst = np.abs(logits(path, dtype) - reference).max() / (4 * np.sqrt((reference**2).mean()))
     assert worst < {"float16": 1.5e-3, "bfloat16": 2e-2}[dtype]
+
+
+@pytest.mark.parametrize(("type_name", "least"), [("Q8_0", 5e-3), ("Q4_0", 5e-3)])
+def test_native_weights(type_name: str, least: float, tmp_path: Path) -> None:
+    """Integers and scales stay what they are; what differs from the exact weights is the rounding of activations."""
+    path = convert(DEMO, quantised(type_name, "Q8_0")).write(tmp_path / "model.gguf")
+    exact = logits(path)
+    with LLM(path, max_model_len=32, use_tqdm=False) as llm:
+        got = llm.forward(IDS)
+        one_by_one = [llm.forward(IDS[: i + 1])[-1] for i in range(len(IDS))]
+        state = llm._engine.state_dict()[0]
+        used = llm.memory.weight_bytes
+    np.testing.assert_array_equal(got, one_by_one)
+    error = np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean())
+    assert least < error < 0.05
+    assert used < path.stat().st_size < 1.1 * used
+    with open_checkpoint(path) as checkpoint:
+        for name, tensor in state.items():
+            np.testing.assert_array_equal(tensor.numpy(), checkpoint.read(name, "float32")[0], name)
+    assert plan_memory(path, dtype="float16").weight_bytes > 1.8 * used
+    np.testing.assert_array_equal(logits(path, "auto", num_threads=1), got)
+
+
+def test_one_linear_of_several_types(tmp_path: Path) -> None:
+    """q, k and v are one linear, and plain numbers where they are of different types."""
+    path = convert(DEMO, lambda name: "Q4_0" if ".attn_v." in name else "Q8_0").write(tmp_path / "model.gguf")
+    exact = logits(path)
+    worst = np.abs(logits(path, "auto") - exact).max() / (4 * np.sqrt((exact**2).mean()))
+    assert 1e-3 < worst < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_again(quantization: str, tmp_path: Path) -> None:
+    """From the exact numbers: the same bits as from a checkpoint in float32 that holds them."""
+    path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
+    with open_checkpoint(path) as checkpoint:
+        weights = {name: checkpoint.read(name, "float32")[0] for name in checkpoint.tensors}
+    same = write_folder(tmp_path / "folder", DEMO, weights)
+    expected = logits(same, quantization=quantization)
+    np.testing.assert_array_equal(logits(path, quantization=quantization), expected)
+
+
+def test_ranks(tmp_path: Path) -> None:
+    path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path, "auto", tensor_parallel_size=2), logits(path), atol=0.1)
 
 
 def split(file: File, path: Path, count: int) -> list[Path]:

@@ -16,7 +16,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/cpu/kernels": (),
     "src/gguf": ("src/core",),
     "src/ops": ("src/core",),
-    "src/cpu": ("src/cpu/kernels", "src/ops", "src/core"),
+    "src/cpu": ("src/cpu/kernels", "src/ops", "src/gguf", "src/core"),
     "cuda": ("src/ops", "src/core"),
     "src/dist": ("src/ops", "src/core"),
     "src/model": ("src/dist", "src/ops", "src/core"),
