@@ -5,8 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "graph.h"
 #include "host.h"
@@ -14,6 +12,7 @@
 #include "kernels.h"
 #include "ops/device_queue.h"
 #include "peers.h"
+#include "transfers.h"
 
 namespace infinilm::cuda {
 
@@ -30,9 +29,8 @@ void require(bool ok, const auto&... parts) {
     if (!ok) throw DeviceError(concat(parts...));
 }
 
-constexpr size_t alignment = 256;  // of what kernels get
 constexpr int64_t staging_bytes = 64 << 20;
-constexpr int64_t pinned_bytes = 4 << 20;  // of a piece of a copy to or from the host
+constexpr size_t pinned_bytes = 4 << 20;  // of a piece of a copy to or from the host
 
 int count(int64_t size) { return static_cast<int>(size); }
 
@@ -51,7 +49,7 @@ public:
         is_hopper_ = device.major == 9;
         activate();
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-        check(cudaMallocHost(&pinned_, pinned_bytes), "cudaMallocHost");
+        pinned_ = std::make_unique<PinnedMemory>(pinned_bytes);
         check(load_kernels(), "loading the kernels");
         // Any kernel tells whether this build has code for the device.
         const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});
@@ -63,8 +61,6 @@ public:
     ~CudaBackend() override {
         on_device(options_.device, [&] {  // on a lost one nothing here works, and nothing is left to be done
             cudaStreamSynchronize(stream_);
-            for (const Staging& staging : staging_) cudaFreeHost(staging.host);
-            cudaFreeHost(pinned_);
             cudaStreamDestroy(stream_);
         });
     }
@@ -93,10 +89,10 @@ public:
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
     void embedding(const EmbeddingParams&) override;
-    void rms_norm(const RmsNormParams& p) override { run_norm(p, {}, "rms_norm"); }
-    void add_rms_norm(const AddRmsNormParams& p) override {
-        run_norm({.x = p.x, .weight = p.weight, .out = p.out, .eps = p.eps}, p.residual, "add_rms_norm");
+    void rms_norm(const RmsNormParams& p) override {
+        run_norm({.x = p.x, .residual = {}, .weight = p.weight, .out = p.out, .eps = p.eps}, "rms_norm");
     }
+    void add_rms_norm(const AddRmsNormParams& p) override { run_norm(p, "add_rms_norm"); }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
     void rope_table(const RopeTableParams&) override;
@@ -119,21 +115,20 @@ private:
         if (launched == cudaSuccess && sync_) launched = cudaStreamSynchronize(stream_);
         if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
     }
-    bool few(int64_t num_tokens) const { return num_tokens <= max_decode_tokens; }
+    static bool few(int64_t num_tokens, const PackedWeight& weight) {
+        return num_tokens <= max_decode_tokens(weight.format);
+    }
     // As a prologue every block norms all of x again, which costs more than a kernel of its own when there is much of
     // it: 16 rows is where the reads from L2 are estimated to take longer than a launch.
-    bool norm_fused(int64_t num_tokens) const { return type_ != Type::f32 && num_tokens <= 16; }
+    bool norm_fused(int64_t num_tokens, const PackedWeight& weight) const {
+        return type_ != Type::f32 && num_tokens <= std::min(16, max_norm_tokens(weight.format));
+    }
     // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
     void add_norm(const LinearParams& p, LinearArgs& args);
-    static size_t pitch(const TensorView& matrix) {  // bytes from row to row
-        return static_cast<size_t>(matrix.stride(0) * size_bytes(matrix.dtype()));
-    }
-    void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op);  // [rows, columns]
-    void copy_by_pinned(const TensorView& src, const TensorView& dst);
     // A part's rows in a packed weight, through a staging buffer when they are in host memory.
     void pack(const TensorView& weight, int first, const PackedWeight& dst);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
-    void run_norm(const RmsNormParams& p, const TensorView& residual, std::string_view op);
+    void run_norm(const AddRmsNormParams& p, std::string_view op);  // without residual: rms_norm
     LinearArgs linear_args(const LinearParams& p) const;
     RopeStoreArgs rope_args(const RopeStoreParams& p) const;
     void run_linear(const LinearArgs& args);
@@ -145,15 +140,10 @@ private:
     bool is_hopper_ = false;
     cudaStream_t stream_ = nullptr;
     StreamRecorder recorder_{stream_};
-    Tensor attention_workspace_;  // uint8
-    // What arrays pass through on their way to the device.
-    struct Staging {
-        Tensor device;         // uint8
-        void* host = nullptr;  // pinned, as large
-    };
+    Tensor attention_workspace_;      // uint8
     std::array<Staging, 2> staging_;  // of upload, by purpose
     Tensor load_staging_;             // uint8: of pack
-    std::byte* pinned_ = nullptr;     // [pinned_bytes]
+    std::unique_ptr<PinnedMemory> pinned_;
 };
 
 // ---- memory ------------------------------------------------------------------------------------------------------
@@ -169,92 +159,34 @@ Tensor CudaBackend::allocate(DType dtype, std::span<const int64_t> shape) {
 }
 
 void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
-    if (src.bytes() == 0) return;
     activate();
-    if (src.device() != device_ || dst.device() != device_)
-        copy_by_pinned(src, dst);
-    else if (src.is_contiguous() && dst.is_contiguous())
-        check(cudaMemcpyAsync(dst.data(), src.data(), static_cast<size_t>(src.bytes()), cudaMemcpyDefault, stream_),
-              "copy");
-    else
-        copy_rows(src, dst.data(), pitch(dst), "copy");
-}
-
-// Between the device and pageable memory of the host, piece by piece through pinned memory. For a direct copy the
-// driver may wait for the stream while it holds a lock that other ranks need to launch what this stream waits for.
-// Source: jax-ml/jax#11637, NVIDIA/nccl#613.
-void CudaBackend::copy_by_pinned(const TensorView& src, const TensorView& dst) {
-    const bool whole = src.is_contiguous() && dst.is_contiguous(), to_host = dst.device() != device_;
-    const int64_t rows = whole ? 1 : src.shape(0);
-    const int64_t width = whole ? src.bytes() : src.shape(1) * size_bytes(src.dtype());  // bytes
-    const int64_t piece_width = std::min(width, pinned_bytes), piece_rows = pinned_bytes / piece_width;
-    const size_t src_pitch = whole ? static_cast<size_t>(width) : pitch(src);
-    const size_t dst_pitch = whole ? static_cast<size_t>(width) : pitch(dst);
-    for (int64_t row = 0; row < rows; row += piece_rows)
-        for (int64_t column = 0; column < width; column += piece_width) {
-            const auto count = static_cast<size_t>(std::min(piece_rows, rows - row));
-            const auto bytes = static_cast<size_t>(std::min(piece_width, width - column));
-            const auto* from = src.as<const std::byte>() + static_cast<size_t>(row) * src_pitch + column;
-            auto* const to = dst.as<std::byte>() + static_cast<size_t>(row) * dst_pitch + column;
-            const auto copy_on_host = [&](std::byte* out, size_t out_pitch, const std::byte* in, size_t in_pitch) {
-                for (size_t r = 0; r < count; ++r) std::memcpy(out + r * out_pitch, in + r * in_pitch, bytes);
-            };
-            if (!to_host) copy_on_host(pinned_, bytes, from, src_pitch);
-            check(to_host ? cudaMemcpy2DAsync(pinned_, bytes, from, src_pitch, bytes, count, cudaMemcpyDefault, stream_)
-                          : cudaMemcpy2DAsync(to, dst_pitch, pinned_, bytes, bytes, count, cudaMemcpyDefault, stream_),
-                  "copy");
-            synchronize();
-            if (to_host) copy_on_host(to, dst_pitch, pinned_, bytes);
-        }
-}
-
-void CudaBackend::copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op) {
-    const auto width = static_cast<size_t>(src.shape(1) * size_bytes(src.dtype()));
-    check(cudaMemcpy2DAsync(dst, dst_pitch, src.data(), pitch(src), width, static_cast<size_t>(src.shape(0)),
-                            cudaMemcpyDefault, stream_),
-          op);
+    cuda::copy(src, dst, *pinned_, stream_);
 }
 
 std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const TensorView> arrays) {
     activate();
     Staging& staging = staging_[static_cast<size_t>(purpose)];
-    auto aligned = [](int64_t bytes) { return (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment; };
-    size_t bytes = 0;
-    for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
-    if (!staging.device || static_cast<size_t>(staging.device.bytes()) < bytes) {
+    if (!staging.fits(arrays)) {
         while_quiet([&] {
-            staging.device = {};
-            cudaFreeHost(staging.host);
-            staging.host = nullptr;
-            staging.device = allocate(DType::uint8, std::array{static_cast<int64_t>(2 * bytes)});
-            check(cudaMallocHost(&staging.host, 2 * bytes), "upload");
+            staging.reset({});
+            staging.reset(allocate(DType::uint8, std::array{2 * Staging::bytes_of(arrays)}));
         });
     }
-    std::vector<TensorView> out;
-    size_t offset = 0;
-    for (const TensorView& array : arrays) {
-        if (!array) {
-            out.emplace_back();
-            continue;
-        }
-        std::memcpy(static_cast<std::byte*>(staging.host) + offset, array.data(), static_cast<size_t>(array.bytes()));
-        out.emplace_back(staging.device.as<std::byte>() + offset, array.dtype(), array.shape(), device_);
-        offset += aligned(array.bytes());
-    }
-    // The pinned buffer is written again by the next step, which begins when this one's result has come.
-    check(cudaMemcpyAsync(staging.device.data(), staging.host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
-    return out;
+    // The next upload for this purpose is in the next step, which begins when the result of this one has come.
+    return staging.upload(arrays, stream_);
 }
 
 // ---- weights -----------------------------------------------------------------------------------------------------
 
 std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                             int head_dim, Quantization quantization) {
-    require(quantization == Quantization::none, "quantization: on CUDA weights keep their 16 bits; use device='cpu'");
+    require(quantization == Quantization::none || type_ != Type::f32, "quantization '", name(quantization),
+            "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
     activate();
     auto out = std::make_unique<CudaLinear>();
     PackedWeight& weight = out->packed;
     weight.type = type_;
+    weight.format = format_of(quantization);
     weight.k = count(parts[0].weight.shape(1));
     const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
     require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
@@ -321,7 +253,8 @@ void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& 
     }
     for (int64_t begin = 0; begin < rows; begin += chunk) {
         const int64_t end = std::min(begin + chunk, rows);
-        copy_rows(weight.slice(0, begin, end), load_staging_.data(), static_cast<size_t>(row_bytes), "prepare_linear");
+        copy_rows(weight.slice(0, begin, end), load_staging_.data(), static_cast<size_t>(row_bytes), "prepare_linear",
+                  stream_);
         run_pack(load_staging_.data(), begin, end);
     }
     synchronize();  // the source may go when this returns
@@ -377,24 +310,26 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
                          .table = packed(p.table),
                          .out = p.out.data(),
                          .out_stride = p.out.stride(0),
-                         .num_tokens = count(p.ids.shape(0))},
+                         .num_tokens = count(p.ids.shape(0)),
+                         .multiplier = p.multiplier},
                         stream_),
         "embedding", p.out.shape());
 }
 
-void CudaBackend::run_norm(const RmsNormParams& p, const TensorView& residual, std::string_view op) {
+void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op) {
     activate();
     if (p.x.numel() == 0) return;
     run(cuda::rms_norm({.x = p.x.data(),
-                        .residual = residual.data(),
+                        .residual = p.residual.data(),
                         .weight = p.weight.as<const float>(),
                         .out = p.out.data(),
                         .x_stride = p.x.stride(0),
-                        .residual_stride = residual ? residual.stride(0) : 0,
+                        .residual_stride = p.residual ? p.residual.stride(0) : 0,
                         .out_stride = p.out.stride(0),
                         .num_tokens = count(p.x.shape(0)),
                         .hidden_size = count(p.x.shape(1)),
                         .eps = p.eps,
+                        .multiplier = p.multiplier,
                         .type = type_},
                        stream_),
         op, p.x.shape());
@@ -420,7 +355,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
 
 void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
-    if (norm_fused(args.num_tokens)) {
+    if (norm_fused(args.num_tokens, args.weight)) {
         args.norm_weight = p.norm.weight.as<const float>();
         args.norm_eps = p.norm.eps;
         return;
@@ -433,7 +368,7 @@ void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
 void CudaBackend::run_linear(const LinearArgs& args) {
     auto launch = [&] {
         if (type_ == Type::f32) return linear_f32(args, stream_);
-        if (few(args.num_tokens)) return linear_decode(args, stream_);
+        if (few(args.num_tokens, args.weight)) return linear_decode(args, stream_);
 #if INFINILM_SM90
         if (is_hopper_ && !options_.batch_invariant) return linear_sm90(args, stream_);
 #endif
@@ -452,8 +387,8 @@ void CudaBackend::linear(const LinearParams& p) {
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     const PackedWeight& weight = packed(p.weight);
-    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0)) && p.x.numel() > 0 && !rope.q_norm &&
-                       rope.cos_sin.shape(1) == rope.head_dim;
+    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0), weight) && p.x.numel() > 0 &&
+                       !rope.q_norm && rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);
@@ -489,7 +424,7 @@ RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
             .num_heads = p.num_heads,
             .num_kv_heads = p.num_kv_heads,
             .head_dim = p.head_dim,
-            .rotary_dim = count(p.cos_sin.shape(1)),
+            .rotary_dim = p.cos_sin ? count(p.cos_sin.shape(1)) : 0,
             .block_size = count(p.k_cache.shape(2)),
             .eps = p.eps};
 }

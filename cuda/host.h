@@ -23,6 +23,15 @@ inline Type type_of(DType dtype) {
     }
 }
 
+inline WeightFormat format_of(Quantization quantization) {
+    switch (quantization) {
+        case Quantization::int8: return WeightFormat::int8;
+        case Quantization::int4: return WeightFormat::int4;
+        case Quantization::fp8: return WeightFormat::fp8;
+        default: return WeightFormat::as_type;
+    }
+}
+
 // INFINILM_CUDA_SYNC=1: wait after every launch, so that a fault is told with the op it is of.
 inline bool sync_launches() {
     const char* text = std::getenv("INFINILM_CUDA_SYNC");

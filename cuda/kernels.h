@@ -1,7 +1,7 @@
 // Every kernel of the CUDA backend, as the backend sees it: argument structs of plain device pointers and sizes, and
 // launchers. A launcher enqueues on `stream`, allocates nothing, waits for nothing and returns the error of the launch.
 // Arguments are valid already (ops.cpp); what a layout needs beyond that is said here and is ensured by
-// cuda_backend.cpp. C++17, for nvcc, for the host compiler and for the emulator.
+// backend.cpp. C++17, for nvcc, for the host compiler and for the emulator.
 //
 // Alignment: every row of an activation, of a cache and of a norm weight starts at a multiple of 16 bytes, since
 // widths are multiples of 8 elements (the backend refuses other models) and buffers are aligned to 256 bytes.
@@ -29,26 +29,48 @@ constexpr int size_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
 //               row r + 8 dimension 8 j + r + head_dim / 2: the pair that RoPE turns
 enum class RowOrder : int { natural, gate_up, rope_pairs };
 
-// A linear's weight. For bf16 and f16: [num_tiles][num_steps][32 lanes][8] elements, the A fragments of mma_m16n8k16
-// (ptx.cuh), tile by tile of 16 rows, step by step of 16 along k: one 16-byte load of a lane is its fragment. Rows and
-// columns beyond n and k are zero. For f32: [n][k] row-major, natural order, gate before up.
+// How a weight's numbers are stored. as_type: in the Type of the engine; others are made that Type in registers
+// (weight_formats.cuh), and their numbers are those of numerics/quantise.h: int8 and fp8 (e4m3) with a float32 scale
+// for each row, int4 with a bfloat16 one for each row and group of 32 columns.
+enum class WeightFormat : int { as_type, int8, int4, fp8 };
+
+// A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:
+// [num_tiles][num_units][unit_bytes]. A unit is unit_steps steps of 16 along k: one 16-byte load of each lane,
+// [32 lanes][16 bytes], holds the A fragments of mma_m16n8k16 (ptx.cuh); scales of int4 lie behind. as_type: a lane's
+// 16 bytes are its fragment. Behind all units of int8 and fp8 follow the scales of rows, [num_tiles][16] float32.
+// Rows and columns beyond n and k are zero.
 struct PackedWeight {
     const void* data = nullptr;
     const float* bias = nullptr;  // [n], by feature; or null
     int n = 0, k = 0;             // features (gate and up counted both), multiple of 8; columns, multiple of 8
-    Type type = Type::bf16;
+    Type type = Type::bf16;       // what is multiplied
     RowOrder order = RowOrder::natural;
     int head_dim = 0;  // of rope_pairs, a multiple of 16
+    WeightFormat format = WeightFormat::as_type;
 };
 
+constexpr int unit_steps(WeightFormat format) {
+    return format == WeightFormat::as_type ? 1 : format == WeightFormat::int4 ? 4 : 2;
+}
+constexpr int unit_bytes(WeightFormat format) { return format == WeightFormat::int4 ? 512 + 64 : 512; }
+constexpr bool has_row_scales(WeightFormat format) {
+    return format == WeightFormat::int8 || format == WeightFormat::fp8;
+}
 constexpr int num_steps(int k) { return (k + 15) / 16; }
 constexpr int num_tiles(const PackedWeight& w) { return (w.n + 15) / 16; }  // n / 2 is a multiple of 8 with gate_up
+constexpr int num_units(const PackedWeight& w) {
+    return (num_steps(w.k) + unit_steps(w.format) - 1) / unit_steps(w.format);
+}
+constexpr size_t units_bytes(const PackedWeight& w) {
+    return size_t{1} * unit_bytes(w.format) * num_tiles(w) * num_units(w);
+}
 inline size_t packed_bytes(const PackedWeight& w) {
-    return w.type == Type::f32 ? size_t{4} * w.n * w.k : size_t{512} * num_tiles(w) * num_steps(w.k);
+    if (w.type == Type::f32) return size_t{4} * w.n * w.k;
+    return units_bytes(w) + (has_row_scales(w.format) ? size_t{64} * num_tiles(w) : 0);
 }
 
-// Copies the checkpoint rows of one part (q, k, v; gate, up), features [first, first + rows), into a packed weight
-// whose padding is zero already.
+// Copies, or quantises, the checkpoint rows of one part (q, k, v; gate, up), features [first, first + rows), into a
+// packed weight whose padding is zero already.
 struct PackArgs {
     const void* src;  // [rows, k] row-major of src_type, on the device
     Type src_type;
@@ -87,17 +109,18 @@ struct EmbeddingArgs {
     void* out;           // [num_tokens, k] T
     int64_t out_stride;  // elements between rows, here and below
     int num_tokens;
+    float multiplier;  // of the rows; the product is rounded to T
 };
 cudaError_t embedding(const EmbeddingArgs&, cudaStream_t);
 
 struct RmsNormArgs {
     const void* x;        // [num_tokens, hidden_size] T
-    void* residual;       // null, or [num_tokens, hidden_size] T: residual += x, rounded to T, and that is normed
-    const float* weight;  // [hidden_size]
-    void* out;            // [num_tokens, hidden_size] T; may be x
+    void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
+    const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
+    void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
-    float eps;
+    float eps, multiplier;
     Type type;
 };
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
@@ -144,10 +167,10 @@ cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 // Where keys and values go, and how q and k are turned first.
 struct RopeStoreArgs {
-    const float* cos_sin;         // [num_tokens, rotary_dim]
+    const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     const float* q_norm;          // [head_dim] or null, with k_norm
     const float* k_norm;          // [head_dim] or null
-    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing
+    const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
     void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim] T
     void* v_cache;                // the same
     int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
@@ -186,9 +209,11 @@ struct LinearArgs {
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
 };
 
-// At most this many tokens go through linear_decode.
-constexpr int max_decode_tokens = 96;
-cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens <= max_decode_tokens; all of the above
+// At most this many tokens go through linear_decode, and this many with a norm. Quantised weights, of which more
+// kernels are compiled, have fewer of each.
+constexpr int max_decode_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 64; }
+constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 8; }
+cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens as above; all of LinearArgs
 cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);  // any num_tokens; without norm and rope
 cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);     // the same on Hopper (wgmma)
 cudaError_t linear_f32(const LinearArgs&, cudaStream_t);      // Type::f32, without norm and rope

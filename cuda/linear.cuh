@@ -1,18 +1,20 @@
 // What all linears share: the one order in which an output is summed, the order of packed rows, and the end of an
 // output once it is summed. So a row's bits are the same from linear_decode and linear_prefill, for any num_tokens.
 //
-// The order: k is cut into kSlices slices of whole steps of 16. A slice is one chain of mma_m16n8k16 (weights are A,
-// tokens are the columns of B) over its steps, ascending, from zero; the slices are then added in order 0, 1, ..
+// The order: k is cut into kSlices slices of whole units (kernels.h). A slice is one chain of mma_m16n8k16 (weights are
+// A, tokens are the columns of B) over its steps of 16, ascending, from zero; with scales of groups of columns (int4)
+// every 32 columns are such a chain, and a slice is the sum of scale * chain by fused multiply-adds, ascending, from
+// zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row (int8, fp8).
 #pragma once
 
 #include "kernels.h"
-#include "ptx.cuh"
+#include "weight_formats.cuh"
 
 namespace infinilm::cuda {
 
 constexpr int kSlices = 8;
-__host__ __device__ constexpr int slice_begin(int slice, int steps) {
-    return static_cast<int>(static_cast<int64_t>(steps) * slice / kSlices);
+__host__ __device__ constexpr int slice_begin(int slice, int units) {
+    return static_cast<int>(static_cast<int64_t>(units) * slice / kSlices);
 }
 
 // The feature of a packed row; for gate_up, gates are 0 .. n / 2 - 1 and ups n / 2 .. n - 1. May be n or more: padding.
@@ -31,6 +33,10 @@ __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 template <class T>
 __device__ __forceinline__ float silu_mul(float gate, float up) {
     return __fmul_rn(silu(rounded<T>(gate)), rounded<T>(up));
+}
+// The scales of packed rows, where the format has them: [num_tiles * 16].
+__device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
+    return reinterpret_cast<const float*>(static_cast<const uint8_t*>(w.data) + units_bytes(w));
 }
 // Whether the two rows of a pair become one output.
 __host__ __device__ inline bool joins_gate_up(const LinearArgs& args) {

@@ -35,15 +35,9 @@ __device__ __forceinline__ TilePlace tile_place(int index, int row_blocks, int t
     return {rest / width, first + rest % width};
 }
 
-// The end of the slice (linear.cuh) that holds a step. Empty slices, which k < 128 has, would add zero: skipped.
-__device__ __forceinline__ int slice_end(int step, int steps) {
-    return slice_begin((kSlices * (step + 1) - 1) / steps + 1, steps);
-}
-
-// One 16-byte read of shared memory is a lane's fragment of A.
-__device__ __forceinline__ void load_fragment(uint32_t (&a)[4], const uint8_t* address) {
-    const uint4 v = *reinterpret_cast<const uint4*>(address);
-    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+// The end of the slice (linear.cuh) that holds a unit. Empty slices, of k less than 8 units, would add zero: skipped.
+__device__ __forceinline__ int slice_end(int unit, int units) {
+    return slice_begin((kSlices * (unit + 1) - 1) / units + 1, units);
 }
 
 // Where `features` (8 neighbours, at a row of 8 of the tile) of a token lie in a buffer [tokens][kRows] of floats: the
@@ -77,10 +71,11 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
     }
 }
 
-// The end of a block of sums: bias, silu(gate) * up, residual, out. A group of kWarps warps holds 16 kTiles kWarps rows
-// x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them. buffer: shared, one
-// float for each sum, free when the group calls; `sync` is a barrier of the group. tile, token: the group's first.
-template <class T, int kWarps, int kTiles, int kColumns, class Sync>
+// The end of a block of sums: scales of rows, bias, silu(gate) * up, residual, out. A group of kWarps warps holds 16
+// kTiles kWarps rows x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them.
+// buffer: shared, one float for each sum, free when the group calls; `sync` is a barrier of the group. tile, token: the
+// group's first.
+template <class T, class F, int kWarps, int kTiles, int kColumns, class Sync>
 __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (&sums)[kTiles][kColumns][4],
                                            float* buffer, int tile, int token, Sync sync) {
     constexpr int kRows = 16 * kTiles * kWarps, kTokens = 8 * kColumns, kThreads = 32 * kWarps;
@@ -89,7 +84,15 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
     const int group = lane_id() / 4, first = warp_id() % kWarps * kTiles;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-        float bias[2] = {0.0f, 0.0f};
+        float bias[2] = {0.0f, 0.0f}, scale[2];
+        if constexpr (F::kRowScales) {
+            const float* scales = row_scales(w) + 16 * min(tile + first + i, num_tiles(w) - 1) + group;
+            scale[0] = scales[0], scale[1] = scales[8];
+        }
+        auto end = [&](float sum, int half) {
+            if constexpr (F::kRowScales) sum = __fmul_rn(sum, scale[half]);
+            return sum + bias[half];
+        };
         if (w.bias)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -101,8 +104,8 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
             for (int j = 0; j < kColumns; ++j)
 #pragma unroll
                 for (int c = 0; c < 2; ++c)
-                    finish(8 * j + static_cast<int>(lane_id()) % 4 * 2 + c, sums[i][j][c] + bias[0],
-                           sums[i][j][c + 2] + bias[1]);
+                    finish(8 * j + static_cast<int>(lane_id()) % 4 * 2 + c, end(sums[i][j][c], 0),
+                           end(sums[i][j][c + 2], 1));
         };
         if (gate_up) {
             stage([&](int t, float gate, float up) {

@@ -14,14 +14,14 @@ namespace infinilm::cuda {
 constexpr int kNormWarps = 4;
 constexpr int kFewRows = 1024;  // about the warps that the SMs hold at once with one warp a block
 
-// v += what lies at `residual`, rounded to T.
+// v = what lies at `residual` + multiplier * v, rounded to T.
 template <class T>
-__device__ __forceinline__ void add(Vector<T>& v, const T* residual) {
+__device__ __forceinline__ void add(Vector<T>& v, const T* residual, float multiplier) {
     float a[8], b[8];
     v.unpack(a);
     load8(residual, b);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = __fadd_rn(b[i], a[i]);
+    for (int i = 0; i < 8; ++i) a[i] = __fadd_rn(b[i], __fmul_rn(a[i], multiplier));
     v.pack(a);
 }
 
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs a
     for (int begin = 0; begin < size; begin += kChunk) {
         for_vectors(begin, [&](Vector<T>& v, int i) { v.load(x + i); });
         if constexpr (kResidual) {
-            for_vectors(begin, [&](Vector<T>& v, int i) { add(v, residual + i); });
+            for_vectors(begin, [&](Vector<T>& v, int i) { add(v, residual + i, args.multiplier); });
             for_vectors(begin, [&](Vector<T>& v, int i) { v.store(residual + i); });
         }
         for_vectors(begin, [&](Vector<T>& v, int) {
@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs a
             add_squares(sum, values);
         });
     }
+    if (!args.weight) return;
     const float scale = inverse_rms(sum, size, args.eps);
     for (int begin = 0; begin < size; begin += kChunk) {
         if (size > kChunk) for_vectors(begin, [&](Vector<T>& v, int i) { v.load((kResidual ? residual : x) + i); });

@@ -28,6 +28,16 @@ __device__ __forceinline__ uint4 load_streamed_16(const void* address) {
     return v;
 }
 
+// The same for 4 or 8 bytes, of which neighbouring lanes may read the same.
+__device__ __forceinline__ void load_streamed(uint32_t (&v)[1], const void* address) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(v[0]) : "l"(address));
+}
+__device__ __forceinline__ void load_streamed(uint32_t (&v)[2], const void* address) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v[0]), "=r"(v[1])
+                 : "l"(address));
+}
+
 // The same for data that is used again (norm weights, tables). "Data Movement: ld.global.nc".
 __device__ __forceinline__ uint4 load_readonly_16(const void* address) {
     uint4 v;
@@ -151,6 +161,51 @@ __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// (x & mask) | bits and (x & mask) ^ bits in one instruction, which the compiler makes two of when mask and bits are
+// constants. "Logic and Shift: lop3"; the table is the function of 0xf0, 0xcc, 0xaa.
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+    return d;
+}
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+    return d;
+}
+
+// a * b + c of the two 16-bit floats in a register, rounded once; subnormal numbers count. "Half Precision Floating
+// Point: fma".
+template <class T>
+__device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c);
+template <>
+__device__ __forceinline__ uint32_t fma2<bf16>(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+template <>
+__device__ __forceinline__ uint32_t fma2<f16>(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// Two e4m3 numbers, in bytes 0 and 2 of a register, as f16. "Data Movement: cvt", .e4m3x2 from sm_89 on; before it, the
+// bits are moved to where f16 has them, which is 2^-8 of the value, subnormal or not.
+__device__ __forceinline__ uint32_t e4m3_to_f16(uint32_t bytes) {
+#if __CUDA_ARCH__ >= 890
+    uint32_t d;
+    asm("{\n.reg .b16 low;\n.reg .b32 pair;\nprmt.b32 pair, %1, 0, 0x4420;\ncvt.u16.u32 low, pair;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n}\n"
+        : "=r"(d)
+        : "r"(bytes));
+    return d;
+#else
+    return fma2<f16>(and_or(bytes << 8, 0x80008000u, bytes << 7 & 0x3f803f80u), 0x5c005c00u, 0x80008000u);
+#endif
 }
 
 // ---- programmatic dependent launch ("Parallel Synchronization: griddepcontrol", sm_90; nothing before it) --------

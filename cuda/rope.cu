@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
     T* x = static_cast<T*>(args.qkv) + token * args.qkv_stride + static_cast<int64_t>(head) * head_dim;  // [head_dim]
 
     T* cache = nullptr;  // [head_dim] of the slot
-    if (const int64_t slot = is_query ? -1 : rope.slot_mapping[token]; slot >= 0) {
+    if (const int64_t slot = is_query || !rope.slot_mapping ? -1 : rope.slot_mapping[token]; slot >= 0) {
         const int kv_head = head - rope.num_heads - (is_value ? rope.num_kv_heads : 0);
         cache = static_cast<T*>(is_value ? rope.v_cache : rope.k_cache) +
                 cache_offset(slot, kv_head, rope.num_kv_heads, rope.block_size, head_dim);

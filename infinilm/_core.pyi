@@ -116,21 +116,21 @@ class Backend:
 
     def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none') -> None:
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none', multiplier: float = 1.0) -> None:
         """
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0) -> None: ...
 
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0) -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor) -> None: ...
 
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None: ...
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None: ...
 
     def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0) -> None: ...
 
@@ -182,17 +182,10 @@ class AttentionSpec:
     def out_bias(self, arg: bool, /) -> None: ...
 
     @property
-    def qk_norm(self) -> bool: ...
+    def qk_norm(self) -> str: ...
 
     @qk_norm.setter
-    def qk_norm(self, arg: bool, /) -> None: ...
-
-    @property
-    def sliding_window(self) -> list[int]:
-        """One per layer; 0: none."""
-
-    @sliding_window.setter
-    def sliding_window(self, arg: Sequence[int], /) -> None: ...
+    def qk_norm(self, arg: str, /) -> None: ...
 
 class MlpSpec:
     @property
@@ -214,6 +207,8 @@ class MlpSpec:
     def activation(self, arg: str, /) -> None: ...
 
 class RopeSpec:
+    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0) -> None: ...
+
     @property
     def inv_freq(self) -> list[float]:
         """[rotary_dim / 2]"""
@@ -226,6 +221,25 @@ class RopeSpec:
 
     @attention_factor.setter
     def attention_factor(self, arg: float, /) -> None: ...
+
+class LayerSpec:
+    """What differs from layer to layer."""
+
+    def __init__(self, sliding_window: int = 0, rope: int = 0) -> None: ...
+
+    @property
+    def sliding_window(self) -> int:
+        """0: the layer sees everything."""
+
+    @sliding_window.setter
+    def sliding_window(self, arg: int, /) -> None: ...
+
+    @property
+    def rope(self) -> int:
+        """Which of `ropes` turns its q and k; -1: none."""
+
+    @rope.setter
+    def rope(self, arg: int, /) -> None: ...
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
@@ -275,6 +289,42 @@ class ModelSpec:
     def rms_norm_eps(self, arg: float, /) -> None: ...
 
     @property
+    def pre_norms(self) -> bool: ...
+
+    @pre_norms.setter
+    def pre_norms(self, arg: bool, /) -> None: ...
+
+    @property
+    def post_norms(self) -> bool: ...
+
+    @post_norms.setter
+    def post_norms(self, arg: bool, /) -> None: ...
+
+    @property
+    def norm_offset(self) -> float: ...
+
+    @norm_offset.setter
+    def norm_offset(self, arg: float, /) -> None: ...
+
+    @property
+    def embedding_multiplier(self) -> float: ...
+
+    @embedding_multiplier.setter
+    def embedding_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def residual_multiplier(self) -> float: ...
+
+    @residual_multiplier.setter
+    def residual_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def logit_multiplier(self) -> float: ...
+
+    @logit_multiplier.setter
+    def logit_multiplier(self, arg: float, /) -> None: ...
+
+    @property
     def tie_word_embeddings(self) -> bool: ...
 
     @tie_word_embeddings.setter
@@ -293,10 +343,17 @@ class ModelSpec:
     def mlp(self, arg: MlpSpec, /) -> None: ...
 
     @property
-    def rope(self) -> RopeSpec: ...
+    def ropes(self) -> list[RopeSpec]: ...
 
-    @rope.setter
-    def rope(self, arg: RopeSpec, /) -> None: ...
+    @ropes.setter
+    def ropes(self, arg: Sequence[RopeSpec], /) -> None: ...
+
+    @property
+    def layers(self) -> list[LayerSpec]:
+        """[num_layers]"""
+
+    @layers.setter
+    def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Of a KV cache in this dtype: all layers, keys and values."""

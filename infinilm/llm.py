@@ -67,9 +67,9 @@ class LLM(OfThisProcess):
         tiles (AMX), bfloat16 weights are multiplied in float32, which is exact and no slower there. On a GPU, float32
         weights become bfloat16, because float32 is slow there.
     quantization
-        On a CPU, how the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one
-        for each output and 32 inputs, and the embedding and lm_head as int8. What they multiply is rounded to int8.
-        Of a folder that `infinilm pack` made: as it was packed.
+        How the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one for each
+        output and 32 inputs, and the embedding and lm_head as int8; on GPUs "fp8" (e4m3), scaled as int8. What they
+        multiply becomes int8 on a CPU and stays 16 bits on a GPU. Of a folder of `infinilm pack`: as it was packed.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
@@ -202,7 +202,7 @@ class LLM(OfThisProcess):
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with open_checkpoint(plan.path) as checkpoint:
-                    load_weights(checkpoint, self._engine, dtype=plan.dtype, progress=use_tqdm, natively=plan.natively)
+                    load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
             self._engine.finish_loading()
         self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
@@ -212,14 +212,14 @@ class LLM(OfThisProcess):
             self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
             self.max_model_len = self.memory.max_model_len
         allocate_cache(self._engine, self.memory)
-        engine_hooks = EngineHooks(self._engine, ModelSites(spec.num_layers, spec.attention.qk_norm))
+        engine_hooks = EngineHooks(self._engine, ModelSites.of(spec))
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
         self._scheduler_settings: dict[str, Any] = {
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "sliding_window": common_window(spec.attention.sliding_window),
+            "sliding_window": common_window([layer.sliding_window for layer in spec.layers]),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)

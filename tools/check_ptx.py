@@ -119,7 +119,8 @@ def main() -> None:
     if unknown := set(toolkits) - set(TOOLKITS):
         parser.error(f"--toolkits: {', '.join(sorted(unknown))} is none of {', '.join(TOOLKITS)}")
     CACHE.mkdir(parents=True, exist_ok=True)
-    headers = b"".join(path.read_bytes() for path in sorted((ROOT / "cuda").glob("*.*h")))
+    folders = (ROOT / "cuda", ROOT / "src/numerics")
+    headers = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.*h")))
     compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits}
     sources = args.sources or sorted((ROOT / "cuda").glob("*.cu"))
     pairs = [(s, a) for s in sources for a in ARCHITECTURES if not for_hopper(s) or a == "90a"]

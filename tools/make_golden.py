@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
@@ -54,11 +54,54 @@ def spread(length: int, last: float) -> list[float]:
     return [round(1.0 + (last - 1.0) * (i / (length - 1)) ** 2, 4) for i in range(length)]
 
 
+# Of models that also see: tokens that no prompt here has.
+NO_IMAGES = {"image_token_id": 0, "video_token_id": 1, "vision_start_token_id": 2, "vision_end_token_id": 2}
+
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": spread(8, 1.5),
     "long_factor": spread(8, 6.0),
     "original_max_position_embeddings": 32,
+}
+
+TINY_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "head_dim": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "image_size": 16,
+    "patch_size": 4,
+    "num_channels": 3,
+    "hidden_act": "gelu",
+}
+
+PHI4_MINI = {
+    "model_type": "phi3",
+    "architectures": ["Phi3ForCausalLM"],
+    **sizes(160, 64, 72, 2, 4, 2),
+    "max_position_embeddings": 128,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "longrope", "short_factor": spread(6, 1.5), "long_factor": spread(6, 6.0)},
+    "sliding_window": 256,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+# Names of tensors as published checkpoints have them, where the module of transformers 5 has others.
+STORED_NAMES: dict[str, dict[str, str]] = {
+    "qwen2-5-vl": {"model.language_model.": "model.", "model.visual.": "visual."},
+    "mistral3": {
+        "model.language_model.": "language_model.model.",
+        "model.vision_tower.": "vision_tower.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+        "lm_head.": "language_model.lm_head.",
+    },
 }
 
 # name -> (config.json, stored dtype, prompt tokens, max_model_len, files)
@@ -300,6 +343,62 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "granite": (
+        {
+            "model_type": "granite",
+            "architectures": ["GraniteForCausalLM"],
+            **sizes(160, 64, 88, 3, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.8,
+            "logits_scaling": 0.7,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "smollm3": (
+        {
+            "model_type": "smollm3",
+            "architectures": ["SmolLM3ForCausalLM"],
+            **sizes(160, 64, 88, 3, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "no_rope_layer_interval": 2,
+            "no_rope_layers": [1, 0, 1],
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "olmo2": (
+        {
+            "model_type": "olmo2",
+            "architectures": ["Olmo2ForCausalLM"],
+            **sizes(160, 64, 88, 3, 4, 2),
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
     "qwen3-layer-types": (
         {
             **QWEN3,
@@ -318,12 +417,248 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "qwen2-5-vl": (
+        {
+            "model_type": "qwen2_5_vl",
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            **sizes(160, 48, 72, 2, 6, 2),
+            "max_position_embeddings": 128,
+            "max_window_layers": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]},
+            "sliding_window": 32,
+            "use_sliding_window": False,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            **NO_IMAGES,
+            "vision_config": {
+                "model_type": "qwen2_5_vl",
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "patch_size": 4,
+                "spatial_merge_size": 1,
+                "fullatt_block_indexes": [0],
+            },
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "qwen3-vl": (
+        {
+            "model_type": "qwen3_vl",
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "tie_word_embeddings": True,
+            **NO_IMAGES,
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                **sizes(160, 48, 72, 2, 4, 2),
+                "head_dim": 16,
+                "max_position_embeddings": 128,
+                "rope_theta": 1000000.0,
+                "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+                "dtype": "bfloat16",
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+            "vision_config": {
+                "model_type": "qwen3_vl",
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "patch_size": 4,
+                "spatial_merge_size": 1,
+                "num_position_embeddings": 4,
+                "deepstack_visual_indexes": [],
+            },
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "mistral3": (
+        {
+            "model_type": "mistral3",
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "image_token_index": 0,
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "spatial_merge_size": 1,
+            "vision_feature_layer": -1,
+            "text_config": {
+                "model_type": "mistral",
+                **sizes(160, 48, 72, 2, 4, 2),
+                "head_dim": 16,
+                "max_position_embeddings": 128,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1000000000.0,
+                "sliding_window": None,
+            },
+            "vision_config": TINY_PIXTRAL,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        2,
+    ),
+    "phi3": (
+        {
+            "model_type": "phi3",
+            "architectures": ["Phi3ForCausalLM"],
+            **sizes(160, 48, 72, 2, 6, 2),
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "rope_scaling": None,
+            "sliding_window": 9,
+            "attention_bias": False,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "phi4-mini-short": (
+        {**PHI4_MINI, "tie_word_embeddings": True},
+        torch.bfloat16,
+        16,
+        32,
+        1,
+    ),
+    "phi4-mini-long": (
+        {**PHI4_MINI, "tie_word_embeddings": True},
+        torch.bfloat16,
+        40,
+        128,
+        1,
+    ),
+    "glm": (
+        {
+            "model_type": "glm",
+            "architectures": ["GlmForCausalLM"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1.5625e-7,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "eos_token_id": [2],
+            "pad_token_id": 2,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "glm4": (
+        {
+            "model_type": "glm4",
+            "architectures": ["Glm4ForCausalLM"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "head_dim": 24,
+            "attention_bias": False,
+            "max_position_embeddings": 128,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "eos_token_id": [2],
+            "pad_token_id": 2,
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "ministral": (
+        {
+            "model_type": "ministral",
+            "architectures": ["MinistralForCausalLM"],
+            **sizes(160, 48, 72, 3, 4, 2),
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "rope_theta": 100000.0,
+            "sliding_window": 6,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        30,
+        128,
+        1,
+    ),
+    "ministral3": (
+        {
+            "model_type": "mistral3",
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "image_token_index": 0,
+            "text_config": {
+                "model_type": "ministral3",
+                **sizes(160, 48, 72, 2, 4, 2),
+                "head_dim": 16,
+                "max_position_embeddings": 48,
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": {
+                    "type": "yarn",
+                    "rope_type": "yarn",
+                    "rope_theta": 1000000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 48,
+                    "max_position_embeddings": 192,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.1,
+                },
+                "sliding_window": None,
+                "tie_word_embeddings": True,
+            },
+            "vision_config": TINY_PIXTRAL,
+        },
+        torch.bfloat16,
+        28,
+        48,
+        1,
+    ),
 }
+
+
+def model_class(config: Any) -> Any:
+    """The class of a model, which for those that also see is not one of `AutoModelForCausalLM`."""
+    return getattr(transformers, config.architectures[0])
+
+
+def text_model(model: Any) -> Any:
+    return getattr(model.model, "language_model", model.model)
 
 
 def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
     """Weights of about unit gain everywhere: logits far from flat, attention far from uniform."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    config = AutoConfig.from_pretrained(folder)
+    model = model_class(config)(config).float()
     tied = model.config.tie_word_embeddings
     generator = torch.Generator().manual_seed(seed)
     weights = {}
@@ -337,11 +672,15 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             value = 1.0 + 0.2 * noise
         elif name.endswith("bias"):
             value = 0.3 * noise
-        elif name == "model.embed_tokens.weight":
+        elif name.endswith("embed_tokens.weight"):
             value = noise / (math.sqrt(parameter.shape[1]) if tied else 1.0)
         else:
-            gain = 1.5 if "q_proj" in name or "k_proj" in name or "lm_head" in name else 1.0
-            value = gain * noise / math.sqrt(parameter.shape[1])
+            gain = 1.5 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "lm_head")) else 1.0
+            value = gain * noise / math.sqrt(parameter[0].numel())
+        for prefix, stored in STORED_NAMES.get(folder.name, {}).items():
+            if name.startswith(prefix):
+                name = stored + name.removeprefix(prefix)
+                break
         weights[name] = value.to(dtype).contiguous()
     return weights
 
@@ -363,7 +702,7 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], files: int) ->
 
 def freeze_rope(model: Any, max_model_len: int) -> None:
     """Make the frequencies those of `max_model_len` tokens, whatever the length of the input."""
-    rotary, config = model.model.rotary_emb, model.config
+    rotary, config = text_model(model).rotary_emb, model.config.get_text_config()
     if rotary.rope_type in ("dynamic", "longrope"):
         inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
             config, torch.device("cpu"), seq_len=max_model_len
@@ -375,7 +714,7 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
 @torch.no_grad()
 def expected(folder: Path, prompt: int, max_model_len: int, seed: int) -> dict[str, Any] | None:
     """What transformers computes from `folder`, or None if a greedy token leads by too little."""
-    model, info = AutoModelForCausalLM.from_pretrained(
+    model, info = model_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     if any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
@@ -383,7 +722,7 @@ def expected(folder: Path, prompt: int, max_model_len: int, seed: int) -> dict[s
     model.eval()
     freeze_rope(model, max_model_len)
     generator = torch.Generator().manual_seed(seed + 1)
-    ids = torch.randint(3, model.config.vocab_size, (prompt,), generator=generator).tolist()
+    ids = torch.randint(3, model.config.get_text_config().vocab_size, (prompt,), generator=generator).tolist()
     result = model(torch.tensor([ids]), use_cache=False, output_attentions=True)
     logits = result.logits[0]
     peak = max(layer[0, :, -1].amax(-1).mean().item() for layer in result.attentions)
@@ -499,18 +838,28 @@ def rope_golden() -> list[dict[str, Any]]:
 
 def defaults_golden() -> dict[str, dict[str, Any]]:
     """What the config classes of transformers fill in where config.json says nothing."""
-    classes = (
-        transformers.LlamaConfig,
-        transformers.MistralConfig,
-        transformers.Qwen2Config,
-        transformers.Qwen3Config,
-    )
+    configs = {
+        "llama": transformers.LlamaConfig(),
+        "mistral": transformers.MistralConfig(),
+        "qwen2": transformers.Qwen2Config(),
+        "qwen3": transformers.Qwen3Config(),
+        "qwen2_5_vl": transformers.Qwen2_5_VLConfig().text_config,
+        "qwen3_vl": transformers.Qwen3VLConfig().text_config,
+        "mistral3": transformers.Mistral3Config().text_config,
+        "ministral": transformers.MinistralConfig(),
+        "ministral3": transformers.Ministral3Config(),
+        "phi3": transformers.Phi3Config(),
+        "glm": transformers.GlmConfig(),
+        "glm4": transformers.Glm4Config(),
+    }
     keys = (
         *sizes(0, 0, 0, 0, 0, 0),
         *("head_dim", "max_position_embeddings", "rms_norm_eps", "attention_bias", "mlp_bias"),
         *("tie_word_embeddings", "bos_token_id", "eos_token_id", "rope_parameters", "layer_types"),
     )
-    return {cls.model_type: {key: getattr(cls(), key) for key in keys if hasattr(cls(), key)} for cls in classes}
+    return {
+        name: {key: getattr(config, key) for key in keys if hasattr(config, key)} for name, config in configs.items()
+    }
 
 
 README = f"""# Golden checkpoints

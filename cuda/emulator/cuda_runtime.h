@@ -184,6 +184,9 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
 // (cudaSuccess clears it again, which no real call can). For tests of what the engine does when a device dies.
 void infinilm_emulator_inject_error(cudaError_t error);
 
+// The next request for pinned memory fails, as where the host has none left.
+void infinilm_emulator_fail_to_pin();
+
 // Devices on which this process has a context, as a bit mask.
 unsigned infinilm_emulator_contexts();
 

@@ -207,8 +207,14 @@ size_t device_memory_bytes() { return static_cast<size_t>(setting("INFINILM_EMUL
 
 using namespace infinilm::emulator;
 
+static bool fails_to_pin = false;
+
 extern "C" {
 
+void infinilm_emulator_fail_to_pin() {
+    std::lock_guard lock(runtime_lock());
+    fails_to_pin = true;
+}
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = enter_context()) return error;
@@ -229,7 +235,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
     if (cudaError_t error = enter_context()) return error;
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
-    void* memory_ = aligned_alloc(256, align_up(bytes, 256));
+    void* memory_ = std::exchange(fails_to_pin, false) ? nullptr : aligned_alloc(256, align_up(bytes, 256));
     if (!memory_) return report(cudaErrorMemoryAllocation);
     memset(memory_, 0xff, bytes);
     memory().pinned[static_cast<uint8_t*>(memory_)] = bytes;

@@ -37,6 +37,11 @@ inline uint4 load_streamed_16(const void* address) {
     emulated_copy_16(&v, address);
     return v;
 }
+template <int kWords>
+void load_streamed(uint32_t (&v)[kWords], const void* address) {
+    emulated_alignment(address, 4 * kWords, "ld.global.nc");
+    for (int i = 0; i < kWords; ++i) v[i] = static_cast<const uint32_t*>(address)[i];
+}
 inline uint4 load_readonly_16(const void* address) { return load_streamed_16(address); }
 inline void store_streamed_16(void* address, uint4 v) {
     emulated_alignment(address, 16, "st.global.v4");
@@ -123,6 +128,28 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
         }
     for (unsigned i = 0; i < 4; ++i)
         for (unsigned k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
+}
+
+inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
+
+// In float64, where the product and the sum are exact: rounded once to float32 and once to T, which differs from once
+// for values halfway between two of T only.
+template <class T>
+uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+    auto one = [](float x, float y, float z) { return static_cast<float>(double{x} * y + z); };
+    return pack2<T>(one(unpack_low<T>(a), unpack_low<T>(b), unpack_low<T>(c)),
+                    one(unpack_high<T>(a), unpack_high<T>(b), unpack_high<T>(c)));
+}
+inline uint32_t e4m3_to_f16(uint32_t bytes) {
+    auto value = [](unsigned byte) {
+        const int exponent = static_cast<int>(byte >> 3 & 15), mantissa = static_cast<int>(byte & 7);
+        if (exponent == 15 && mantissa == 7) return NAN;
+        const float size = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                                    : std::ldexp(static_cast<float>(mantissa), -9);
+        return byte & 0x80 ? -size : size;
+    };
+    return pack2<f16>(value(bytes & 0xff), value(bytes >> 16 & 0xff));
 }
 
 inline float exp2_approx(float x) { return std::exp2(x); }

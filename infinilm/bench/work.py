@@ -148,5 +148,5 @@ def count_work(llm: LLM) -> Work:
         kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // spec.num_layers,
         q_dim=spec.attention.num_heads * spec.attention.head_dim,
         vocab_size=spec.vocab_size,
-        sliding_window=tuple(spec.attention.sliding_window),
+        sliding_window=tuple(layer.sliding_window for layer in spec.layers),
     )

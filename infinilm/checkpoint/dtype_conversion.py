@@ -1,6 +1,6 @@
 """Conversion of weights between floating dtypes, rounded to nearest, ties to even, with bounded temporaries.
 
-Called by `folder.py` when a tensor cannot be used as it is stored. bfloat16 is uint16 throughout. Every
+Called by `loading.py` when a tensor cannot be used as it is stored. bfloat16 is uint16 throughout. Every
 source is first made float32 without loss (float64: rounded to odd, so that the second rounding decides as if it were
 the only one); the float32 bits then say whether a value fits the target.
 """

@@ -94,7 +94,16 @@ class GgufCheckpoint(MappedTensors):
         return np.frombuffer(self._mapping(info), np.uint8, info.nbytes, info.offset)
 
     def read(self, name: str, dtype: str) -> tuple[npt.NDArray[Any], str]:
-        """See `MappedTensors.read`."""
+        """Return a tensor for an engine that computes in `dtype`, and the dtype it has: 16 bits are exact in float32.
+
+        In place, a read-only view of the file, where it needs no conversion; else made numbers of `dtype`, rounded to
+        nearest, and its pages of the file released. bfloat16 comes as uint16.
+
+        Raises
+        ------
+        WeightError
+            A value that `dtype` cannot hold, a type that is not read, or no such tensor.
+        """
         info, type_name = self.info(name), self._types[name]
         is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
         if is_exact and name not in self._interleaved:

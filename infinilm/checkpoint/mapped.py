@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
@@ -40,7 +38,7 @@ class MappedTensors:
     tensors : Mapping of str to TensorInfo
         By their names in a Hugging Face checkpoint. Read-only.
     dtypes : frozenset of str
-        What a tensor may be stored as to be read by `read`.
+        What weights may be stored as.
     packed : PackedInfo or None
         How the weights are packed, in a folder that `infinilm pack` made.
     """
@@ -69,25 +67,12 @@ class MappedTensors:
         nbytes = sum(t.nbytes for t in self.tensors.values())
         return f"<{type(self).__name__} {self.path}: {len(self.tensors)} tensors, {nbytes} bytes>"
 
-    def read(self, name: str, dtype: str) -> tuple[npt.NDArray[Any], str]:
-        """Return a tensor for an engine that computes in `dtype`, and the dtype it has: 16 bits are exact in float32.
-
-        In place, a read-only view of the file, where it needs no conversion; else converted to `dtype`, rounded to
-        nearest, and its pages of the file released. bfloat16 comes as uint16.
-
-        Raises
-        ------
-        WeightError
-            A value that `dtype` cannot hold, or what `tensors` and `dtypes` do not have.
-        """
-        raise NotImplementedError
-
     def checkpoint_dtype(self) -> str:
         """Return the floating dtype that most of the weights have. WeightError: there is none."""
         raise NotImplementedError
 
     def kept_dtype(self, dtype: str) -> str:
-        """Return the dtype that most of the weights have in an engine that computes in `dtype`; see `read`."""
+        """Return the dtype that most of the weights have in an engine that computes in `dtype`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -117,16 +102,19 @@ class MappedTensors:
                 if file_state(now)[:2] == self._states[file][:2]:
                     self._check_state(file, now)
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, rows: slice = slice(None)) -> None:
         """Tell the kernel that a tensor's pages may leave memory; reading them again is correct, only slower.
 
-        Covers the whole pages inside the tensor: pages shared with a neighbour stay.
+        Covers the whole pages inside the tensor, or some rows of it: pages shared with a neighbour stay.
         """
         info = self.info(name)
         if not self._maps or info.file not in self._maps or not hasattr(mmap, "MADV_DONTNEED"):
             return
-        begin = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        num_rows = info.shape[0] if info.shape else 1
+        first, last, _ = rows.indices(num_rows)
+        row_bytes = info.nbytes // max(num_rows, 1)
+        begin = -(-(info.offset + first * row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (info.offset + last * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin:
             self._maps[info.file].madvise(mmap.MADV_DONTNEED, begin, end - begin)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from infinilm import _core
-from infinilm.checkpoint.folder import load_weights, resolve_model
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
@@ -107,9 +108,12 @@ def _copy_texts(source: Path, out: Path, dtype: str) -> None:
             if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
                 shutil.copyfile(entry, out / entry.name)
     config = read_json(out / "config.json")
-    keys = [key for key in ("dtype", "torch_dtype") if config.get(key) not in (None, dtype)]
-    if keys:
-        config.update(dict.fromkeys(keys, dtype))
+    changed = False
+    for part in (config, config.get("text_config")):
+        for key in ("dtype", "torch_dtype"):
+            if part and part.get(key) not in (None, dtype):
+                part[key], changed = dtype, True
+    if changed:
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -157,6 +161,8 @@ def pack_model(
         raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
     source, out = resolve_model(model, revision), Path(out)
     config = AutoConfig.from_pretrained(source)
+    if quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")
     with open_checkpoint(source) as checkpoint:
         if checkpoint.packed:
             raise ConfigError(f"{source} is packed already; pass the checkpoint that it was packed from")
@@ -174,7 +180,7 @@ def pack_model(
                 try:
                     with partial.open("wb") as file:
                         packed = _PackedFile(file, core, PackedInfo(partial, quantization, kept).metadata())
-                        load_weights(checkpoint, packed, dtype=wanted, progress=use_tqdm)
+                        load_weights(checkpoint, packed, dtype=wanted, config=config, progress=use_tqdm)
                         packed.finish()
                 except OSError as error:
                     raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error

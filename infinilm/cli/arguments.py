@@ -58,7 +58,9 @@ def add_model_settings(
     if positional:
         either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
-    group.add_argument("--quantization", metavar="FORMAT", help="weights as int8 or int4, on a CPU; default: as stored")
+    group.add_argument(
+        "--quantization", metavar="FORMAT", help="weights as int8, int4 or, on GPUs, fp8; default: as stored"
+    )
     group.add_argument(
         "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
     )

@@ -1,11 +1,8 @@
-"""Model families as data: how a configuration maps to the math of one decoder.
+"""From a configuration to the math of one decoder: the facts that it implies, and the C++ `ModelSpec`.
 
-`FAMILIES` has one row per Hugging Face architecture; there are no classes per family, here or in C++.
-`llama_config.py` takes its defaults from it, `model_facts` turns a configuration into plain facts (the numpy
-reference model reads the same facts), and `build_spec` writes them into the C++ `ModelSpec`. To add a family,
-add a row; only math that no row can say needs a new column here and a branch in the decoder.
-
-Source of the facts: the configuration and modelling files of transformers 5.x; `tests/golden` proves them.
+`model_facts` turns a configuration into plain facts by the row of its family (`family_table.py`); there are no classes
+per family, here or in C++. The numpy reference model reads the same facts, and `build_spec` writes them into the
+`ModelSpec`.
 """
 
 from __future__ import annotations
@@ -13,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from infinilm.checks import DTYPES, as_integer
+from infinilm.config.family_table import COMMON_DEFAULTS, FAMILIES, Family, family_of, family_of_model_type
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
 
@@ -24,149 +22,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
+    "COMMON_DEFAULTS",
     "FAMILIES",
     "Family",
     "ModelFacts",
     "build_spec",
+    "check_quantization",
     "family_of",
     "family_of_model_type",
     "model_facts",
+    "rotary_dim",
 ]
 
-QUANTIZATIONS = ("int8", "int4")
-"""How an engine on a CPU can store weights."""
+QUANTIZATIONS = ("int8", "int4", "fp8")
+"""How an engine can store weights."""
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 """`hidden_act` of config.json to the engine's activation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
-
-    architecture: str
-    model_type: str
-    # Defaults of keys that config.json leaves out, where they differ from COMMON_DEFAULTS.
-    defaults: Mapping[str, Any]
-    qkv_bias: str | bool
-    out_bias: str | bool
-    mlp_bias: str | bool
-    # RMSNorm over head_dim on every head of q and k, before RoPE.
-    qk_norm: bool
-    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
-    # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
-    windows: Literal["none", "all", "layer_types"]
-
-
-COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,  # None: num_attention_heads
-        "head_dim": None,  # None: hidden_size // num_attention_heads
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "sliding_window": None,
-        "use_sliding_window": None,  # None: the family decides
-        "max_window_layers": 28,
-        "layer_types": None,
-        "bos_token_id": (1,),
-        "eos_token_id": (2,),
-    }
-)
-
-# The same for Qwen2 and Qwen3, but for the rows that differ.
-_QWEN_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "use_sliding_window": False,
-    "bos_token_id": (),
-    "eos_token_id": (),
-}
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        family.architecture: family
-        for family in (
-            Family(
-                architecture="LlamaForCausalLM",
-                model_type="llama",
-                defaults={},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias="mlp_bias",
-                qk_norm=False,
-                windows="none",
-            ),
-            Family(
-                architecture="MistralForCausalLM",
-                model_type="mistral",
-                defaults={
-                    "intermediate_size": 14336,
-                    "num_key_value_heads": 8,
-                    "max_position_embeddings": 131072,
-                    "sliding_window": 4096,
-                },
-                qkv_bias=False,
-                out_bias=False,
-                mlp_bias=False,
-                qk_norm=False,
-                windows="all",
-            ),
-            Family(
-                architecture="Qwen2ForCausalLM",
-                model_type="qwen2",
-                defaults={**_QWEN_DEFAULTS, "attention_bias": True},
-                qkv_bias=True,
-                out_bias=False,
-                mlp_bias=False,
-                qk_norm=False,
-                windows="layer_types",
-            ),
-            Family(
-                architecture="Qwen3ForCausalLM",
-                model_type="qwen3",
-                defaults={**_QWEN_DEFAULTS, "head_dim": 128},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
-                qk_norm=True,
-                windows="layer_types",
-            ),
-        )
-    }
-)
-"""The supported families by the name in `architectures` of config.json."""
-
-
-def family_of(architecture: str) -> Family:
-    """Return the row of `architecture`. Raises ConfigError naming it and what is supported."""
-    try:
-        return FAMILIES[architecture]
-    except (KeyError, TypeError):
-        supported = ", ".join(FAMILIES)
-        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {supported}") from None
-
-
-def family_of_model_type(model_type: str) -> Family:
-    """Return the row of `model_type`. Raises ConfigError naming it and what is supported."""
-    for family in FAMILIES.values():
-        if family.model_type == model_type:
-            return family
-    supported = ", ".join(family.model_type for family in FAMILIES.values())
-    raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")
 
 
 class ModelConfig(Protocol):
@@ -188,6 +60,13 @@ class ModelConfig(Protocol):
     use_sliding_window: bool | None
     max_window_layers: int
     layer_types: list[str] | None
+    partial_rotary_factor: float
+    no_rope_layers: list[int] | None
+    no_rope_layer_interval: int | None
+    attention_multiplier: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
 
     @property
     def architecture(self) -> str:
@@ -216,12 +95,18 @@ class ModelFacts:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: str  # "none"; of each "head"; of "all" heads together
+    pre_norms: bool  # of what a sublayer reads
+    post_norms: bool  # of what it adds to the residual stream
     activation: str
     softmax_scale: float
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
-    inv_freq: Frequencies  # float32 [D / 2], radians per position
+    has_rope: tuple[bool, ...]  # [num_layers]
+    inv_freq: Frequencies  # float32 [R / 2], radians per position; the first R <= D elements of a head are turned
     attention_factor: float  # cos and sin are multiplied by it
+    embedding_multiplier: float
+    residual_multiplier: float  # of what a sublayer adds
+    logit_multiplier: float
 
 
 def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
@@ -238,7 +123,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     inv_freq, attention_factor = inverse_frequencies(
-        config.head_dim,
+        rotary_dim(config),
         config.rope_theta,
         config.rope_parameters,
         config.max_position_embeddings,
@@ -249,12 +134,33 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
         mlp_bias=_bias(family, "mlp_bias", family.mlp_bias, config),
         qk_norm=family.qk_norm,
+        pre_norms=family.pre_norms,
+        post_norms=family.post_norms,
         activation=ACTIVATIONS[config.hidden_act],
-        softmax_scale=float(config.head_dim) ** -0.5,
+        softmax_scale=float(config.head_dim) ** -0.5
+        if config.attention_multiplier is None
+        else float(config.attention_multiplier),
         sliding_window=_sliding_windows(family, config),
+        has_rope=_layers_with_rope(config),
         inv_freq=inv_freq,
         attention_factor=attention_factor,
+        embedding_multiplier=float(config.embedding_multiplier),
+        residual_multiplier=float(config.residual_multiplier),
+        logit_multiplier=1 / float(config.logits_scaling),
     )
+
+
+def rotary_dim(config: ModelConfig) -> int:
+    """Return how many elements of a head RoPE turns, the first."""
+    return int(config.head_dim * config.partial_rotary_factor)
+
+
+def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:
+    """Tell which layers turn q and k: `no_rope_layers` has 1 for those that do; else all but each interval-th."""
+    layers, interval = config.num_hidden_layers, config.no_rope_layer_interval
+    if config.no_rope_layers is not None:
+        return tuple(map(bool, config.no_rope_layers))
+    return tuple(not interval or (layer + 1) % interval != 0 for layer in range(layers))
 
 
 def _bias(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
@@ -311,6 +217,17 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     return tuple(window if on and window is not None else 0 for on in windowed)
 
 
+def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) -> None:
+    """Raise a `ConfigError` if a device cannot store weights so; `dtype` is what it computes in."""
+    if on_cpu and quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs; on a CPU pass 'int8', of the same size, or 'int4'")
+    if not on_cpu and quantization is not None and dtype == "float32":
+        raise ConfigError(
+            f"quantization={quantization!r} on a GPU is of models that compute in 16 bits; "
+            "pass dtype='bfloat16' or 'float16', or use a CPU"
+        )
+
+
 def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
@@ -335,11 +252,15 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization: expected None, {' or '.join(map(repr, QUANTIZATIONS))}, got {quantization!r}")
+        raise ConfigError(f"quantization: expected None, 'int8', 'int4' or 'fp8', got {quantization!r}")
     max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 
-    from infinilm._core import ModelSpec  # late: a configuration is usable without the compiled module
+    from infinilm._core import (  # late: a configuration is usable without the compiled module
+        LayerSpec,
+        ModelSpec,
+        RopeSpec,
+    )
 
     spec = ModelSpec()
     spec.dtype = dtype
@@ -357,10 +278,17 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.qkv_bias = facts.qkv_bias
     spec.attention.out_bias = facts.out_bias
     spec.attention.qk_norm = facts.qk_norm
-    spec.attention.sliding_window = list(facts.sliding_window)
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
-    spec.rope.inv_freq = facts.inv_freq.tolist()
-    spec.rope.attention_factor = facts.attention_factor
+    spec.pre_norms = facts.pre_norms
+    spec.post_norms = facts.post_norms
+    spec.embedding_multiplier = facts.embedding_multiplier
+    spec.residual_multiplier = facts.residual_multiplier
+    spec.logit_multiplier = facts.logit_multiplier
+    spec.ropes = [RopeSpec(facts.inv_freq.tolist(), facts.attention_factor)]
+    spec.layers = [
+        LayerSpec(sliding_window=window, rope=0 if has_rope else -1)
+        for window, has_rope in zip(facts.sliding_window, facts.has_rope, strict=True)
+    ]
     return spec

@@ -23,6 +23,8 @@ import numpy as np
 from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
 from infinilm.config import families
 from infinilm.config.keys import INERT, UNSUPPORTED
+from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_rope
+from infinilm.config.text_part import text_part
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_model_json
@@ -62,6 +64,12 @@ class LlamaConfig:
         False.
     sliding_window, use_sliding_window, max_window_layers, layer_types
         None, None, 28, None: see `families` for which of them a family reads.
+    partial_rotary_factor, no_rope_layers, no_rope_layer_interval
+        1.0, None, None: the part of a head that RoPE turns; 1 for each layer that has RoPE, 0 for others; or that each
+        interval-th layer has none. Only some families have these and the next.
+    attention_multiplier, embedding_multiplier, residual_multiplier, logits_scaling
+        None, 1.0, 1.0, 1.0: multiply the scores of attention (None: head_dim ** -0.5), the embedding and what a
+        sublayer adds; the last divides the logits.
     bos_token_id, eos_token_id
         1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
     dtype
@@ -99,6 +107,13 @@ class LlamaConfig:
     use_sliding_window: bool | None
     max_window_layers: int
     layer_types: list[str] | None
+    partial_rotary_factor: float
+    no_rope_layers: list[int] | None
+    no_rope_layer_interval: int | None
+    attention_multiplier: float | None
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
     _bos_token_id: list[int]
     _eos_token_id: list[int]
     _dtype: str
@@ -110,19 +125,18 @@ class LlamaConfig:
     name_or_path: str
 
     def __init__(self, **values: Any) -> None:
-        unknown = [key for key in values if key not in _KNOWN_KEYS - {_DUAL_CHUNK}]
+        unknown = [key for key in values if key not in _KNOWN_KEYS - {DUAL_CHUNK}]
         if unknown:
             keys = sorted(_ACCEPTED_KEYS)
             hint = did_you_mean(unknown[0], keys) or f"; fields: {', '.join(keys)}"
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
-        _refuse_unsupported(values)
-
         family = _family(values.pop("model_type", None), values.pop("architectures", None))
+        unify_rope(values, family)
+        _refuse_unsupported(values, family)
         self.model_type = family.model_type
         self.architectures = [family.architecture]
         for old, new in (("num_layers", "num_hidden_layers"), ("torch_dtype", "dtype")):
-            _rename(values, old, new)
-        _unify_rope(values)
+            rename(values, old, new)
         defaults = {**families.COMMON_DEFAULTS, **_INERT_DEFAULTS, **family.defaults, "dtype": "float32"}
         for key, default in defaults.items():
             value = values.get(key, default)
@@ -142,12 +156,15 @@ class LlamaConfig:
         if values.get("model_type") is None:
             supported = ", ".join(family.model_type for family in families.FAMILIES.values())
             raise ConfigError(f"model_type is missing; it must name the model's family, one of: {supported}")
+        family = _family(values["model_type"], values.get("architectures"))
+        if family.text_model_types:
+            values = text_part(values, family)
         known = {key: value for key, value in values.items() if key in _KNOWN_KEYS}
         unknown = sorted(set(values) - set(known))
         for key in ("bos_token_id", "eos_token_id"):
             if key in known and known[key] is None:
                 known[key] = []
-        _limit_context(known)
+        limit_context(known)
         try:
             config = cls(**known)
         except TypeError as error:
@@ -229,9 +246,10 @@ class LlamaConfig:
     @rope_parameters.setter
     def rope_parameters(self, value: Mapping[str, Any] | None) -> None:
         values: dict[str, Any] = {"rope_parameters": value}
-        _unify_rope(values)
+        unify_rope(values, families.family_of(self.architecture))
         self.rope_theta = values.get("rope_theta", families.COMMON_DEFAULTS["rope_theta"])
-        self.rope_scaling = values["rope_scaling"]
+        self.partial_rotary_factor = values.get("partial_rotary_factor", self.partial_rotary_factor)
+        self.rope_scaling = values.get("rope_scaling")
 
     @property
     def bos_token_id(self) -> list[int]:
@@ -300,6 +318,7 @@ class LlamaConfig:
             if size >= INT_LIMIT:
                 raise ConfigError(f"{product} must be < 2**31; got {size}")
         self._check_layer_types(family)
+        self._check_family_keys(family)
         families.model_facts(self, self.max_position_embeddings)
 
     def _check_layer_types(self, family: families.Family) -> None:
@@ -318,6 +337,35 @@ class LlamaConfig:
             raise ConfigError(
                 f"layer_types must have num_hidden_layers = {self.num_hidden_layers} entries; "
                 f"got {len(self.layer_types)}"
+            )
+
+    def _check_family_keys(self, family: families.Family) -> None:
+        for key, (neutral, reason) in UNSUPPORTED.items():
+            value = getattr(self, key, None)
+            if key not in family.keys and key not in family.defaults and value not in neutral:
+                raise ConfigError(f"{key} is {short_repr(value)} in {family.architecture}: {reason}")
+        for key in ("partial_rotary_factor", "embedding_multiplier", "residual_multiplier", "logits_scaling"):
+            _check_positive(key, getattr(self, key))
+        if self.attention_multiplier is not None:
+            _check_positive("attention_multiplier", self.attention_multiplier)
+        if self.partial_rotary_factor > 1:
+            raise ConfigError(f"partial_rotary_factor must be at most 1; got {self.partial_rotary_factor}")
+        if self.partial_rotary_factor < 1 and (families.rotary_dim(self) < 2 or families.rotary_dim(self) % 2):
+            raise ConfigError(
+                "head_dim * partial_rotary_factor must be even and >= 2, because RoPE rotates pairs; got "
+                f"{self.head_dim} * {self.partial_rotary_factor}"
+            )
+        if self.no_rope_layer_interval is not None:
+            as_integer("no_rope_layer_interval", self.no_rope_layer_interval, least=0)
+        layers = self.no_rope_layers
+        if layers is not None and (
+            not isinstance(layers, (list, tuple))
+            or len(layers) != self.num_hidden_layers
+            or any(value not in (0, 1) for value in layers)
+        ):
+            raise ConfigError(
+                f"no_rope_layers must be null or a list of num_hidden_layers = {self.num_hidden_layers} entries, 1 "
+                f"for a layer with RoPE and 0 for one without; got {short_repr(layers)}"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -404,18 +452,27 @@ _SIZES = {
 }
 
 # Fields in which null means something else than "not said".
-_NULLABLE = frozenset({"num_key_value_heads", "sliding_window", "bos_token_id", "eos_token_id"})
+_NULLABLE = frozenset(
+    {
+        "attention_multiplier",
+        "no_rope_layer_interval",
+        "num_key_value_heads",
+        "rope_scaling",
+        "sliding_window",
+        "bos_token_id",
+        "eos_token_id",
+    }
+)
 
 # What the constructor takes as a field, and what it looks at besides.
 _ACCEPTED_KEYS = frozenset(
     {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
 )
-_DUAL_CHUNK = "dual_chunk_attention_config"
 _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT
     | frozenset(UNSUPPORTED)
-    | {"original_max_position_embeddings", "mlp_layer_types", _DUAL_CHUNK}
+    | {"original_max_position_embeddings", "mlp_layer_types", DUAL_CHUNK}
 )
 
 
@@ -437,35 +494,9 @@ def _family(model_type: Any, architectures: Any) -> families.Family:
     return found[0]
 
 
-def _limit_context(values: dict[str, Any]) -> None:
-    """Lower max_position_embeddings to where dual chunk attention begins to differ from attention (Qwen2.5-1M).
-
-    Up to a chunk, less what is seen of the one before, all keys are in the query's own chunk (vLLM's
-    dual_chunk_flash_attn, `chunk_len`).
-    """
-    chunks = values.pop(_DUAL_CHUNK, None)
-    if chunks is None:
-        return
-    if not isinstance(chunks, Mapping):
-        raise ConfigError(f"{_DUAL_CHUNK} must be null or an object; got {short_repr(chunks)}")
-    size = as_integer(f"{_DUAL_CHUNK}: chunk_size", chunks.get("chunk_size"), least=2)
-    limit = size - as_integer(f"{_DUAL_CHUNK}: local_size", chunks.get("local_size", 0), least=0, below=INT_LIMIT)
-    positions = as_integer("max_position_embeddings", values.get("max_position_embeddings"))
-    if limit < 1:
-        raise ConfigError(f"{_DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
-    if positions > limit:
-        logger.warning(
-            "max_position_embeddings is taken as %d instead of %d: beyond that the model needs dual chunk attention, "
-            "which is not available in this version",
-            limit,
-            positions,
-        )
-        values["max_position_embeddings"] = limit
-
-
-def _refuse_unsupported(values: dict[str, Any]) -> None:
+def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None:
     """Drop the keys of `UNSUPPORTED` and `INERT` from `values`; an error where one is not neutral."""
-    for key in [key for key in values if key in UNSUPPORTED]:
+    for key in [key for key in values if key in UNSUPPORTED and key not in family.keys]:
         neutral, reason = UNSUPPORTED[key]
         value = values.pop(key)
         if value not in neutral:
@@ -479,53 +510,6 @@ def _refuse_unsupported(values: dict[str, Any]) -> None:
         )
     for key in INERT.intersection(values):
         del values[key]
-
-
-def _rename(values: dict[str, Any], old: str, new: str) -> None:
-    """Move `old` to `new`; null is nothing, and both may be there only if they agree."""
-    value = values.pop(old, None)
-    if value is None:
-        return
-    if values.get(new) is not None and values[new] != value:
-        raise ConfigError(f"{old} is {value!r} and {new} is {values[new]!r}; they mean the same, keep one")
-    values[new] = value
-
-
-def _unify_rope(values: dict[str, Any]) -> None:
-    """Bring both spellings to `rope_theta` and `rope_scaling` (None or a dict without theta)."""
-    chosen: dict[str, Any] | None = None
-    original = values.pop("original_max_position_embeddings", None)
-    for key in ("rope_scaling", "rope_parameters"):
-        given = values.pop(key, None)
-        if given is None:
-            continue
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{key} must be null or an object with 'rope_type'; got {given!r}")
-        if any(isinstance(value, Mapping) for value in given.values()):
-            raise ConfigError(f"{key} has parameters per layer type {sorted(given)}; only one set for all is supported")
-        scaling = dict(given)
-        _rename(scaling, "type", "rope_type")
-        theta = scaling.pop("rope_theta", None)
-        if theta is not None:
-            if values.get("rope_theta") is not None and values["rope_theta"] != theta:
-                raise ConfigError(f"rope_theta is {values['rope_theta']!r}, but {key} says {theta!r}; keep one of them")
-            values["rope_theta"] = theta
-        if chosen is not None and scaling != chosen:
-            raise ConfigError(
-                f"rope_scaling {chosen} and rope_parameters {scaling} differ; they mean the same, keep one"
-            )
-        chosen = scaling
-    if chosen is not None and chosen.get("rope_type") in ("llama3", "yarn", "longrope") and original is not None:
-        # Phi-3's habit: the key stands beside the rope parameters instead of among them.
-        inner = chosen.get("original_max_position_embeddings")
-        if inner not in (None, original):
-            raise ConfigError(
-                f"original_max_position_embeddings is {original!r}, but among the rope parameters it is "
-                f"{inner!r}; keep one of them"
-            )
-        chosen["original_max_position_embeddings"] = original
-    plain = chosen is None or chosen in ({}, {"rope_type": "default"})
-    values["rope_scaling"] = None if plain else chosen
 
 
 def _token_ids(key: str, value: Any) -> list[int]:

@@ -36,7 +36,7 @@ class Site:
     dotted: tuple[str, ...]
     shape: str
     in_layer: bool = True
-    needs_qk_norm: bool = False  # only in models that have it
+    needs: frozenset[str] = frozenset()  # only in models that have all of it: qk_norm, pre_norms, post_norms
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
         """All names of the site in a layer, the core's first; a leading "model." may be left out."""
@@ -51,28 +51,32 @@ _HIDDEN, _Q, _KV = (
     "[num_tokens, num_kv_heads, head_dim]",
 )
 _INNER = "[num_tokens, intermediate_size]"
+_BOTH = frozenset({"pre_norms", "post_norms"})
 
 SITES: tuple[Site, ...] = (
     Site("embedding", ("model.embed_tokens",), _HIDDEN, in_layer=False),
-    Site("input_layernorm", ("input_layernorm",), _HIDDEN),
+    Site("input_layernorm", ("input_layernorm",), _HIDDEN, needs=frozenset({"pre_norms"})),
     # After the projection, with its bias.
     Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q),
     Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV),
     Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV),
-    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs_qk_norm=True),
-    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs_qk_norm=True),
+    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=frozenset({"qk_norm"})),
+    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=frozenset({"qk_norm"})),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
     Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
     # What attention gives, before o_proj.
     Site("attention", ("self_attn.attention", "attn.attention"), _Q),
     Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),
     Site("attention_residual", ("attention_residual",), _HIDDEN),
+    # Before the MLP; in models with post_norms of what o_proj gives, and the norm before the MLP is the next.
     Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
+    Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN, needs=_BOTH),
     Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER),
     Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER),
     # silu(gate) * up.
     Site("activation", ("mlp.activation",), _INNER),
     Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN),
+    Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN, needs=frozenset({"post_norms"})),
     # The residual stream at the end of the layer.
     Site("residual", ("residual",), _HIDDEN),
     # One row per logits row.
@@ -199,14 +203,19 @@ class HookRegistry:
 class ModelSites:
     """The sites of one model, by all their names."""
 
-    def __init__(self, num_layers: int, qk_norm: bool) -> None:
-        self._description = f"{num_layers} layers and {'a' if qk_norm else 'no'} norm of q and k"
+    def __init__(self, num_layers: int, qk_norm: str, pre_norms: bool = True, post_norms: bool = False) -> None:
+        has = {"qk_norm": qk_norm != "none", "pre_norms": pre_norms, "post_norms": post_norms}
+        features = {name for name, is_there in has.items() if is_there}
+        self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
+        self.sites = tuple(site for site in SITES if site.needs <= features)
         self._aliases: list[tuple[str, ...]] = [
-            site.aliases(layer)
-            for site in SITES
-            if qk_norm or not site.needs_qk_norm
-            for layer in (range(num_layers) if site.in_layer else (-1,))
+            site.aliases(layer) for site in self.sites for layer in (range(num_layers) if site.in_layer else (-1,))
         ]
+
+    @classmethod
+    def of(cls, spec: _core.ModelSpec) -> ModelSites:
+        """The sites of an engine's model."""
+        return cls(spec.num_layers, spec.attention.qk_norm, spec.pre_norms, spec.post_norms)
 
     def select(self, pattern: str) -> list[str]:
         """The core's names of the sites that fit; ConfigError if there are none."""

@@ -22,10 +22,11 @@ import numpy as np
 from infinilm import _core
 from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import load_weights, resolve_model
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checks import OfThisProcess
-from infinilm.config.families import build_spec
+from infinilm.config.families import build_spec, check_quantization
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import as_tensor
 from infinilm.devices.system import nccl_library, resolve_device
@@ -92,8 +93,8 @@ class InferEngine(OfThisProcess):
     cache_config
         Default: ``StaticKVCacheConfig()``, one sequence of max_position_embeddings tokens.
     quantization
-        On a CPU, how weights are stored: None, "int8" or "int4"; see `LLM`. Weights that `infinilm pack` has packed are
-        loaded as they are.
+        How weights are stored: None, "int8", "int4" or, on GPUs, "fp8"; see `LLM`. Weights that `infinilm pack` has
+        packed are loaded as they are, on CPUs.
 
     Raises
     ------
@@ -138,13 +139,12 @@ class InferEngine(OfThisProcess):
             max_model_len=self.config.max_position_embeddings,
             quantization=quantization,
         )
-        if quantization is not None and kind != "cpu":
-            raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device_type='cpu'")
+        check_quantization(quantization, dtype=self.dtype, on_cpu=kind == "cpu")
         self._quantization = quantization
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
-        windows = spec.attention.sliding_window
+        windows = [layer.sliding_window for layer in spec.layers]
         self._sliding_window = 0 if 0 in windows else max(windows)
-        self._sites = ModelSites(spec.num_layers, spec.attention.qk_norm)
+        self._sites = ModelSites.of(spec)
         layout = self._layout(cache_config)
 
         self._process = os.getpid()  # whose threads it has
@@ -237,7 +237,7 @@ class InferEngine(OfThisProcess):
                     checkpoint.packed.check_device(self.device)
                     checkpoint.packed.resolve_quantization(self._quantization)
                 try:
-                    load_weights(checkpoint, self._core, dtype=self.dtype, progress=use_tqdm)
+                    load_weights(checkpoint, self._core, dtype=self.dtype, config=self.config, progress=use_tqdm)
                 finally:
                     self._loaded.update(self._core.loaded_params())
 

@@ -91,6 +91,8 @@ class Architecture:
         Keys of config.json that no key of the metadata says.
     model_names, layer_names : Mapping of str to str
         Tensors.
+    scales_attention : bool
+        Scores are scaled by a number of the file, and not by head_dim ** -0.5.
     """
 
     model_type: str
@@ -99,6 +101,7 @@ class Architecture:
     defaults: Mapping[str, object] = field(default_factory=dict)
     model_names: Mapping[str, str] = field(default_factory=lambda: _MODEL_NAMES)
     layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES)
+    scales_attention: bool = False
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -108,6 +111,21 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "llama",
             interleaved=("attn_q", "attn_k"),
             biases={"attention_bias": "attn_q.bias", "mlp_bias": "ffn_down.bias"},
+        ),
+        "granite": Architecture(
+            "granite",
+            interleaved=("attn_q", "attn_k"),
+            biases={"attention_bias": "attn_q.bias", "mlp_bias": "ffn_down.bias"},
+            scales_attention=True,
+        ),
+        # Norms stand behind attention and MLP.
+        "olmo2": Architecture(
+            "olmo2",
+            layer_names={
+                **{k: v for k, v in _LAYER_NAMES.items() if k not in ("attn_norm", "ffn_norm")},
+                "post_attention_norm": "post_attention_layernorm",
+                "post_ffw_norm": "post_feedforward_layernorm",
+            },
         ),
         "qwen2": Architecture("qwen2"),
         "qwen3": Architecture("qwen3", biases={"attention_bias": "attn_q.bias"}),

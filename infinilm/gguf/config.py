@@ -67,7 +67,7 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
             f"{gguf.path}: heads of k have {head_dim} elements and those of v {said['attention.value_length']}; only "
             "equal sizes are supported"
         )
-    if values.get("attention_multiplier") in (0.0, head_dim**-0.5):
+    if not row.scales_attention and values.get("attention_multiplier") in (0.0, head_dim**-0.5):
         del values["attention_multiplier"]  # as without it
     rotary = as_integer(f"{gguf.path}: {prefix}rope.dimension_count", said.get("rope.dimension_count", head_dim))
     if rotary != head_dim:

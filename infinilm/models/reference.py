@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.checkpoint.folder import load_weights, resolve_model
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import build_spec, model_facts
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
@@ -74,7 +75,9 @@ class ReferenceModel(GenerationMixin):
         self._shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=self.max_model_len))
         self.facts = model_facts(config, self.max_model_len)
         self.weights: dict[str, Array] = {}
-        self._sites = ModelSites(config.num_hidden_layers, self.facts.qk_norm)
+        self._sites = ModelSites(
+            config.num_hidden_layers, self.facts.qk_norm, self.facts.pre_norms, self.facts.post_norms
+        )
         self._registry: HookRegistry | None = None
 
     @classmethod
@@ -125,7 +128,9 @@ class ReferenceModel(GenerationMixin):
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
         with open_checkpoint(resolve_model(path)) as checkpoint:
-            load_weights(checkpoint, self, dtype="float32", progress=False, from_numpy=_stored_array)
+            load_weights(
+                checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
+            )
 
     # ---- forward ----
 
@@ -182,12 +187,14 @@ class ReferenceModel(GenerationMixin):
         positions = np.concatenate([np.arange(n) + begin for n, begin in zip(counts, cache.lengths, strict=True)])
         cos_sin = self._rotation(positions)
 
-        x = emit("embedding", -1, self._weight("model.embed_tokens")[ids])  # [num_tokens, hidden_size]
+        embedded = self._weight("model.embed_tokens")[ids] * self._scalar(self.facts.embedding_multiplier)
+        x = emit("embedding", -1, embedded)  # [num_tokens, hidden_size]
         for layer in range(self.config.num_hidden_layers):
             x = self._layer(layer, x, cos_sin, starts, cache, emit)
         if last_only:
             x = x[[end - 1 for end, n in zip(starts[1:], counts, strict=True) if n]]
-        h = emit("final_norm", -1, self._norm(x, "model.norm"))  # [num_logits, hidden_size]
+        normed = self._norm(x, "model.norm") * self._scalar(self.facts.logit_multiplier)
+        h = emit("final_norm", -1, normed)  # [num_logits, hidden_size]
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = emit("logits", -1, h @ self._weight(head).T)  # [num_logits, vocab_size]
         cache.advance(counts)
@@ -204,30 +211,43 @@ class ReferenceModel(GenerationMixin):
         def linear(name: str, h: Array, bias: bool) -> Array:
             return self._linear(h, f"{at}.{name}", bias)
 
-        h = emit("input_layernorm", layer, self._norm(x, f"{at}.input_layernorm"))
+        def add(name: str, branch: Array, post_norm: str) -> Array:
+            """Add what a sublayer gives to the residual stream."""
+            branch = emit(name, layer, branch)
+            if facts.post_norms:
+                branch = emit(post_norm, layer, self._norm(branch, f"{at}.{post_norm}"))
+            total: Array = x + branch * self._scalar(facts.residual_multiplier)
+            return total
+
+        h = emit("input_layernorm", layer, self._norm(x, f"{at}.input_layernorm")) if facts.pre_norms else x
         heads: dict[str, Array] = {}
         for name in ("q", "k", "v"):
             projected = linear(f"self_attn.{name}_proj", h, facts.qkv_bias)
             heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
-        if facts.qk_norm:
+        if facts.qk_norm != "none":
             for name in ("q", "k"):
-                heads[name] = emit(f"{name}_norm", layer, self._norm(heads[name], f"{at}.self_attn.{name}_norm"))
+                shape = heads[name].shape
+                values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
+                normed = self._norm(values, f"{at}.self_attn.{name}_norm")
+                heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
         for name in ("q", "k"):
-            heads[name] = emit(f"{name}_rope", layer, _rotate(heads[name], cos_sin))
+            turned = _rotate(heads[name], cos_sin) if facts.has_rope[layer] else heads[name]
+            heads[name] = emit(f"{name}_rope", layer, turned)
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
             k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
             attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer])
         attended = emit("attention", layer, attended)
         out = linear("self_attn.o_proj", attended.reshape(num_tokens, -1), facts.out_bias)
-        x = emit("attention_residual", layer, x + emit("o_proj", layer, out))
+        x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
 
-        h = emit("post_attention_layernorm", layer, self._norm(x, f"{at}.post_attention_layernorm"))
+        norm = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
+        h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias))
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
         inner = emit("activation", layer, _silu(gate) * up)  # [num_tokens, intermediate_size]
-        out = emit("down_proj", layer, linear("mlp.down_proj", inner, facts.mlp_bias))
-        return emit("residual", layer, x + out)
+        out = linear("mlp.down_proj", inner, facts.mlp_bias)
+        return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
 
     def _attend(self, q: Array, k: Array, v: Array, window: int) -> Array:
         """Causal attention of one row's last tokens over all of it.
@@ -251,7 +271,7 @@ class ReferenceModel(GenerationMixin):
         return attended
 
     def _rotation(self, positions: Array) -> tuple[Array, Array]:
-        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, head_dim / 2]."""
+        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `_rotate`."""
         angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)
         factor = self.facts.attention_factor
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
@@ -266,6 +286,9 @@ class ReferenceModel(GenerationMixin):
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
         y: Array = x @ self._weight(name).T
         return y + self._weight(name, "bias") if bias else y
+
+    def _scalar(self, value: float) -> Any:
+        return np.dtype(self.dtype).type(value)
 
     def _weight(self, name: str, kind: str = "weight") -> Array:
         return self.weights[f"{name}.{kind}"]
@@ -375,10 +398,10 @@ class _Emitter:
 
 
 def _rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """RoPE: element i of a head turns with element i + head_dim / 2; x [num_tokens, num_heads, head_dim]."""
+    """RoPE of the first R elements of a head: i turns with i + R / 2; x [num_tokens, num_heads, head_dim]."""
     cos, sin = cos_sin
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
 def _silu(x: Array) -> Array:

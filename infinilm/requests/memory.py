@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.families import build_spec
+from infinilm.config.families import build_spec, check_quantization
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
@@ -302,9 +302,9 @@ class ModelPlan:
     native_types: tuple[str, ...] = ()  # of a GGUF file's weights, those that are computed with as they are stored
 
     @property
-    def natively(self) -> bool:
-        """Whether some weights are computed with as a GGUF file has them."""
-        return bool(self.native_types)
+    def loading(self) -> dict[str, Any]:
+        """Keywords of `load_weights`."""
+        return {"dtype": self.dtype, "config": self.config, "natively": bool(self.native_types)}
 
     @property
     def device(self) -> str:
@@ -373,8 +373,7 @@ def plan_model(
         max_model_len=max_model_len or config.max_position_embeddings,
         quantization=quantization,
     )
-    if quantization is not None and not on_cpu:
-        raise ConfigError(f"quantization={quantization!r} works on CPUs in this version; pass device='cpu'")
+    check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
@@ -416,9 +415,25 @@ def plan_model(
         kv_cache_dtype=kv_cache_dtype,
         free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
     )
+    if max_model_len is None:
+        _tell_longrope(config, plan.max_model_len)
     return ModelPlan(
         path, config, devices, stored, computed, quantization, cache, plan, packed is not None, native_types
     )
+
+
+def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
+    """Say that RoPE factors for long texts are used for all, where nobody chose; see `infinilm.config.rope`."""
+    rope = config.rope_parameters
+    positions = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if rope["rope_type"] == "longrope" and max_model_len > positions:
+        logger.warning(
+            "the model has RoPE factors for texts up to %d tokens and others for longer ones; max_model_len is %d, so "
+            "the latter are used for every text; with max_model_len=%d the former are",
+            positions,
+            max_model_len,
+            positions,
+        )
 
 
 def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:

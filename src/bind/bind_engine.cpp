@@ -84,6 +84,12 @@ Activation activation_from_string(const std::string& text) {
     throw ConfigError(concat("activation '", text, "' is not supported; supported: ", name(Activation::silu)));
 }
 
+QkNorm qk_norm_from_string(const std::string& text) {
+    for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::all})
+        if (text == name(norm)) return norm;
+    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all"));
+}
+
 void bind_spec(nb::module_& m) {
     nb::class_<AttentionSpec>(m, "AttentionSpec")
         .def_rw("num_heads", &AttentionSpec::num_heads)
@@ -92,8 +98,9 @@ void bind_spec(nb::module_& m) {
         .def_rw("softmax_scale", &AttentionSpec::softmax_scale)
         .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
         .def_rw("out_bias", &AttentionSpec::out_bias)
-        .def_rw("qk_norm", &AttentionSpec::qk_norm)
-        .def_rw("sliding_window", &AttentionSpec::sliding_window, "One per layer; 0: none.");
+        .def_prop_rw(
+            "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
+            [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
     nb::class_<MlpSpec>(m, "MlpSpec")
         .def_rw("intermediate_size", &MlpSpec::intermediate_size)
         .def_rw("bias", &MlpSpec::bias)
@@ -101,8 +108,21 @@ void bind_spec(nb::module_& m) {
             "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
             [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
     nb::class_<RopeSpec>(m, "RopeSpec")
+        .def(
+            "__init__",
+            [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor) {
+                new (self) RopeSpec{std::move(inv_freq), attention_factor};
+            },
+            nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f)
         .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
         .def_rw("attention_factor", &RopeSpec::attention_factor);
+    nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
+        .def(
+            "__init__",
+            [](LayerSpec* self, int sliding_window, int rope) { new (self) LayerSpec{sliding_window, rope}; },
+            nb::arg("sliding_window") = 0, nb::arg("rope") = 0)
+        .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
+        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.");
     nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def(nb::init<>())
         .def_prop_rw(
@@ -116,10 +136,17 @@ void bind_spec(nb::module_& m) {
         .def_rw("num_layers", &ModelSpec::num_layers)
         .def_rw("max_model_len", &ModelSpec::max_model_len)
         .def_rw("rms_norm_eps", &ModelSpec::rms_norm_eps)
+        .def_rw("pre_norms", &ModelSpec::pre_norms)
+        .def_rw("post_norms", &ModelSpec::post_norms)
+        .def_rw("norm_offset", &ModelSpec::norm_offset)
+        .def_rw("embedding_multiplier", &ModelSpec::embedding_multiplier)
+        .def_rw("residual_multiplier", &ModelSpec::residual_multiplier)
+        .def_rw("logit_multiplier", &ModelSpec::logit_multiplier)
         .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
-        .def_rw("rope", &ModelSpec::rope)
+        .def_rw("ropes", &ModelSpec::ropes)
+        .def_rw("layers", &ModelSpec::layers, "[num_layers]")
         .def(
             "kv_bytes_per_token",
             [](const ModelSpec& s, const std::string& dtype) {

@@ -186,17 +186,20 @@ void bind_ops(nb::module_& m) {
         .def(
             "embedding",
             [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,
-               std::optional<int> first_id, const std::string& quantization) {
+               std::optional<int> first_id, const std::string& quantization, float multiplier) {
                 const InUse b(shared);
                 Check check("embedding");
                 check.tensor("table", table, {"vocab_size", "hidden_size"});
                 const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain, 0,
                                                           quantization_from_string(quantization));
-                ops::embedding(
-                    b, {.ids = ids, .table = *prepared, .out = output("embedding", "out", out), .first_id = first_id});
+                ops::embedding(b, {.ids = ids,
+                                   .table = *prepared,
+                                   .out = output("embedding", "out", out),
+                                   .first_id = first_id,
+                                   .multiplier = multiplier});
             },
-            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", Release(),
-            "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
+            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", "multiplier"_a = 1.0f,
+            Release(), "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
@@ -206,16 +209,17 @@ void bind_ops(nb::module_& m) {
             "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
         .def(
             "add_rms_norm",
-            [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& out,
-               float eps) {
+            [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
+               const Tensor& out, float eps, float multiplier) {
                 const InUse b(shared);
                 ops::add_rms_norm(b, {.x = x,
                                       .residual = output("add_rms_norm", "residual", residual),
-                                      .weight = weight,
+                                      .weight = optional_view(weight),
                                       .out = output("add_rms_norm", "out", out),
-                                      .eps = eps});
+                                      .eps = eps,
+                                      .multiplier = multiplier});
             },
-            "x"_a, "residual"_a, "weight"_a, "out"_a, "eps"_a, Release())
+            "x"_a, "residual"_a, "weight"_a.none(), "out"_a, "eps"_a, "multiplier"_a = 1.0f, Release())
         .def(
             "linear",
             [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
@@ -242,16 +246,16 @@ void bind_ops(nb::module_& m) {
             "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
         .def(
             "qk_norm_rope_store_kv",
-            [](SharedBackend& shared, const Tensor& qkv, const Tensor& cos_sin, const OptionalTensor& q_norm,
-               const OptionalTensor& k_norm, const Tensor& slot_mapping, const Tensor& k_cache, const Tensor& v_cache,
-               int num_heads, int num_kv_heads, int head_dim, float eps) {
+            [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
+               const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
+               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
-                                               .cos_sin = cos_sin,
+                                               .cos_sin = optional_view(cos_sin),
                                                .q_norm = optional_view(q_norm),
                                                .k_norm = optional_view(k_norm),
-                                               .slot_mapping = slot_mapping,
+                                               .slot_mapping = optional_view(slot_mapping),
                                                .k_cache = output(op, "k_cache", k_cache),
                                                .v_cache = output(op, "v_cache", v_cache),
                                                .num_heads = num_heads,
@@ -259,8 +263,8 @@ void bind_ops(nb::module_& m) {
                                                .head_dim = head_dim,
                                                .eps = eps});
             },
-            "qkv"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a, "k_cache"_a, "v_cache"_a,
-            "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
+            "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
+            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
         .def(
             "paged_attention",
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,

@@ -135,9 +135,9 @@ Tensor tensor_from_object(nb::handle object, std::optional<DType> dtype) {
 }  // namespace
 
 Quantization quantization_from_string(const std::string& text) {
-    for (Quantization q : {Quantization::none, Quantization::int8, Quantization::int4})
+    for (Quantization q : {Quantization::none, Quantization::int8, Quantization::int4, Quantization::fp8})
         if (name(q) == text) return q;
-    throw ConfigError("unknown quantization '" + text + "'; expected none, int8 or int4");
+    throw ConfigError("unknown quantization '" + text + "'; expected none, int8, int4 or fp8");
 }
 
 DType dtype_from_string(const std::string& text) {

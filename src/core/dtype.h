@@ -55,15 +55,17 @@ constexpr std::optional<DType> parse_dtype(std::string_view text) {
     return std::nullopt;
 }
 
-// How the weights of linears are stored once they are prepared. none: as they come; int8: with a scale for each output;
-// int4: with one for each output and 32 in_features. x is rounded to int8 with a scale for each 32 of a token.
-enum class Quantization : uint8_t { none, int8, int4 };
+// How the weights of linears are stored once they are prepared (quantise.h). none: as they come; int8 and fp8: with a
+// scale for each output; int4: with one for each output and 32 in_features. On a CPU, which has no fp8, x is rounded to
+// int8 with a scale for each 32 of a token; on CUDA it keeps its 16 bits.
+enum class Quantization : uint8_t { none, int8, int4, fp8 };
 
 constexpr std::string_view name(Quantization quantization) {
     switch (quantization) {
         case Quantization::none: return "none";
         case Quantization::int8: return "int8";
         case Quantization::int4: return "int4";
+        case Quantization::fp8: return "fp8";
     }
     return "?";
 }

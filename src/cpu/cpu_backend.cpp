@@ -130,6 +130,7 @@ private:
 
 std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
                                                            Quantization quantization) {
+    if (quantization == Quantization::fp8) throw ConfigError("quantization 'fp8': CPUs have int8 and int4");
     return std::make_unique<PackedLinear>(parts, kind, quantization, [&](const PackArgs& args) {
         run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features);
     });
@@ -151,6 +152,7 @@ Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
                                      .table = weight.packed(),
                                      .first_id = 0,
                                      .num_rows = weight.packed().num_panels * panel_outputs,
+                                     .multiplier = 1,
                                      .num_tokens = 1,
                                      .out = values.data(),
                                      .out_stride = n};
@@ -214,6 +216,7 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
                              .table = table.packed(),
                              .first_id = p.first_id.value_or(0),
                              .num_rows = table.out_features,
+                             .multiplier = p.multiplier,
                              .num_tokens = p.ids.shape(0),
                              .out = p.out.as<float>(),
                              .out_stride = p.out.stride(0)};
@@ -227,6 +230,7 @@ static NormArgs norm_args(const Params& p) {
             .x_stride = p.x.stride(0),
             .residual = nullptr,
             .residual_stride = 0,
+            .multiplier = 1,
             .weight = p.weight.data(),
             .element = element(p.weight.dtype()),
             .out = p.out.template as<float>(),
@@ -242,6 +246,7 @@ void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
     NormArgs args = norm_args(p);
     args.residual = p.residual.as<float>();
     args.residual_stride = p.residual.stride(0);
+    args.multiplier = p.multiplier;
     run_norm(args);
 }
 
@@ -266,7 +271,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
                              .cos_sin = p.cos_sin.as<const float>(),
-                             .rotary_dim = p.cos_sin.shape(1),
+                             .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
                              .norm_element = element(p.q_norm.dtype()),

@@ -54,10 +54,15 @@ void validate(const ModelSpec& spec) {
     require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
             ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
     require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
-    require(static_cast<int>(a.sliding_window.size()) == spec.num_layers, "sliding_window has ",
-            a.sliding_window.size(), " entries for ", spec.num_layers, " layers");
-    require(!spec.rope.inv_freq.empty() && static_cast<int>(2 * spec.rope.inv_freq.size()) <= a.head_dim, "rope has ",
-            spec.rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
+    require(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
+    require(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(), " entries for ",
+            spec.num_layers, " layers");
+    const int num_ropes = static_cast<int>(spec.ropes.size());
+    for (const LayerSpec& layer : spec.layers)
+        require(layer.rope >= -1 && layer.rope < num_ropes, "a layer has rope ", layer.rope, " of ", num_ropes);
+    for (const RopeSpec& rope : spec.ropes)
+        require(!rope.inv_freq.empty() && static_cast<int>(2 * rope.inv_freq.size()) <= a.head_dim, "a rope has ",
+                rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
 }
 
 }  // namespace

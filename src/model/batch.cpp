@@ -73,15 +73,19 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);
     check_rows(check, "logits_rows", b.logits_rows, check["num_tokens"]);
     // A layer that sees everything needs all blocks; else those of the widest window.
-    const std::vector<int>& windows = spec.attention.sliding_window;
-    const bool all = std::ranges::find(windows, 0) != windows.end();
+    int widest = 0;
+    bool all = false;
+    for (const LayerSpec& layer : spec.layers) {
+        widest = std::max(widest, layer.sliding_window);
+        all |= layer.sliding_window == 0;
+    }
     check_sequences(check, {.block_table = b.block_table,
                             .cu_seqlens_q = b.cu_seqlens_q,
                             .context_lens = b.context_lens,
                             .num_tokens = check["num_tokens"],
                             .num_blocks = cache.num_blocks,
                             .block_size = cache.block_size,
-                            .sliding_window = all ? 0 : *std::ranges::max_element(windows)});
+                            .sliding_window = all ? 0 : widest});
     check.require(b.temperature || !b.allowed, "allowed: a step that samples nothing has no masks");
     if (!b.temperature) return;
     check_sampling_arrays(check, b);

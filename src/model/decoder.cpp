@@ -28,19 +28,23 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& ba
       backend_(backend),
       communicator_(communicator),
       logits_(spec, weights, backend, communicator) {
-    const int64_t half = static_cast<int64_t>(spec.rope.inv_freq.size());
-    inv_freq_ = backend.allocate(DType::float32, std::array{half});
-    backend.copy(TensorView(const_cast<float*>(spec.rope.inv_freq.data()), DType::float32, {half}), inv_freq_);
+    for (const RopeSpec& rope : spec.ropes) {
+        const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
+        inv_freq_.push_back(backend.allocate(DType::float32, std::array{half}));
+        backend.copy(TensorView(const_cast<float*>(rope.inv_freq.data()), DType::float32, {half}), inv_freq_.back());
+    }
 }
 
 std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const ModelSpec& spec, DType activation) {
+    int64_t rotary_dims = 0;
+    for (const RopeSpec& rope : spec.ropes) rotary_dims += 2 * static_cast<int64_t>(rope.inv_freq.size());
     return {{&Workspace::x, 1, spec.hidden_size, activation},
             {&Workspace::normed, 1, spec.hidden_size, activation},
             {&Workspace::last, 1, spec.hidden_size, activation},
             {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
             {&Workspace::attn, 1, spec.q_dim(), activation},
             {&Workspace::inner, 1, spec.mlp.intermediate_size, activation},
-            {&Workspace::cos_sin, 1, 2 * static_cast<int64_t>(spec.rope.inv_freq.size()), DType::float32}};
+            {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
 }
 
 int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens) {
@@ -50,21 +54,13 @@ int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_
 void Decoder::reserve_taps(int64_t num_tokens) {
     if (num_tokens <= taps_.num_tokens) return;
     const DType act = backend_.activation_dtype();
-    const int64_t half = static_cast<int64_t>(spec_.rope.inv_freq.size());
     while_quiet(backend_, [&] {
         taps_ = {};
-        taps_ = {.num_tokens = num_tokens,
-                 .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
-                 .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size}),
-                 .identity = backend_.allocate(DType::float32, std::array{num_tokens, 2 * half}),
-                 .no_slots = backend_.allocate(DType::int64, std::array{num_tokens})};
+        taps_ = {
+            .num_tokens = num_tokens,
+            .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
+            .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size})};
     });
-    const Tensor identity = allocate_host(DType::float32, {num_tokens, 2 * half});
-    for (int64_t t = 0; t < num_tokens; ++t) std::fill_n(identity.as<float>() + t * 2 * half, half, 1.0f);
-    backend_.copy(identity, taps_.identity);
-    const Tensor no_slots = allocate_host(DType::int64, {num_tokens});
-    std::fill_n(no_slots.as<int64_t>(), num_tokens, -1);
-    backend_.copy(no_slots, taps_.no_slots);
 }
 
 Decoder::Activations Decoder::activations(int64_t num_tokens) const {
@@ -78,150 +74,207 @@ Decoder::Activations Decoder::activations(int64_t num_tokens) const {
             .qkv = qkv,
             .q = TensorView(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device()),
             .attn = rows(work_.attn),
-            .inner = rows(work_.inner),
-            .cos_sin = rows(work_.cos_sin)};
+            .inner = rows(work_.inner)};
 }
 
-RopeStoreParams Decoder::rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const {
+TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
+    float* table = work_.cos_sin.as<float>();  // the tables of all ropes, one behind the other
+    for (int before = 0; before < rope; ++before)
+        table += 2 * num_tokens * inv_freq_[static_cast<size_t>(before)].numel();
+    return {table, DType::float32, {num_tokens, 2 * inv_freq_[static_cast<size_t>(rope)].numel()}, backend_.device()};
+}
+
+RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     const LayerWeights& w = weights_.layers[layer];
-    return {.qkv = a.qkv,
-            .cos_sin = a.cos_sin,
-            .q_norm = w.q_norm.prepared,
-            .k_norm = w.k_norm.prepared,
-            .slot_mapping = batch.slot_mapping,
-            .k_cache = cache.k(layer),
-            .v_cache = cache.v(layer),
+    const int rope = spec_.layers[static_cast<size_t>(layer)].rope;
+    const bool wide = spec_.attention.qk_norm == QkNorm::all;  // done before
+    return {.qkv = s.a.qkv,
+            .cos_sin = rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), rope),
+            .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
+            .k_norm = wide ? TensorView() : TensorView(w.k_norm.prepared),
+            .slot_mapping = s.batch.slot_mapping,
+            .k_cache = s.cache.k(layer),
+            .v_cache = s.cache.v(layer),
             .num_heads = spec_.attention.num_heads,
             .num_kv_heads = spec_.attention.num_kv_heads,
             .head_dim = spec_.attention.head_dim,
             .eps = spec_.rms_norm_eps};
 }
 
-void Decoder::attend(int layer, const Activations& a, const Batch& batch, const KvCache& cache) {
-    ops::paged_attention(backend_, {.q = a.q,
-                                    .k_cache = cache.k(layer),
-                                    .v_cache = cache.v(layer),
-                                    .block_table = batch.block_table,
-                                    .cu_seqlens_q = batch.cu_seqlens_q,
-                                    .context_lens = batch.context_lens,
-                                    .out = TensorView(a.attn.data(), a.attn.dtype(), a.q.shape(), a.attn.device()),
-                                    .softmax_scale = spec_.attention.softmax_scale,
-                                    .sliding_window = spec_.attention.sliding_window[layer],
-                                    .max_query_len = batch.max_query_len,
-                                    .max_context_len = batch.max_context_len});
+// One layer, read from top to bottom. A helper does with one op what several make where no hook looks in between.
+template <class Tap>
+void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    const bool last = layer + 1 == spec_.num_layers;
+    const VectorWeights& after = last ? weights_.norm : weights_.layers[layer + 1].attention_norm;
+    begin_attention(s.batch, layer);
+    if (layer > 0 && layer % layers_apart == 0) keep_together();
+    project_qkv(s, tap, layer);
+    attend(s, tap, layer);
+    add_branch(s, tap, layer,
+               {.x = s.a.attn,
+                .weight = w.o_proj,
+                .post_norm = w.attention_post_norm,
+                .next_norm = w.mlp_norm,
+                .branch_site = Site::o_proj,
+                .norm_site = Site::post_attention_layernorm,
+                .sum_site = Site::attention_residual});
+    begin_mlp(s.batch, layer);
+    project_gate_up(s, tap, layer);
+    add_branch(s, tap, layer,
+               {.x = s.a.inner,
+                .weight = w.down_proj,
+                .post_norm = w.mlp_post_norm,
+                .next_norm = after,
+                .branch_site = Site::down_proj,
+                .norm_site = Site::post_feedforward_layernorm,
+                .sum_site = Site::residual});
 }
 
-void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache) {
-    const LayerWeights& w = weights_.layers[layer];
-    const bool last = layer + 1 == spec_.num_layers, several = num_ranks() > 1;
-    // The linear at the beginning of a sublayer. Several ranks have the norm of its input from the sum before.
-    auto first_linear = [&](const VectorWeights& norm, const LinearWeights& weight, const TensorView& out) {
-        const NormPrologue prologue{.weight = norm.prepared, .scratch = a.normed, .eps = spec_.rms_norm_eps};
-        return LinearParams{.x = several ? a.normed : a.x,
-                            .weight = *weight.prepared,
-                            .norm = several ? NormPrologue() : prologue,
-                            .residual = {},
-                            .out = out};
-    };
-    // The linear at its end, whose result joins the residual stream; next_norm is what the next sublayer begins with.
-    auto last_linear = [&](const TensorView& x, const LinearWeights& weight, const VectorWeights& next_norm) {
-        ops::linear(backend_, {.x = x,
-                               .weight = *weight.prepared,
-                               .norm = {},
-                               .residual = several ? TensorView() : a.x,
-                               .out = several ? a.normed : a.x});
-        if (!several) return;
-        communicator_.all_reduce_add_rms_norm(
-            backend_,
-            {.x = a.normed, .residual = a.x, .weight = next_norm.prepared, .out = a.normed, .eps = spec_.rms_norm_eps});
-    };
-    ops::linear_rope_store_kv(backend_, first_linear(w.input_layernorm, w.qkv_proj, a.qkv),
-                              rope_store(layer, a, batch, cache));
-    attend(layer, a, batch, cache);
-    last_linear(a.attn, w.o_proj, w.post_attention_layernorm);
-    begin_mlp(batch, layer);
-    ops::linear(backend_, first_linear(w.post_attention_layernorm, w.gate_up_proj, a.inner));
-    last_linear(a.inner, w.down_proj, last ? weights_.norm : weights_.layers[layer + 1].input_layernorm);
-}
-
-void Decoder::run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap) {
-    const LayerWeights& w = weights_.layers[layer];
-    const int64_t num_tokens = a.x.shape(0), inner_size = spec_.mlp.intermediate_size;
-    const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
+// The norm at the beginning of a sublayer, if it has one, is left to its first linear, is there already, or, for hooks,
+// is done here.
+template <class Tap>
+Decoder::Input Decoder::normed_input(const Step& s, const Tap& tap, int layer, const VectorWeights& norm, Site site) {
     const float eps = spec_.rms_norm_eps;
-    const TensorView branch = taps_.branch.slice(0, 0, num_tokens), gate_up = taps_.gate_up.slice(0, 0, num_tokens);
-    auto at = [&](Site site, const TensorView& view, const TensorView& parent, const Tensor& owner) {
-        tap(backend_, site, layer, view, Tensor(parent, owner.owner));
-    };
-    auto common = [&](Site site, const TensorView& view, const Tensor& owner) {
-        tap_common(tap, site, layer, view, Tensor(view, owner.owner));
-    };
-    auto heads = [&](Site site, int first, int count) {  // of qkv
-        const int64_t head_dim = spec_.attention.head_dim, shape[] = {num_tokens, count, head_dim};
-        const int64_t strides[] = {a.qkv.stride(0), head_dim, 1};
-        std::byte* data = a.qkv.as<std::byte>() + first * head_dim * size_bytes(a.qkv.dtype());
-        at(site, TensorView(data, a.qkv.dtype(), shape, strides, a.qkv.device()), a.qkv, work_.qkv);
-    };
-    auto linear = [&](const TensorView& x, const LinearWeights& weight, const TensorView& out, bool apart = false) {
-        ops::linear(
-            backend_,
-            {.x = x, .weight = *weight.prepared, .norm = {}, .residual = {}, .out = out, .gate_up_apart = apart});
-    };
-    auto branch_of = [&](const TensorView& x, const LinearWeights& weight, Site site) {
-        linear(x, weight, branch);
-        if (num_ranks() > 1) communicator_.all_reduce(branch);
-        common(site, branch, taps_.branch);
-        // Added to the residual stream; the norm that comes with it is overwritten.
-        ops::add_rms_norm(
-            backend_,
-            {.x = branch, .residual = a.x, .weight = w.post_attention_layernorm.prepared, .out = branch, .eps = eps});
-    };
-
-    ops::rms_norm(backend_, {.x = a.x, .weight = w.input_layernorm.prepared, .out = a.normed, .eps = eps});
-    common(Site::input_layernorm, a.normed, work_.normed);
-    linear(a.normed, w.qkv_proj, a.qkv);
-    heads(Site::q_proj, 0, num_heads);
-    heads(Site::k_proj, num_heads, num_kv_heads);
-    heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
-    // One op norms, turns and stores. Turning by nothing and storing nowhere take it apart.
-    RopeStoreParams params = rope_store(layer, a, batch, cache);
-    const TensorView no_slots = taps_.no_slots.slice(0, 0, num_tokens);
-    const TensorView identity = taps_.identity.slice(0, 0, num_tokens);
-    params.slot_mapping = no_slots;
-    if (params.q_norm) {
-        params.cos_sin = identity;
-        ops::qk_norm_rope_store_kv(backend_, params);
-        heads(Site::q_norm, 0, num_heads);
-        heads(Site::k_norm, num_heads, num_kv_heads);
+    if (!norm.prepared) return {.x = s.a.x, .norm = {}};
+    if constexpr (Tap::active) {
+        ops::rms_norm(backend_, {.x = s.a.x, .weight = norm.prepared, .out = s.a.normed, .eps = eps});
+        tap_common(tap, site, layer, s.a.normed, Tensor(s.a.normed, work_.normed.owner));
+        return {.x = s.a.normed, .norm = {}};
     }
-    params.q_norm = params.k_norm = {};
-    params.cos_sin = a.cos_sin;
-    ops::qk_norm_rope_store_kv(backend_, params);
-    heads(Site::q_rope, 0, num_heads);
-    heads(Site::k_rope, num_heads, num_kv_heads);
-    params.cos_sin = identity;
-    params.slot_mapping = batch.slot_mapping;
-    ops::qk_norm_rope_store_kv(backend_, params);
-    attend(layer, a, batch, cache);
-    at(Site::attention, TensorView(a.attn.data(), a.attn.dtype(), a.q.shape(), a.attn.device()), a.attn, work_.attn);
-    branch_of(a.attn, w.o_proj, Site::o_proj);
-    common(Site::attention_residual, a.x, work_.x);
-    begin_mlp(batch, layer);
-
-    ops::rms_norm(backend_, {.x = a.x, .weight = w.post_attention_layernorm.prepared, .out = a.normed, .eps = eps});
-    common(Site::post_attention_layernorm, a.normed, work_.normed);
-    linear(a.normed, w.gate_up_proj, gate_up, true);
-    at(Site::gate_proj, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
-    at(Site::up_proj, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
-    ops::silu_mul(backend_, {.gate_up = gate_up, .out = a.inner});
-    at(Site::activation, a.inner, a.inner, work_.inner);
-    branch_of(a.inner, w.down_proj, Site::down_proj);
-    common(Site::residual, a.x, work_.x);
+    if (normed_ahead()) return {.x = s.a.normed, .norm = {}};
+    return {.x = s.a.x, .norm = {.weight = norm.prepared, .scratch = s.a.normed, .eps = eps}};
 }
 
-void Decoder::tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
-    tap(backend_, site, layer, view, parent);
-    if (num_ranks() > 1 && tap.wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
+// Norm, q, k and v, RMSNorm of their heads, RoPE; keys and values into the cache.
+template <class Tap>
+void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
+    const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = s.a.qkv};
+    const RopeStoreParams params = rope_store(s, layer);
+    const bool wide = spec_.attention.qk_norm == QkNorm::all;
+    if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
+
+    const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
+    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
+    auto tap_heads = [&](Site site, int first, int count) {  // of qkv
+        const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
+        std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());
+        tap_own(tap, site, layer, TensorView(data, s.a.qkv.dtype(), shape, strides, s.a.qkv.device()), s.a.qkv,
+                work_.qkv);
+    };
+    auto tap_q_and_k = [&](Site q, Site k) {
+        tap_heads(q, 0, num_heads);
+        tap_heads(k, num_heads, num_kv_heads);
+    };
+    auto norm_all_heads = [&](const VectorWeights& weight, int64_t begin, int64_t end) {
+        const TensorView part = s.a.qkv.slice(1, begin, end);
+        ops::rms_norm(backend_, {.x = part, .weight = weight.prepared, .out = part, .eps = spec_.rms_norm_eps});
+    };
+    ops::linear(backend_, linear);
+    tap_q_and_k(Site::q_proj, Site::k_proj);
+    tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
+    if (wide) {
+        norm_all_heads(w.q_norm, 0, q_dim);
+        norm_all_heads(w.k_norm, q_dim, q_dim + kv_dim);
+        if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
+    }
+    // One op norms, turns and stores; here it does one after the other.
+    RopeStoreParams part = params;
+    if (params.q_norm) {
+        part.cos_sin = part.slot_mapping = {};
+        ops::qk_norm_rope_store_kv(backend_, part);
+    }
+    if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
+    part = params;
+    part.q_norm = part.k_norm = part.slot_mapping = {};
+    ops::qk_norm_rope_store_kv(backend_, part);
+    tap_q_and_k(Site::q_rope, Site::k_rope);
+    part.cos_sin = {};
+    part.slot_mapping = params.slot_mapping;
+    ops::qk_norm_rope_store_kv(backend_, part);
+}
+
+template <class Tap>
+void Decoder::attend(const Step& s, const Tap& tap, int layer) {
+    const TensorView out(s.a.attn.data(), s.a.attn.dtype(), s.a.q.shape(), s.a.attn.device());
+    ops::paged_attention(backend_, {.q = s.a.q,
+                                    .k_cache = s.cache.k(layer),
+                                    .v_cache = s.cache.v(layer),
+                                    .block_table = s.batch.block_table,
+                                    .cu_seqlens_q = s.batch.cu_seqlens_q,
+                                    .context_lens = s.batch.context_lens,
+                                    .out = out,
+                                    .softmax_scale = spec_.attention.softmax_scale,
+                                    .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,
+                                    .max_query_len = s.batch.max_query_len,
+                                    .max_context_len = s.batch.max_context_len});
+    if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, s.a.attn, work_.attn);
+}
+
+// Norm, gate and up, activation(gate) * up.
+template <class Tap>
+void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
+    const auto [x, norm] = normed_input(s, tap, layer, w.mlp_norm, site);
+    LinearParams linear{.x = x, .weight = *w.gate_up_proj.prepared, .norm = norm, .residual = {}, .out = s.a.inner};
+    if constexpr (!Tap::active) return ops::linear(backend_, linear);
+
+    const int64_t inner_size = spec_.mlp.intermediate_size;
+    const TensorView gate_up = taps_.gate_up.slice(0, 0, x.shape(0));
+    linear.out = gate_up;
+    linear.gate_up_apart = true;
+    ops::linear(backend_, linear);
+    tap_own(tap, Site::gate_proj, layer, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
+    tap_own(tap, Site::up_proj, layer, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
+    ops::silu_mul(backend_, {.gate_up = gate_up, .out = s.a.inner});
+    tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
+}
+
+// The linear at the end of a sublayer, whose result joins the residual stream.
+template <class Tap>
+void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch& b) {
+    const TensorView x = s.a.x, branch = Tap::active ? taps_.branch.slice(0, 0, x.shape(0)) : s.a.normed;
+    const Tensor branch_owner(branch, Tap::active ? taps_.branch.owner : nullptr);
+    LinearParams linear{.x = b.x, .weight = *b.weight.prepared, .norm = {}, .residual = {}, .out = branch};
+    if (!Tap::active && !normed_ahead()) {
+        linear.residual = linear.out = x;
+        return ops::linear(backend_, linear);
+    }
+    ops::linear(backend_, linear);
+    AddRmsNormParams sum{.x = branch,
+                         .residual = x,
+                         .weight = b.next_norm.prepared,
+                         .out = branch,
+                         .eps = spec_.rms_norm_eps,
+                         .multiplier = spec_.residual_multiplier};
+    if (!Tap::active && !b.post_norm.prepared) return communicator_.all_reduce_add_rms_norm(backend_, sum);
+    if (num_ranks() > 1) communicator_.all_reduce(branch);
+    tap_common(tap, b.branch_site, layer, branch, branch_owner);
+    if (b.post_norm.prepared) {
+        ops::rms_norm(backend_, {.x = branch, .weight = b.post_norm.prepared, .out = branch, .eps = sum.eps});
+        tap_common(tap, b.norm_site, layer, branch, branch_owner);
+    }
+    // The next sublayer reads the sum, or norms it when hooks have seen it, see normed_input.
+    if (Tap::active || !spec_.pre_norms) sum.weight = {};
+    ops::add_rms_norm(backend_, sum);
+    tap_common(tap, b.sum_site, layer, x, Tensor(x, work_.x.owner));
+}
+
+template <class Tap>
+void Decoder::tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,
+                      const Tensor& owner) {
+    if constexpr (Tap::active) tap(backend_, site, layer, view, Tensor(parent, owner.owner));
+}
+
+template <class Tap>
+void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
+    if constexpr (Tap::active) {
+        tap(backend_, site, layer, view, parent);
+        if (num_ranks() > 1 && tap.wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
+    }
 }
 
 void Decoder::keep_together() {
@@ -229,7 +282,10 @@ void Decoder::keep_together() {
 }
 
 void Decoder::embed(const Batch& batch, const TensorView& x) {
-    EmbeddingParams params{.ids = batch.input_ids, .table = *weights_.embed_tokens.prepared, .out = x};
+    EmbeddingParams params{.ids = batch.input_ids,
+                           .table = *weights_.embed_tokens.prepared,
+                           .out = x,
+                           .multiplier = spec_.embedding_multiplier};
     if (num_ranks() > 1)
         params.first_id =
             static_cast<int32_t>(vocab_of(spec_.vocab_size, {communicator_.rank(), communicator_.size()}).begin);
@@ -242,35 +298,27 @@ template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     reserve(backend_, work_, workspace_shapes(spec_, backend_.activation_dtype()), std::max(num_tokens, num_rows));
-    const Activations a = activations(num_tokens);
-    embed(batch, a.x);
-    ops::rope_table(backend_, {.positions = batch.positions,
-                               .inv_freq = inv_freq_,
-                               .attention_factor = spec_.rope.attention_factor,
-                               .cos_sin = a.cos_sin});
-    if constexpr (Tap::active) {
-        reserve_taps(num_tokens);
-        tap_common(tap, Site::embedding, -1, a.x, Tensor(a.x, work_.x.owner));
-    } else if (num_ranks() > 1) {  // what the first layer finds there, as each later one does
-        ops::rms_norm(backend_, {.x = a.x,
-                                 .weight = weights_.layers[0].input_layernorm.prepared,
-                                 .out = a.normed,
+    if constexpr (Tap::active) reserve_taps(num_tokens);
+    const Step s{.a = activations(num_tokens), .batch = batch, .cache = cache};
+    embed(batch, s.a.x);
+    for (size_t rope = 0; rope < inv_freq_.size(); ++rope)
+        ops::rope_table(backend_, {.positions = batch.positions,
+                                   .inv_freq = inv_freq_[rope],
+                                   .attention_factor = spec_.ropes[rope].attention_factor,
+                                   .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
+    tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
+    if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does
+        ops::rms_norm(backend_, {.x = s.a.x,
+                                 .weight = weights_.layers[0].attention_norm.prepared,
+                                 .out = s.a.normed,
                                  .eps = spec_.rms_norm_eps});
-    }
-    for (int layer = 0; layer < spec_.num_layers; ++layer) {
-        begin_attention(batch, layer);
-        if (layer > 0 && layer % layers_apart == 0) keep_together();
-        if constexpr (Tap::active)
-            run_layer(layer, a, batch, cache, tap);
-        else
-            run_layer(layer, a, batch, cache);
-    }
+    for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(s, tap, layer);
 
     if (num_rows == 0) return {};              // a prefill chunk that is not the last
     begin_attention(batch, spec_.num_layers);  // that is, the logits
     // Only the rows whose logits are wanted go through the final norm and the vocabulary.
     const TensorView last = work_.last.slice(0, 0, num_rows);
-    ops::gather_rows(backend_, {.x = a.x, .rows = batch.logits_rows, .out = last});
+    ops::gather_rows(backend_, {.x = s.a.x, .rows = batch.logits_rows, .out = last});
     NormPrologue norm{
         .weight = weights_.norm.prepared, .scratch = work_.normed.slice(0, 0, num_rows), .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {

@@ -41,41 +41,74 @@ private:
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         Tensor attn;             // [num_tokens, num_heads * head_dim]
         Tensor inner;            // [num_tokens, intermediate_size]
-        Tensor cos_sin;          // [num_tokens, rotary_dim] float32
+        Tensor cos_sin;          // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
     };
     static std::vector<BufferShape<Workspace>> workspace_shapes(const ModelSpec& spec, DType activation);
     // What only a forward pass with hooks needs.
     struct TapWorkspace {
         int64_t num_tokens = 0;
-        Tensor branch;    // [num_tokens, hidden_size]: o_proj or down_proj before the residual is added
-        Tensor gate_up;   // [num_tokens, 2 * intermediate_size]
-        Tensor identity;  // [num_tokens, rotary_dim] float32: cosines of one, sines of zero
-        Tensor no_slots;  // [num_tokens] int64, all -1
+        Tensor branch;   // [num_tokens, hidden_size]: o_proj or down_proj before the residual is added
+        Tensor gate_up;  // [num_tokens, 2 * intermediate_size]
     };
     // The activations of one step: the first rows of the workspace.
     struct Activations {
-        TensorView x, normed, qkv, q, attn, inner, cos_sin;  // q: [num_tokens, num_heads, head_dim], a part of qkv
+        TensorView x, normed, qkv, q, attn, inner;  // q: [num_tokens, num_heads, head_dim], a part of qkv
+    };
+    struct Step {
+        Activations a;
+        const Batch& batch;
+        const KvCache& cache;
+    };
+    // What a sublayer begins with, and the norm that is left to its first linear.
+    struct Input {
+        TensorView x;
+        NormPrologue norm;
+    };
+    // What a sublayer ends with.
+    struct Branch {
+        TensorView x;
+        const LinearWeights& weight;
+        const VectorWeights& post_norm;  // of the linear's result, if the model has it
+        const VectorWeights& next_norm;  // that the next sublayer begins with
+        Site branch_site, norm_site, sum_site;
     };
     int num_ranks() const { return communicator_.size(); }
+    // Whether a sublayer ends with the norm of the next. Else the sum is part of its last linear, the norm of the next
+    // one's first.
+    bool normed_ahead() const { return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1; }
     void reserve_taps(int64_t num_tokens);
     Activations activations(int64_t num_tokens) const;
-    void attend(int layer, const Activations& a, const Batch& batch, const KvCache& cache);
-    void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache);
-    // The same op by op, with taps between: the same bits.
-    void run_layer(int layer, const Activations& a, const Batch& batch, const KvCache& cache, const HookTap& tap);
-    RopeStoreParams rope_store(int layer, const Activations& a, const Batch& batch, const KvCache& cache) const;
+    TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
+    RopeStoreParams rope_store(const Step& s, int layer) const;
     void embed(const Batch& batch, const TensorView& x);
     // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
     // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
     void keep_together();
-    // Of a value that is the same on every rank: the hooks, after which all have what rank 0 has.
-    void tap_common(const HookTap& tap, Site site, int layer, const TensorView& view, const Tensor& parent);
+    template <class Tap>
+    void run_layer(const Step& s, const Tap& tap, int layer);
+    template <class Tap>
+    Input normed_input(const Step& s, const Tap& tap, int layer, const VectorWeights& norm, Site site);
+    template <class Tap>
+    void project_qkv(const Step& s, const Tap& tap, int layer);
+    template <class Tap>
+    void attend(const Step& s, const Tap& tap, int layer);
+    template <class Tap>
+    void project_gate_up(const Step& s, const Tap& tap, int layer);
+    template <class Tap>
+    void add_branch(const Step& s, const Tap& tap, int layer, const Branch& branch);
+    // The hooks of a value that is a rank's own. parent: the rows of `owner` that `view` is a part of.
+    template <class Tap>
+    void tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,
+                 const Tensor& owner);
+    // The hooks of a value that is the same on every rank, after which all have what rank 0 has.
+    template <class Tap>
+    void tap_common(const Tap& tap, Site site, int layer, const TensorView& view, const Tensor& parent);
 
     const ModelSpec& spec_;
     const ModelWeights& weights_;
     Backend& backend_;
     Communicator& communicator_;
-    Tensor inv_freq_;  // [rotary_dim / 2] float32
+    std::vector<Tensor> inv_freq_;  // of each rope: [rotary_dim / 2] float32
     Workspace work_;
     TapWorkspace taps_;
     Logits logits_;

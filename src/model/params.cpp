@@ -26,6 +26,22 @@ std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) 
     return ranges;
 }
 
+// (weight + offset) * multiplier, in float32 unless that is the weight as it is.
+Tensor norm_weight(Backend& backend, const Tensor& weight, float offset, float multiplier) {
+    if (!weight || (offset == 0 && multiplier == 1)) return weight;
+    Tensor host = weight;
+    if (weight.device().kind != DeviceKind::cpu) {
+        host = allocate_host(weight.dtype(), weight.shape());
+        backend.copy(weight, host);
+    }
+    const Tensor out = allocate_host(DType::float32, weight.shape());
+    visit_floating(host.dtype(), [&]<class T>(T) {
+        for (int64_t i = 0; i < out.numel(); ++i)
+            out.as<float>()[i] = (to_float(host.as<const T>()[i]) + offset) * multiplier;
+    });
+    return out;
+}
+
 void fill_with_ones(Backend& backend, const TensorView& tensor) {
     const Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
     visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
@@ -82,22 +98,28 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     for (int i = 0; i < model.num_layers; ++i) {
         LayerWeights& w = weights_.layers[i];
         const std::string layer = concat("model.layers.", i, ".");
-        vector(w.input_layernorm, layer + "input_layernorm", hidden);
+        if (model.pre_norms) vector(w.attention_norm, layer + "input_layernorm", hidden);
         linear(w.qkv_proj, layer + "self_attn.qkv_proj", hidden, attention.qkv_bias,
                {{layer + "self_attn.q_proj", q_dim, Cut::q_rows},
                 {layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
                 {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
-        if (attention.qk_norm) {
-            vector(w.q_norm, layer + "self_attn.q_norm", head_dim);
-            vector(w.k_norm, layer + "self_attn.k_norm", head_dim);
+        if (attention.qk_norm != QkNorm::none) {
+            const bool all = attention.qk_norm == QkNorm::all;
+            vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim);
+            vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim);
         }
         linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
                {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
-        vector(w.post_attention_layernorm, layer + "post_attention_layernorm", hidden);
+        // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
+        if (model.post_norms) vector(w.attention_post_norm, layer + "post_attention_layernorm", hidden);
+        if (model.pre_norms)
+            vector(w.mlp_norm, layer + (model.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"),
+                   hidden);
         linear(w.gate_up_proj, layer + "mlp.gate_up_proj", hidden, model.mlp.bias,
                {{layer + "mlp.gate_proj", inner, Cut::inner_rows}, {layer + "mlp.up_proj", inner, Cut::inner_rows}});
         linear(w.down_proj, layer + "mlp.down_proj", inner, model.mlp.bias,
                {{layer + "mlp.down_proj", hidden, Cut::inner_columns}});
+        if (model.post_norms) vector(w.mlp_post_norm, layer + "post_feedforward_layernorm", hidden);
     }
     vector(weights_.norm, "model.norm", hidden);
     if (!model.tie_word_embeddings)  // else prepare() shares embed_tokens
@@ -145,7 +167,8 @@ int64_t Params::prepared_bytes(const ParamRow& row, DType dtype) const {
     const int64_t elements = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
     switch (quantization) {
         case Quantization::none: break;
-        case Quantization::int8: return elements + 4 * shape[0];
+        case Quantization::int8:
+        case Quantization::fp8: return elements + 4 * shape[0];
         case Quantization::int4: return elements / 2 + elements / 16;
     }
     return elements * size_bytes(dtype);
@@ -330,14 +353,11 @@ void Params::check_complete() const {
 
 void Params::prepare(Backend& backend) {
     check_complete();
-    auto prepare_vector = [&](VectorWeights& w) { w.prepared = backend.prepare_vector(w.loaded); };
-    for (LayerWeights& layer : weights_.layers) {
-        prepare_vector(layer.input_layernorm);
-        prepare_vector(layer.q_norm);
-        prepare_vector(layer.k_norm);
-        prepare_vector(layer.post_attention_layernorm);
-    }
-    prepare_vector(weights_.norm);
+    auto prepare_vector = [&](VectorWeights& w, float multiplier) {
+        w.prepared = backend.prepare_vector(norm_weight(backend, w.loaded, spec_.norm_offset, multiplier));
+    };
+    for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
+    prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
     if (spec_.tie_word_embeddings) weights_.lm_head.prepared = weights_.embed_tokens.prepared;
     prepared_ = true;
     // Dummy vectors made on a device: the prepared form is enough.
@@ -355,10 +375,7 @@ void Params::clear() {
     weights_.lm_head.prepared = {};  // where it is tied, it is none of them
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
-        drop(layer.input_layernorm);
-        drop(layer.q_norm);
-        drop(layer.k_norm);
-        drop(layer.post_attention_layernorm);
+        layer.for_norms(drop);
     }
     drop(weights_.norm);
     prepared_ = false;

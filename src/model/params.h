@@ -31,13 +31,22 @@ struct VectorWeights {
 
 // Sizes are those of the rank: see local_spec.
 struct LayerWeights {
-    VectorWeights input_layernorm;           // [hidden_size]
-    LinearWeights qkv_proj;                  // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    VectorWeights q_norm, k_norm;            // [head_dim], with qk_norm
-    LinearWeights o_proj;                    // [hidden_size, num_heads * head_dim]
-    VectorWeights post_attention_layernorm;  // [hidden_size]
-    LinearWeights gate_up_proj;              // gate, up: each [intermediate_size, hidden_size]
-    LinearWeights down_proj;                 // [hidden_size, intermediate_size]
+    VectorWeights attention_norm;       // [hidden_size], with pre_norms
+    LinearWeights qkv_proj;             // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    VectorWeights q_norm, k_norm;       // [head_dim], or of all heads; with qk_norm
+    LinearWeights o_proj;               // [hidden_size, num_heads * head_dim]
+    VectorWeights attention_post_norm;  // [hidden_size], with post_norms
+    VectorWeights mlp_norm;             // [hidden_size], with pre_norms
+    LinearWeights gate_up_proj;         // gate, up: each [intermediate_size, hidden_size]
+    LinearWeights down_proj;            // [hidden_size, intermediate_size]
+    VectorWeights mlp_post_norm;        // [hidden_size], with post_norms
+
+    // Calls f with each of its norm weights.
+    template <class F>
+    void for_norms(F f) {
+        for (VectorWeights* norm : {&attention_norm, &q_norm, &k_norm, &attention_post_norm, &mlp_norm, &mlp_post_norm})
+            f(*norm);
+    }
 };
 
 struct ModelWeights {

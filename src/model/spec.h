@@ -10,12 +10,22 @@
 
 namespace infinilm {
 
+// RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
+enum class QkNorm : uint8_t { none, head, all };
+constexpr std::string_view name(QkNorm norm) {
+    switch (norm) {
+        case QkNorm::none: return "none";
+        case QkNorm::head: return "head";
+        case QkNorm::all: return "all";
+    }
+    return "?";
+}
+
 struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
     float softmax_scale = 0;
     bool qkv_bias = false, out_bias = false;
-    bool qk_norm = false;             // RMSNorm over head_dim of every q and k head, before RoPE
-    std::vector<int> sliding_window;  // [num_layers]; 0: the layer sees everything
+    QkNorm qk_norm = QkNorm::none;
 };
 
 enum class Activation : uint8_t { silu };
@@ -37,16 +47,29 @@ struct RopeSpec {
     float attention_factor = 1;   // multiplies cosines and sines
 };
 
+// What differs from layer to layer.
+struct LayerSpec {
+    int sliding_window = 0;  // 0: the layer sees everything
+    int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
+};
+
 struct ModelSpec {
     DType dtype = DType::float32;  // what the engine computes in
     // Of the linears' weights. The embedding and the lm_head, which lose more by it, are int8 where this is int4.
     Quantization quantization = Quantization::none;
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
+    // Which norms a sublayer has: of what it reads, and of what it adds to the residual stream.
+    bool pre_norms = true, post_norms = false;
+    float norm_offset = 0;           // added to every norm weight
+    float embedding_multiplier = 1;  // of the embedding
+    float residual_multiplier = 1;   // of what a sublayer adds to the residual stream
+    float logit_multiplier = 1;
     bool tie_word_embeddings = false;
     AttentionSpec attention;
     MlpSpec mlp;
-    RopeSpec rope;
+    std::vector<RopeSpec> ropes;
+    std::vector<LayerSpec> layers;  // [num_layers]
 
     int q_dim() const { return attention.num_heads * attention.head_dim; }
     int kv_dim() const { return attention.num_kv_heads * attention.head_dim; }

@@ -23,18 +23,23 @@ enum class Site : uint8_t {
     q_norm,
     k_norm,  // the same after qk-norm, in models that have it
     q_rope,
-    k_rope,                    // the same after RoPE
-    attention,                 // [num_tokens, num_heads, head_dim]
-    o_proj,                    // [num_tokens, hidden_size], before the residual is added
-    attention_residual,        // [num_tokens, hidden_size]: the residual stream after the attention block
-    post_attention_layernorm,  // [num_tokens, hidden_size]
+    k_rope,              // the same after RoPE
+    attention,           // [num_tokens, num_heads, head_dim]
+    o_proj,              // [num_tokens, hidden_size], before the residual is added
+    attention_residual,  // [num_tokens, hidden_size]: the residual stream after the attention block
+    // Each norm by the name that checkpoints give it: where o_proj and down_proj are normed before they are added,
+    // these are post_attention_layernorm and post_feedforward_layernorm, and the norm before the MLP has a name of its
+    // own.
+    post_attention_layernorm,   // [num_tokens, hidden_size]
+    pre_feedforward_layernorm,  // [num_tokens, hidden_size]
     gate_proj,
-    up_proj,     // [num_tokens, intermediate_size]
-    activation,  // [num_tokens, intermediate_size]: silu(gate) * up
-    down_proj,   // [num_tokens, hidden_size], before the residual is added
-    residual,    // [num_tokens, hidden_size]: the residual stream at the end of the layer
-    final_norm,  // [num_rows, hidden_size]
-    logits,      // [num_rows, vocab_size] float32
+    up_proj,                     // [num_tokens, intermediate_size]
+    activation,                  // [num_tokens, intermediate_size]: silu(gate) * up
+    down_proj,                   // [num_tokens, hidden_size], before the residual is added
+    post_feedforward_layernorm,  // [num_tokens, hidden_size]
+    residual,                    // [num_tokens, hidden_size]: the residual stream at the end of the layer
+    final_norm,                  // [num_rows, hidden_size]
+    logits,                      // [num_rows, vocab_size] float32
 };
 inline constexpr int num_sites = static_cast<int>(Site::logits) + 1;
 inline constexpr std::array<std::string_view, num_sites> site_names = {"embedding",
@@ -50,10 +55,12 @@ inline constexpr std::array<std::string_view, num_sites> site_names = {"embeddin
                                                                        "o_proj",
                                                                        "attention_residual",
                                                                        "post_attention_layernorm",
+                                                                       "pre_feedforward_layernorm",
                                                                        "gate_proj",
                                                                        "up_proj",
                                                                        "activation",
                                                                        "down_proj",
+                                                                       "post_feedforward_layernorm",
                                                                        "residual",
                                                                        "final_norm",
                                                                        "logits"};

@@ -63,6 +63,7 @@ struct EmbeddingParams {
     TensorView out;               // [num_tokens, hidden_size] activation
     // The table is a rank's part of a larger one: the rows of the ids first_id, first_id + 1, ..; other ids give zeros.
     std::optional<int32_t> first_id = {};
+    float multiplier = 1;  // of the rows
 };
 
 struct RmsNormParams {
@@ -72,13 +73,14 @@ struct RmsNormParams {
     float eps;
 };
 
-// residual += x; out = rms_norm(residual)
+// residual += multiplier * x; out = rms_norm(residual)
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
-    TensorView weight;    // [hidden_size] prepared by prepare_vector
-    TensorView out;       // [num_tokens, hidden_size] activation; may be x
+    TensorView weight;    // [hidden_size] prepared by prepare_vector, or absent: nothing is normed
+    TensorView out;       // [num_tokens, hidden_size] activation; may be x; not written without weight
     float eps;
+    float multiplier = 1;
 };
 
 // RMSNorm as the first thing a linear does: the same bits as rms_norm, then linear.
@@ -106,14 +108,14 @@ struct RopeTableParams {
     TensorView cos_sin;      // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 
-// Per head of q and k: optional RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place
-// in qkv; then k and v go to the cache at slot_mapping.
+// Per head of q and k: RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place in qkv;
+// then k and v go to the cache at slot_mapping. Each of the three is left out where its tensors are absent.
 struct RopeStoreParams {
     TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
-    TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim
+    TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
     TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
     TensorView k_norm;        // [head_dim], present exactly when q_norm is
-    TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1 to store nothing
+    TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
     TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     int num_heads, num_kv_heads, head_dim;

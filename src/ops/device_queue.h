@@ -46,7 +46,8 @@ public:
 
     virtual void* mailbox() const = 0;                           // in memory of this rank, which all ranks write
     virtual void connect(std::span<void* const> mailboxes) = 0;  // those of all ranks, in their order
-    virtual bool takes(const AddRmsNormParams&) const = 0;       // short enough; all ranks find the same
+    // What the kernel does, and short enough; all ranks find the same.
+    virtual bool takes(const AddRmsNormParams&) const = 0;
     // p.x becomes the sum over the ranks in rank order in float32, rounded once; then as add_rms_norm, in its bits.
     virtual void all_reduce_add_rms_norm(const AddRmsNormParams& p) = 0;
     // From any thread: kernels that wait for other ranks give up, now and later, and leave their outputs as they are.

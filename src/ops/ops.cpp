@@ -72,7 +72,7 @@ void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     OpCheck check("add_rms_norm", backend);
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
-    check.tensor("weight", p.weight, {"hidden_size"});
+    if (p.weight) check.tensor("weight", p.weight, {"hidden_size"});
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
 }
 
@@ -88,18 +88,21 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
     const int64_t qkv_size = (int64_t{p.num_heads} + 2 * int64_t{p.num_kv_heads}) * p.head_dim;
     check.tensor("qkv", p.qkv, {"num_tokens", qkv_size}, check.activation);
-    check.tensor("cos_sin", p.cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
-    check.contiguous("cos_sin", p.cos_sin);
-    check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
-                  "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
-                  check["rotary_dim"]);
+    if (p.cos_sin) {
+        check.tensor("cos_sin", p.cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
+        check.contiguous("cos_sin", p.cos_sin);
+        check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
+                      "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
+                      check["rotary_dim"]);
+    }
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     if (p.q_norm) {
         check.tensor("q_norm", p.q_norm, {p.head_dim});
         check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
     }
-    check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
     check.caches(p.k_cache, p.v_cache, p.num_kv_heads, p.head_dim);
+    if (!p.slot_mapping) return;
+    check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
     if (readable(p.slot_mapping))
         check_slots(check, "slot_mapping", p.slot_mapping, check["num_blocks"] * check["block_size"]);
 }

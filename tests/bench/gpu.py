@@ -33,7 +33,16 @@ from gpu_build import CUDA_TESTS, ROOT, BuildError, Built, build, nvcc_build, ru
 STEPS = ("build", "tests", "kernels", "engine")
 # Part of the time that is left when a step begins.
 SHARE = {"tests": 0.4, "kernels": 0.6, "engine": 1.0}
-TEST_FILES = ("primitives", "linear_decode", "linear_prefill", "attention", "rowwise", "sampling", "device")
+TEST_FILES = (
+    "primitives",
+    "linear_decode",
+    "linear_prefill",
+    "linear_quantised",
+    "attention",
+    "rowwise",
+    "sampling",
+    "device",
+)
 MOST_FAULTS = 20  # after which a step is given up
 GRACE = 20  # seconds that a process may take beyond its time to finish what it has begun
 OWN = ("infinilm", "sm90", "batch_invariant=False")  # columns that are ours

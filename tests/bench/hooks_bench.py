@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
-    in_layer = [site.name for site in SITES if site.in_layer and not site.needs_qk_norm]
+    in_layer = [site.name for site in SITES if site.in_layer and not site.needs]
     everywhere = [f"layer{i}_{site}" for i in range(args.layers) for site in in_layer]
     variants: dict[str, list[str]] = {
         "no hooks": [],

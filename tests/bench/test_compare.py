@@ -185,4 +185,4 @@ def test_rope_factors_are_those_of_infinilm() -> None:
     spec = build_spec(LlamaConfig.from_dict(config), dtype="float32", max_model_len=4096)
     plain = [config["rope_theta"] ** (-i / 64) for i in range(0, 64, 2)]
     factors = compare_models.llama3_factors(config, config["rope_scaling"])
-    assert [f / d for f, d in zip(plain, factors, strict=True)] == pytest.approx(spec.rope.inv_freq, rel=1e-5)
+    assert [f / d for f, d in zip(plain, factors, strict=True)] == pytest.approx(spec.ropes[0].inv_freq, rel=1e-5)

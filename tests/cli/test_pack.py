@@ -47,7 +47,10 @@ def test_all_commands_take_the_folder(
         (["FOLDER", "FOLDER"], "is not empty; pass the name of a new folder"),
         (["FOLDER", "FOLDER/config.json"], "config.json is a file; pass the name of a new folder"),
         (["missing", "OUT"], "model folder 'missing' does not exist"),
-        (["FOLDER", "OUT", "--quantization", "int3"], "--quantization: expected None, 'int8' or 'int4', got 'int3'"),
+        (
+            ["FOLDER", "OUT", "--quantization", "int3"],
+            "--quantization: expected None, 'int8', 'int4' or 'fp8', got 'int3'",
+        ),
         (["FOLDER", "OUT", "--dtype", "int8"], "--dtype: expected 'auto'"),
         (["FOLDER", "OUT", "--num-threads", "0"], "--num-threads"),
         (["FOLDER", "/proc/packed"], "/proc/packed"),

@@ -18,7 +18,7 @@ from infinilm.errors import ConfigError, InfinilmError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 DEFAULTS = json.loads((GOLDEN / "defaults.json").read_text())
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = tuple(DEFAULTS)
 
 
 def write(folder, content):
@@ -37,10 +37,17 @@ def test_defaults_are_those_of_transformers(model_type):
     recorded = dict(DEFAULTS[model_type])
     recorded.pop("layer_types", None)  # transformers derives it; here it stays None
     for key in ("bos_token_id", "eos_token_id"):
-        value = recorded.pop(key)
-        assert getattr(config, key) == ([] if value is None else [value])
-    if model_type == "qwen2":
-        assert recorded.pop("head_dim", None) is None  # Qwen2Config has no such field
+        value = recorded.pop(key, None)
+        assert getattr(config, key) == ([] if value is None else value if isinstance(value, list) else [value])
+    rope = recorded.pop("rope_parameters")
+    if model_type == "ministral3":  # only as far as queries are not scaled by their position
+        assert rope.pop("llama_4_scaling_beta") and rope.pop("type") == rope["rope_type"]
+        assert rope.pop("max_position_embeddings") == recorded["max_position_embeddings"]
+        recorded["max_position_embeddings"] = rope["original_max_position_embeddings"]
+    assert rope.pop("partial_rotary_factor", 1.0) == config.partial_rotary_factor
+    assert rope == config.rope_parameters
+    if recorded.get("head_dim") is None:
+        recorded.pop("head_dim", None)  # it follows
     for key, value in recorded.items():
         assert getattr(config, key) == value, key
 
@@ -247,10 +254,6 @@ INVALID = [
         "rope type 'nope' is not supported; supported: default, linear",
     ),
     ({"rope_scaling": {"rope_type": "linear"}}, "rope parameter 'factor' of rope type 'linear'"),
-    (
-        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
-        "partial_rotary_factor",
-    ),
     *[
         ({key: 1}, f"{key} must be True or False; got 1")
         for key in ("attention_bias", "mlp_bias", "tie_word_embeddings")
@@ -295,6 +298,74 @@ def test_what_changes_the_math_is_refused(key, tmp_path):
         assert reason in str(caught.value)
     with pytest.raises(ConfigError, match=f"config.json: {key} is 8"):
         AutoConfig.from_pretrained(write(tmp_path, {"model_type": "qwen2", key: 8}))
+
+
+def test_a_partial_rope_is_refused_where_the_family_has_none():
+    scaling = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    for key in ("rope_scaling", "rope_parameters"):
+        with pytest.raises(ConfigError, match=r"partial_rotary_factor is 0.5, but only null or 1 is supported"):
+            LlamaConfig(**{key: scaling})
+        assert LlamaConfig(**{key: {**scaling, "partial_rotary_factor": 1.0}}).rope_scaling["factor"] == 2.0
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor is 1.0, but rope_scaling says 0.5; keep one"):
+        LlamaConfig(partial_rotary_factor=1.0, rope_scaling=scaling)
+    config = LlamaConfig()
+    config.rope_parameters = scaling
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        config.validate()
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_phi3_calls_longrope_by_other_names(kind, key):
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "partial_rotary_factor": 0.75}
+    config = LlamaConfig(
+        model_type="phi3",
+        **sizes,
+        rope_scaling={key: kind, **factors},
+        original_max_position_embeddings=32,
+    )
+    config.validate()
+    assert config.rope_scaling == {"rope_type": "longrope", **factors, "original_max_position_embeddings": 32}
+    assert config.rope_parameters["rope_type"] == "longrope"
+    again = LlamaConfig(model_type="phi3", **sizes)
+    again.rope_parameters = {key: kind, **factors, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+    assert again == config
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.32, 0.19])
+def test_a_partial_rope_turns_pairs(factor):
+    config = LlamaConfig(model_type="phi3", hidden_size=64, num_attention_heads=4, partial_rotary_factor=factor)
+    with pytest.raises(ConfigError, match=rf"head_dim \* partial_rotary_factor must be even .* got 16 \* {factor}"):
+        config.validate()
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_positions_end_where_queries_begin_to_be_scaled(tmp_path, caplog, key):
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
+
+    def read(positions, **changes):
+        values = {"model_type": "ministral3", "max_position_embeddings": positions, key: rope | changes}
+        with caplog.at_level(logging.WARNING, logger="infinilm"):
+            return AutoConfig.from_pretrained(write(tmp_path, values))
+
+    for positions, changes in ((32, {}), (16, {}), (128, {"llama_4_scaling_beta": 0})):
+        config = read(positions, **changes)
+        assert config.max_position_embeddings == positions and "llama_4_scaling_beta" not in config.rope_scaling
+    assert not caplog.records
+    assert read(128).max_position_embeddings == 32
+    (record,) = caplog.records
+    assert "taken as 32 instead of 128: beyond that the model needs queries that are scaled" in record.getMessage()
+    with pytest.raises(ConfigError, match="original_max_position_embeddings must be an integer"):
+        read(128, original_max_position_embeddings=None)
+    with pytest.raises(ConfigError, match=r"unknown rope parameters .*llama_4_scaling_beta"):
+        LlamaConfig(model_type="ministral3", **{key: rope}).validate()
+
+
+def test_null_is_the_default_rope_and_default_is_none():
+    assert LlamaConfig(model_type="ministral3", rope_scaling=None).rope_scaling["rope_type"] == "yarn"
+    plain = LlamaConfig(model_type="ministral3", rope_parameters={"rope_type": "default"})
+    assert plain.rope_scaling is None and plain == LlamaConfig(**plain.to_dict())
 
 
 def test_mlp_layer_types_must_be_dense():
@@ -351,8 +422,11 @@ def test_every_golden_configuration_is_read(folder, caplog):
         config = AutoConfig.from_pretrained(folder)
     assert not caplog.records
     raw = json.loads((folder / "config.json").read_text())
-    assert config.dtype == raw.get("dtype", raw.get("torch_dtype"))
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "model_type", "architectures"):
+    text = raw | raw.get("text_config", {})
+    assert config.dtype == text.get("dtype", text.get("torch_dtype"))
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        assert getattr(config, key) == text[key]
+    for key in ("model_type", "architectures"):
         assert getattr(config, key) == raw[key]
     assert config == AutoConfig.from_pretrained(str(folder)) == LlamaConfig.from_dict(config.to_dict())
 
@@ -467,7 +541,7 @@ ropes = st.one_of(
 @st.composite
 def valid_values(draw):
     """Keywords of a valid configuration, in canonical (4.x) spelling."""
-    model_type = draw(st.sampled_from(MODEL_TYPES))
+    model_type = draw(st.sampled_from(("llama", "mistral", "qwen2", "qwen3")))
     kv_heads = draw(st.integers(1, 8))
     layers = draw(st.integers(1, 6))
     values = {

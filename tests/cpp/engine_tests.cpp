@@ -85,9 +85,9 @@ ModelSpec spec() {
     s.attention.num_heads = 4;
     s.attention.num_kv_heads = 4;
     s.attention.head_dim = 4;
-    s.attention.sliding_window.assign(num_layers, 0);
+    s.layers.resize(num_layers);
     s.mlp.intermediate_size = 32;
-    s.rope.inv_freq = {1.0f, 0.1f};
+    s.ropes = {{.inv_freq = {1.0f, 0.1f}}};
     return s;
 }
 

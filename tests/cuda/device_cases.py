@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from emulation import ROOT, Gpu
+from emulation import ROOT, Gpu, from_16, to_16
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import infinilm
-from infinilm import LLM, AutoConfig, _core
+from infinilm import LLM, AutoConfig, InferEngine, _core
 from infinilm.config.families import build_spec
-from infinilm.engine.hooks import SITES
+from infinilm.engine.hooks import ModelSites
 
 GOLDEN = ROOT / "tests/golden"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -83,6 +83,23 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {**BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 8},
     "qwen3": {**BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "granite": {
+        **BASE,
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "embedding_multiplier": 1.7,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.4,
+        "logits_scaling": 0.7,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {**BASE, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]},
+    "smollm3": {
+        **BASE,
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "no_rope_layers": [0, 1],
+    },
 }
 
 
@@ -146,13 +163,55 @@ def fast_prefill(_: Gpu, name: str, folder: str) -> None:
         assert_close(fast.forward(prompt), llm.forward(prompt), llm)
 
 
+def quantised(_: Gpu, name: str, folder: str, dtype: str, quantization: str) -> None:
+    """Weights that are held as on the CPU: close to the CPU's float32 logits of the very numbers that it holds.
+
+    The CPU's own logits of quantised weights have x rounded to int8, too, so its numbers are loaded again as float32.
+    fp8, which it does not have, is near the logits of the weights as they come: 2^-4 is its rounding.
+    """
+    model = make_model(name, Path(folder))
+    (prompt,) = prompts(131, 75)
+    with open_llm(model, dtype=dtype, quantization=quantization) as llm:
+        got = llm.forward(prompt)
+        few = llm.forward(prompt[:5])  # by the kernels for few tokens
+    assert got[:5].tobytes() == few.tobytes()
+    if quantization == "fp8":
+        with open_llm(model, device="cpu", dtype="float32") as cpu:
+            want = cpu.forward(prompt)
+        error = np.linalg.norm(got - want) / np.linalg.norm(want)
+        assert 1e-3 < error < 0.15, error
+        return
+    held = Path(folder) / f"{model.name}-held-{quantization}"
+    held.mkdir(exist_ok=True)
+    (held / "config.json").write_text((model / "config.json").read_text())
+    config = AutoConfig.from_pretrained(model)
+    config.dtype = "float32"
+    kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]  # as the loader makes them before they are quantised
+    loaded = load_file(model / "model.safetensors")
+    stored = {key: from_16(to_16(value, kind), kind) if value.ndim == 2 else value for key, value in loaded.items()}
+    # Copies in memory of which nothing is kept but the packed weights, which state_dict unpacks.
+    with InferEngine(config, device_type="cpu", quantization=quantization) as engine:
+        for key, value in stored.items():
+            engine.load_param(key, value)
+        numbers = {key: np.array(value.numpy(), np.float32) for key, value in engine.state_dict()[0].items()}
+    changed = {key for key in stored if not np.array_equal(numbers[key], stored[key])}
+    assert changed == {key for key in stored if stored[key].ndim == 2}, changed
+    save_file(numbers, held / "model.safetensors")
+    with open_llm(model, dtype=dtype, quantization=quantization) as llm:
+        with open_llm(held, device="cpu", dtype="float32") as cpu:
+            assert_close(got, cpu.forward(prompt), llm)
+        output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
+    assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
+
+
 def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """With a hook at every site the layers run op by op: the same bits as fused. Replacing goes both ways."""
     model = make_model(name, Path(folder))
     (prompt,) = prompts(131, 11)
     with open_llm(model, dtype=dtype) as llm:
         engine, seen = llm._engine, []
-        sites = [site.name for site in SITES if site.in_layer and not site.needs_qk_norm]
+        spec = build_spec(llm.config, dtype="float32", max_model_len=8)
+        sites = [site.name for site in ModelSites.of(spec).sites if site.in_layer]
         names = [f"layer{i}_{site}" for i in range(llm.config.num_hidden_layers) for site in sites]
         before = llm.forward(prompt)
         engine.set_hooks(
@@ -181,6 +240,15 @@ def fails_with(_: Gpu, expected: str, model: str = "qwen3", **settings: Any) -> 
         assert expected in str(error), str(error)
     else:
         raise AssertionError("no DeviceError")
+
+
+def quantised_in_float32(_: Gpu) -> None:
+    try:
+        open_llm(GOLDEN / "qwen3", dtype="float32", quantization="int4").close()
+    except infinilm.ConfigError as error:
+        assert "'int4' on a GPU is of models that compute in 16 bits" in str(error), str(error)
+    else:
+        raise AssertionError("no ConfigError")
 
 
 def refused_sizes(gpu: Gpu, expected: str, model: str) -> None:

@@ -30,9 +30,13 @@ Array = NDArray[Any]
 # What the CUDA library is made of; with the emulator it is the backend of the simulated device.
 BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
-    *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers")),
+    *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "library", "peers", "transfers")),
     ROOT / "src/core/tensor.cpp",
     ROOT / "src/ops/backend_defaults.cpp",
+)
+# Linears of every weight format: one refers to the others.
+LINEARS = tuple(
+    ROOT / f"cuda/linear_{name}.cu" for name in ("decode", "prefill", "sm90", "sm90_quantised", "int8", "int4", "fp8")
 )
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine
 H2D, D2H = 1, 2

@@ -17,7 +17,8 @@ from emulation import HERE, Gpu
 from numpy.typing import NDArray
 
 from infinilm import AutoConfig, _core
-from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.loading import load_weights
 from infinilm.config.families import build_spec
 
 sys.path.insert(0, str(HERE.parent))

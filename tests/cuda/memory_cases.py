@@ -10,10 +10,11 @@ from unittest import mock
 import numpy as np
 from device_cases import make_model
 from emulation import Gpu
+from graph_cases import Sequences, open_engine, outputs
 
 import infinilm
 import infinilm.llm
-from infinilm import LLM
+from infinilm import LLM, DeviceError
 from infinilm.requests.memory import free_memory
 
 TAKEN = 12 << 20  # bytes, by others while the weights are loaded
@@ -66,3 +67,22 @@ def nothing_is_left(_: Gpu, folder: str) -> None:
     assert free_memory("cuda:0") == before
     with LLM(model, use_tqdm=False, **settings) as llm:
         assert llm.max_model_len == 4096
+
+
+def nothing_to_pin(gpu: Gpu, folder: str) -> None:
+    """The step fails for which the host has no pinned memory; the next one asks again."""
+    model = make_model("llama", Path(folder))
+    engine = open_engine(model, "bfloat16", graphs=False)
+    sequences = Sequences(engine.spec.vocab_size)
+    engine.reset_cache(sequences.num_blocks, sequences.block_size)
+    gpu.lib.infinilm_emulator_fail_to_pin()
+    try:
+        engine.forward(sequences.batch([0, 1], 5))
+    except DeviceError as error:
+        assert "pinned memory" in str(error), error
+    else:
+        raise AssertionError("no DeviceError")
+    sequences.lengths[:] = 0
+    ids, _ = outputs(engine, sequences.batch([0, 1], 5))
+    assert ids is not None and ids.shape == (2,)
+    engine.close()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 import infinilm
 from infinilm import AutoConfig, _core
-from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.loading import load_weights
 from infinilm.config.families import build_spec
 from infinilm.devices.system import device_free_memory
 

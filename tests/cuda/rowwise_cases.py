@@ -37,7 +37,14 @@ def _silu(x: Array) -> Array:
 
 
 def _norm(
-    gpu: Gpu, kind: str, x: Array, residual: Array | None, weight: Array, pad: int, in_place: bool
+    gpu: Gpu,
+    kind: str,
+    x: Array,
+    residual: Array | None,
+    weight: Array | None,
+    pad: int,
+    in_place: bool,
+    multiplier: float = 1.0,
 ) -> list[Array]:
     rows, width = x.shape
     out = Frame(gpu, kind, x.shape, pad) if not in_place else None
@@ -45,8 +52,9 @@ def _norm(
     total = of(gpu, residual, kind, 3 * pad) if residual is not None else None
     target = out or dx
     gpu.call(
-        "norm_rows", dx.pointer, total.pointer if total else None, gpu.upload(weight), target.pointer, _long(dx.stride),
-        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, KINDS.index(kind),
+        "norm_rows", dx.pointer, total.pointer if total else None, None if weight is None else gpu.upload(weight),
+        target.pointer, _long(dx.stride), _long(total.stride if total else 0), _long(target.stride), rows, width, EPS,
+        multiplier, KINDS.index(kind),
     )  # fmt: skip
     return [target.get(), *([total.get()] if total else [])]
 
@@ -74,6 +82,24 @@ def rms_norm(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_bitwise(
                     _norm(gpu, kind, x[alone], residual[alone] if added else None, weight, 0, False)[0], got[0][alone]
                 )
+
+
+def add_rms_norm(gpu: Gpu, shapes: list[Shape]) -> None:
+    """A multiple of x is added, in float32 and rounded to T once; without a weight that is all."""
+    for shape in shapes:
+        rows, width, pad, seed = (shape[n] for n in ("rows", "width", "pad", "seed"))
+        weight, multiplier = normal(seed, width), np.float32(shape["multiplier"])
+        for kind in KINDS:
+            x, exact = _stored(seed + 1, kind, rows, width)
+            residual, residual_exact = _stored(seed + 2, kind, rows, width)
+            product = exact.astype(np.float32) * multiplier
+            total = encode(residual_exact.astype(np.float32) + product, kind)
+            out, added = _norm(gpu, kind, x, residual, weight, pad, False, float(multiplier))
+            assert_bitwise(added, total)
+            assert_bitwise(out, _norm(gpu, kind, total, None, weight, 0, False)[0])
+            out, added = _norm(gpu, kind, x, residual, None, pad, True, float(multiplier))
+            assert_bitwise(added, total)
+            assert_bitwise(out, x)
 
 
 # ---------------------------------------------------------------------------------------------- rope.cu
@@ -104,10 +130,12 @@ def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int
     qkv = of(gpu, data["qkv"], kind, pad)
     caches = [of(gpu, data["cache"], kind) for _ in range(2)]
     norms = [gpu.upload(data[n]) if shape["norm"] else None for n in ("q_norm", "k_norm")]
+    cos_sin = gpu.upload(data["cos_sin"]) if shape["rotary_dim"] else None
+    slots = None if data["slots"] is None else gpu.upload(data["slots"])
     gpu.call(
-        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), gpu.upload(data["cos_sin"]), *norms,
-        gpu.upload(data["slots"]), caches[0].pointer, caches[1].pointer, heads, kv_heads, head_dim,
-        shape["rotary_dim"], block_size, EPS, KINDS.index(kind),
+        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, slots,
+        caches[0].pointer, caches[1].pointer, heads, kv_heads, head_dim, shape["rotary_dim"], block_size, EPS,
+        KINDS.index(kind),
     )  # fmt: skip
     return [qkv.get(), *(c.get() for c in caches)]
 
@@ -168,15 +196,26 @@ def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
             row = tokens // 2
             alone = {n: v[row : row + 1] if n in ("qkv", "cos_sin", "slots") else v for n, v in data.items()}
             assert_bitwise(_rope_call(gpu, kind, shape, alone, 0)[0], got[row : row + 1])
+            # One after the other, each in a call of its own.
+            steps = [{"rotary_dim": 0}, {"norm": False}, {"rotary_dim": 0, "norm": False}]
+            qkv, slots, last = data["qkv"], (None, None, data["slots"]), []
+            for step, at in zip(steps, slots, strict=True):
+                last = _rope_call(gpu, kind, {**shape, **step}, {**data, "qkv": qkv, "slots": at}, shape["pad"])
+                if at is None:
+                    assert all(np.array_equal(cache, data["cache"]) for cache in last[1:])
+                qkv = last[0]
+            for one, several in zip([got, *caches], last, strict=True):
+                assert_bitwise(several, one)
 
 
 # ---------------------------------------------------------------------------------------------- rowwise.cu
 
 
 def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
-    """Rows of a packed table; NaN for an id that is none."""
+    """Rows of a packed table times the multiplier; NaN for an id that is none."""
     for shape in shapes:
         tokens, width, vocab_size, pad = (shape[n] for n in ("rows", "width", "vocab_size", "pad"))
+        multiplier = np.float32(shape["multiplier"])
         ids = np.random.default_rng(shape["seed"]).integers(0, vocab_size, tokens).astype(np.int32)
         ids[-1] = vocab_size - 1
         bad = {0: -1, tokens // 2: vocab_size} if tokens > 2 else {}
@@ -187,11 +226,11 @@ def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
             out = Frame(gpu, kind, (tokens, width), pad)
             gpu.call(
                 "embed", gpu.upload(ids), gpu.upload(table), vocab_size, width, KINDS.index(kind), out.pointer,
-                _long(out.stride), tokens,
+                _long(out.stride), tokens, float(multiplier),
             )  # fmt: skip
             got = out.get()
             good = np.setdiff1d(np.arange(tokens), list(bad))
-            assert_bitwise(got[good], rows[ids[good]])
+            assert_bitwise(got[good], encode(decode(rows[ids[good]], kind) * multiplier, kind))
             assert np.isnan(decode(got[list(bad)], kind)).all()
 
 

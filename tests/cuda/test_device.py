@@ -14,6 +14,8 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "glm4",
+    "granite",
     "llama-dynamic-rope",
     "llama-linear-rope",
     "llama-llama3-rope-tied",
@@ -22,8 +24,13 @@ GOLDEN = (
     "llama-sharded",
     "llama-yarn-rope",
     "mistral-window",
+    "ministral3",
+    "mistral3",
+    "olmo2",
+    "phi4-mini-long",
     "qwen2",
     "qwen2-sliding",
+    "smollm3",
     "qwen3",
     "qwen3-layer-types",
 )
@@ -60,14 +67,37 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2"])
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    [
+        ("llama", "bfloat16", "int8"),
+        ("llama-mqa-tied", "float16", "int4"),
+        ("qwen3", "bfloat16", "int4"),
+        ("granite", "bfloat16", "int4"),
+        ("llama-biases", "bfloat16", "fp8"),
+        ("qwen2", "float16", "fp8"),
+    ],
+)
+def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantization: str) -> None:
+    outcome = simulate(
+        "device_cases:quantised", name=name, folder=models, dtype=dtype, quantization=quantization, timeout=300
+    )
+    assert outcome.ok, outcome.text
+
+
+def test_quantised_in_float32(simulate: Run) -> None:
+    outcome = simulate("device_cases:quantised_in_float32")
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3"])
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text

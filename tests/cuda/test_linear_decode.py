@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from emulation import ROOT, SCHEDULES, Outcome, Run
+from emulation import LINEARS, SCHEDULES, Outcome, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 Parameters = dict[str, Any]
@@ -57,9 +57,7 @@ def drawn_specs(draw: st.DrawFn) -> Parameters:
 
 
 def run(emulate: Run, case: str, **parameters: Any) -> None:
-    outcome: Outcome = emulate(
-        [ROOT / "cuda/linear_decode.cu", "linear_decode_api.cu"], f"linear_decode_cases:{case}", **parameters
-    )
+    outcome: Outcome = emulate([*LINEARS, "linear_decode_api.cu"], f"linear_decode_cases:{case}", **parameters)
     assert outcome.ok, outcome.text
 
 

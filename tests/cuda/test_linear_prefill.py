@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulation import ROOT, SCHEDULES, Run
+from emulation import LINEARS, ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from test_nvcc import compile_kernels, needs_nvcc
 
-SOURCES = [
-    *(ROOT / "cuda" / f"{name}.cu" for name in ("linear_prefill", "linear_sm90", "linear_decode")),
-    "linear_prefill_api.cu",
-]
+SOURCES = [*LINEARS, "linear_prefill_api.cu"]
 KERNELS = ("prefill", "sm90")
 SMS = ("1", "4", "132")  # many tiles for a persistent block, or one
 
@@ -115,9 +112,10 @@ def hopper_code(emulator_cache: Path) -> tuple[Path, str]:
 
 
 @needs_nvcc
-def test_wgmma_stays_asynchronous(hopper_code: tuple[Path, str]) -> None:
+@pytest.mark.parametrize("name", ["linear_sm90", "linear_sm90_quantised"])
+def test_wgmma_stays_asynchronous(emulator_cache: Path, name: str) -> None:
     """ptxas neither serializes wgmma nor adds waits of its own."""
-    log = hopper_code[1]
+    log = compile_kernels(ROOT / f"cuda/{name}.cu", "90a", emulator_cache)[1]
     assert "Used " in log and "serialized" not in log and "injected" not in log, log
 
 

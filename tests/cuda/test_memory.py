@@ -21,3 +21,8 @@ def test_nothing_is_left(simulate: Run, tmp_path: Path) -> None:
     settings = {"INFINILM_EMULATOR_MEMORY_MB": "64"}
     outcome = simulate("memory_cases:nothing_is_left", settings=settings, folder=str(tmp_path))
     assert outcome.ok, outcome.text
+
+
+def test_nothing_to_pin(simulate: Run, tmp_path: Path) -> None:
+    outcome = simulate("memory_cases:nothing_to_pin", folder=str(tmp_path))
+    assert outcome.ok, outcome.text

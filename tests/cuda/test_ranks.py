@@ -13,7 +13,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "tp_size"),
-    [("llama", "bfloat16", 2), ("llama-biases", "float32", 2), ("qwen3", "float16", 2), ("llama", "float32", 4)],
+    [
+        ("llama", "bfloat16", 2),
+        ("llama-biases", "float32", 2),
+        ("qwen3", "float16", 2),
+        ("granite", "bfloat16", 2),
+        ("llama", "float32", 4),
+    ],
 )
 def test_ranks_that_share_a_device(simulate: Run, models: str, name: str, dtype: str, tp_size: int) -> None:
     outcome = simulate("rank_cases:parity", name=name, folder=models, dtype=dtype, tp_size=tp_size)

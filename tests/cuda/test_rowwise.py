@@ -15,6 +15,7 @@ rows = st.sampled_from((1, 2, 3, 7, 19))
 widths = st.sampled_from((8, 16, 24, 56, 104, 256, 264, 1032))
 pads = st.sampled_from((0, 8, 24))
 scales = st.sampled_from((1e-3, 1.0, 40.0))
+multipliers = st.sampled_from((1.0, 0.22, 12.0))
 
 
 def shapes(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
@@ -64,6 +65,7 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
             st.just([{"seed": 5, "rows": 3, "width": 4408, "pad": 8, "scale": 1.0}]),
         ).map(lambda parts: parts[0] + parts[1])
     },
+    "add_rms_norm": {"shapes": shapes(rows=rows, width=widths, pad=pads, multiplier=multipliers)},
     "rope_table": {
         "shapes": shapes(
             rows=rows,
@@ -75,7 +77,9 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "rope_store": {"shapes": rope_shapes()},
     "embedding": {
-        "shapes": shapes(rows=rows, width=widths, vocab_size=st.sampled_from((1, 8, 19, 111)), pad=pads),
+        "shapes": shapes(
+            rows=rows, width=widths, vocab_size=st.sampled_from((1, 8, 19, 111)), pad=pads, multiplier=multipliers
+        ),
     },
     "silu_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},

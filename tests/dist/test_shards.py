@@ -36,11 +36,11 @@ def specs(draw: st.DrawFn) -> tuple[_core.ModelSpec, int]:
     spec.attention.num_kv_heads = draw(st.sampled_from([n for n in range(1, num_heads + 1) if num_heads % n == 0]))
     spec.attention.head_dim = 2 * draw(st.integers(1, 5))
     spec.attention.qkv_bias, spec.attention.out_bias = draw(st.booleans()), draw(st.booleans())
-    spec.attention.qk_norm = draw(st.booleans())
-    spec.attention.sliding_window = [0] * spec.num_layers
+    spec.attention.qk_norm = draw(st.sampled_from(["none", "head"]))
+    spec.layers = [_core.LayerSpec()] * spec.num_layers
     spec.mlp.intermediate_size = draw(st.integers(tp_size, 100))
     spec.mlp.bias = draw(st.booleans())
-    spec.rope.inv_freq, spec.rope.attention_factor = [1.0], 1.0
+    spec.ropes = [_core.RopeSpec([1.0])]
     return spec, tp_size
 
 
@@ -138,8 +138,8 @@ def test_shards_share_the_memory_of_the_whole() -> None:
     spec = _core.ModelSpec()
     spec.dtype, spec.vocab_size, spec.hidden_size, spec.num_layers, spec.max_model_len = "float32", 32, 8, 1, 8
     spec.attention.num_heads, spec.attention.num_kv_heads, spec.attention.head_dim = 4, 2, 2
-    spec.attention.sliding_window, spec.mlp.intermediate_size = [0], 16
-    spec.rope.inv_freq = [1.0]
+    spec.layers, spec.mlp.intermediate_size = [_core.LayerSpec()], 16
+    spec.ropes = [_core.RopeSpec([1.0])]
     engine = _core.InferEngine(spec, ["cpu", "cpu"], num_threads=2)
     arrays = make_weights(engine.param_shapes())
     for name, array in arrays.items():

@@ -32,6 +32,15 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+GRANITE = {
+    "model_type": "granite",
+    "architectures": ["GraniteForCausalLM"],
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.8,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 0.7,
+}
+SMOLLM3 = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 
 # Changes to BASE, and the numbers of ranks to try.
@@ -43,6 +52,8 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "three heads": ({"num_attention_heads": 3, "num_key_value_heads": 1}, (3,)),
     "biases": ({"attention_bias": True, "mlp_bias": True}, (2, 4)),
     "qk norm": (QWEN3, (2, 8)),
+    "multipliers": (GRANITE, (2, 4)),
+    "layers without rope": (SMOLLM3, (2, 8)),
     "window": ({**QWEN2, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}, (2, 4)),
     "tied": ({"tie_word_embeddings": True}, (2, 4)),
     "small vocabulary": ({"vocab_size": 10}, (2, 8)),

@@ -15,7 +15,8 @@ from llm import tiny
 
 from engine.support import GOLDEN, Foreign, make_engine, run
 from infinilm import ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
-from infinilm.engine.hooks import SITES
+from infinilm.config.families import build_spec
+from infinilm.engine.hooks import SITES, ModelSites, Site
 
 pytestmark = pytest.mark.skipif(not hasattr(_core.InferEngine, "set_hooks"), reason="the core has no hooks yet")
 
@@ -32,11 +33,15 @@ def registry(engine: InferEngine) -> Iterator[HookRegistry]:
     engine.set_hook_registry(None)
 
 
-@pytest.fixture(scope="module")
-def qk_norm_engine() -> Iterator[InferEngine]:
-    """A model that has every site."""
-    with make_engine(GOLDEN / "qwen3") as made:
+@pytest.fixture(scope="module", params=["qwen3", "olmo2", "glm4"])
+def golden_engine(request: pytest.FixtureRequest) -> Iterator[InferEngine]:
+    """Models that together have every site that a family has."""
+    with make_engine(GOLDEN / request.param) as made:
         yield made
+
+
+def sites_of(engine: InferEngine) -> tuple[Site, ...]:
+    return ModelSites.of(build_spec(engine.config, dtype="float32", max_model_len=8)).sites
 
 
 class Recorder:
@@ -60,13 +65,13 @@ def logits(engine: InferEngine) -> Any:
 # ---- points ----
 
 
-def test_every_point_fires_in_order_with_its_shape(qk_norm_engine: InferEngine) -> None:
-    config, registry, recorder = qk_norm_engine.config, HookRegistry(), Recorder()
+def test_every_point_fires_in_order_with_its_shape(golden_engine: InferEngine) -> None:
+    config, registry, recorder = golden_engine.config, HookRegistry(), Recorder()
     registry.register_hook("*", recorder)
-    without = logits(qk_norm_engine)
-    qk_norm_engine.set_hook_registry(registry)
-    assert np.array_equal(logits(qk_norm_engine), without)
-    qk_norm_engine.set_hook_registry(None)
+    without = logits(golden_engine)
+    golden_engine.set_hook_registry(registry)
+    assert np.array_equal(logits(golden_engine), without)
+    golden_engine.set_hook_registry(None)
     sizes = {
         "num_tokens": 4,
         "num_rows": 1,
@@ -77,13 +82,14 @@ def test_every_point_fires_in_order_with_its_shape(qk_norm_engine: InferEngine) 
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
     }
-    shapes = {site.name: tuple(sizes[dim] for dim in site.shape.strip("[]").split(", ")) for site in SITES}
-    first = [site.name for site in SITES[:1]]
-    last = [site.name for site in SITES if not site.in_layer][1:]
+    sites = sites_of(golden_engine)
+    shapes = {site.name: tuple(sizes[dim] for dim in site.shape.strip("[]").split(", ")) for site in sites}
+    first = [site.name for site in sites[:1]]
+    last = [site.name for site in sites if not site.in_layer][1:]
     layers = range(config.num_hidden_layers)
     expected = [
         *((name, shapes[name], -1) for name in first),
-        *((f"layer{i}_{site.name}", shapes[site.name], i) for i in layers for site in SITES if site.in_layer),
+        *((f"layer{i}_{site.name}", shapes[site.name], i) for i in layers for site in sites if site.in_layer),
         *((name, shapes[name], -1) for name in last),
     ]
     assert sorted(recorder.calls) == sorted(expected)
@@ -92,19 +98,21 @@ def test_every_point_fires_in_order_with_its_shape(qk_norm_engine: InferEngine) 
 
 
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
-def test_every_point_can_be_replaced(qk_norm_engine: InferEngine, site: Any) -> None:
+def test_every_point_can_be_replaced(golden_engine: InferEngine, site: Site) -> None:
+    if site not in sites_of(golden_engine):
+        pytest.skip("not in this model")
     registry = HookRegistry()
-    qk_norm_engine.set_hook_registry(registry)
-    without = logits(qk_norm_engine)
+    golden_engine.set_hook_registry(registry)
+    without = logits(golden_engine)
     pattern = f"layer0_{site.name}" if site.in_layer else site.name
     handle = registry.register_hook(pattern, lambda _name, t, _layer: t.numpy()[..., ::-1] * np.float32(0.5))
-    assert not np.array_equal(logits(qk_norm_engine), without)
+    assert not np.array_equal(logits(golden_engine), without)
     handle.remove()
-    assert np.array_equal(logits(qk_norm_engine), without)
+    assert np.array_equal(logits(golden_engine), without)
     # The same values in place of themselves: what is replaced is what goes on.
     registry.register_hook(pattern, lambda _name, t, _layer: t.numpy().copy())
-    assert np.array_equal(logits(qk_norm_engine), without)
-    qk_norm_engine.set_hook_registry(None)
+    assert np.array_equal(logits(golden_engine), without)
+    golden_engine.set_hook_registry(None)
 
 
 def test_replaced_logits_are_what_is_sampled(engine: InferEngine, registry: HookRegistry) -> None:
@@ -154,7 +162,7 @@ def test_a_prefix_is_one_layer(engine: InferEngine, registry: HookRegistry) -> N
     registry.register_hook("layers.1.*", dotted)
     run(engine, **GREEDY)
     assert flat.calls == dotted.calls
-    assert len(flat.calls) == sum(site.in_layer and not site.needs_qk_norm for site in SITES)
+    assert len(flat.calls) == sum(site.in_layer for site in sites_of(engine))
 
 
 @pytest.mark.parametrize(

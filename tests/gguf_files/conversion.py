@@ -32,12 +32,24 @@ MODEL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", 
 Types = Callable[[str], str]  # of a tensor, by its name in the file
 
 
-def gguf_name(name: str) -> str:
+OLMO2_NAMES = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+INTERLEAVED = ("llama", "granite")  # architectures
+# What else llama.cpp writes of a family: key to field.
+MORE_KEYS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def gguf_name(name: str, arch: str = "llama") -> str:
     base, _, kind = name.rpartition(".")
     if base in MODEL_NAMES:
         return f"{MODEL_NAMES[base]}.{kind}"
     _, _, layer, rest = base.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.{kind}"
+    names = NAMES | OLMO2_NAMES if arch == "olmo2" else NAMES
+    return f"blk.{layer}.{names[rest]}.{kind}"
 
 
 def interleave(weights: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
@@ -104,6 +116,8 @@ def metadata_of(config: LlamaConfig) -> dict[str, Any]:
         "rope.freq_base": float(config.rope_theta),
         "vocab_size": config.vocab_size,
     }
+    if arch == "granite":
+        values |= {key: float(getattr(config, name)) for key, name in MORE_KEYS.items()}
     out: dict[str, Any] = {"general.architecture": arch, "general.name": "golden", "general.file_type": 1}
     out |= {f"{arch}.{key}": value for key, value in values.items()}
     for name, ids in (("bos", config.bos_token_id), ("eos", config.eos_token_id)):
@@ -134,8 +148,9 @@ def convert(folder: Path, types: Types = plain) -> File:
             if info.dtype == "bfloat16":
                 array = (array.astype(np.uint32) << 16).view(np.float32)
             array = np.ascontiguousarray(array, np.float32)
-            to = gguf_name(name)
-            if metadata["general.architecture"] == "llama" and (".attn_q." in to or ".attn_k." in to):
+            arch = metadata["general.architecture"]
+            to = gguf_name(name, arch)
+            if arch in INTERLEAVED and (".attn_q." in to or ".attn_k." in to):
                 array = interleave(array, config.head_dim)
             tensors[to] = quantise("F32" if array.ndim == 1 else types(to), array)
     return File(metadata | rope, tensors)

@@ -145,7 +145,7 @@ def test_reset_from_several_threads(folder: Path) -> None:
         assert model.metrics().num_used_blocks == 0
 
 
-@pytest.mark.parametrize("quantization", ["fp8", 8, True])
+@pytest.mark.parametrize("quantization", ["fp4", 8, True])
 def test_unknown_quantization_is_refused(folder: Path, quantization: Any) -> None:
-    with pytest.raises(infinilm.ConfigError, match="quantization: expected None, 'int8' or 'int4', got"):
+    with pytest.raises(infinilm.ConfigError, match="quantization: expected None, 'int8', 'int4' or 'fp8', got"):
         LLM(folder, quantization=quantization)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import subprocess
 import sys
 import threading
@@ -40,6 +41,17 @@ def test_greedy_tokens_are_those_of_transformers(name: str, pytestconfig: pytest
     assert list(got.token_ids) == expected["greedy_ids"].tolist()
     assert got.text == ""  # no tokenizer in these folders
     assert got.finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_model_len", [None, 32, 100])
+def test_the_choice_of_longrope_factors_is_told_where_nobody_made_it(
+    max_model_len: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="infinilm"):
+        LLM(GOLDEN / "phi4-mini-long", max_model_len=max_model_len, max_num_seqs=2, use_tqdm=False).close()
+    told = [record.getMessage() for record in caplog.records if "RoPE factors" in record.getMessage()]
+    assert len(told) == (max_model_len is None)
+    assert not told or "with max_model_len=32 the former are" in told[0]
 
 
 # ---- streams ----

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import Checkpoint, load_weights
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.loading import load_weights
 from infinilm.errors import ConfigError, WeightError
 
 
@@ -84,7 +85,7 @@ SHAPES = {"x": (2, 3), "y": (5,)}
 )
 def test_in_place_or_converted(tmp_path, monkeypatch, stored, compute, in_place):
     released = []
-    monkeypatch.setattr(Checkpoint, "release", lambda self, name: released.append(name))
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append(name))
     values = np.array([[0.5, -2.0, 3.0], [0.0, 1.0, 100.0]], np.float32)  # exact in every dtype
     if stored == "bfloat16":
         write_bfloat16(tmp_path / "model.safetensors", w=bits_of(values))

@@ -491,8 +491,11 @@ def test_folders_that_are_not_new(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
     with pytest.raises(ConfigError, match=r"dtype: expected 'auto'.* got 'int8'"):
         pack_model(source, tmp_path / "again", dtype="int8")
-    with pytest.raises(ConfigError, match="quantization: expected None, 'int8' or 'int4'"):
+    with pytest.raises(ConfigError, match="quantization: expected None, 'int8', 'int4' or 'fp8', got 'int3'"):
         pack_model(source, tmp_path / "again", quantization="int3")
+    with pytest.raises(ConfigError, match="quantization='fp8' works on GPUs, and weights are packed for CPUs"):
+        pack_model(source, tmp_path / "again", quantization="fp8")
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize("existed", [True, False])

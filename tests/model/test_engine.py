@@ -58,7 +58,11 @@ def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
     assert error <= 4 * epsilon * np.sqrt(num_roundings)  # independent errors add in squares; 4: they feed softmaxes
 
 
-@pytest.mark.parametrize("folder", GOLDEN[:3], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder",
+    [p for p in GOLDEN if p.name in ("granite", "llama-biases", "llama-dynamic-rope", "glm4", "phi4-mini-long")],
+    ids=lambda p: p.name,
+)
 @pytest.mark.parametrize("chunk", [1, 5, 16])
 def test_chunked_prefill_changes_nothing(folder: Path, chunk: int, isa: str) -> None:
     whole, expected = load(folder)

@@ -12,7 +12,7 @@ from llm import tiny
 
 import infinilm
 from infinilm import CacheFullError, ConfigError, DynamicCache, LlamaConfig, ReferenceModel, RequestError, WeightError
-from infinilm.engine.hooks import SITES
+from infinilm.engine.hooks import ModelSites
 
 GOLDEN = sorted(p.parent for p in (Path(__file__).resolve().parents[1] / "golden").glob("*/expected.npz"))
 FLOAT32_SHARE = 1e-5  # of the largest logit: transformers computed the goldens in float32, through two or three layers
@@ -139,13 +139,20 @@ def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
     return seen, model
 
 
-@pytest.mark.parametrize("folder", [g for g in GOLDEN if g.name in ("llama-mha", "qwen3")], ids=lambda p: p.name)
-def test_the_tap_sees_every_site_of_the_hooks_in_order(folder: Path) -> None:
-    seen, model = sites_of(folder)
-    sites = [site for site in SITES if model.facts.qk_norm or not site.needs_qk_norm]
+@pytest.mark.parametrize("name", ["glm4", "llama-mha", "olmo2", "qwen3"])
+def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
+    seen, model = sites_of(GOLDEN[0].parent / name)
+    facts = model.facts
+    sites = ModelSites(model.config.num_hidden_layers, facts.qk_norm, facts.pre_norms, facts.post_norms).sites
+    in_layer = [site for site in sites if site.in_layer]
+    if facts.post_norms:  # what is normed is added then
+        names = [site.name for site in in_layer]
+        at = names.index("attention_residual")
+        assert names[at + 1] == "post_attention_layernorm"
+        in_layer[at], in_layer[at + 1] = in_layer[at + 1], in_layer[at]
     expected = [sites[0].name]
     for layer in range(model.config.num_hidden_layers):
-        expected += [site.aliases(layer)[0] for site in sites if site.in_layer]
+        expected += [site.aliases(layer)[0] for site in in_layer]
     assert seen == [*expected, "final_norm", "logits"]
 
 

@@ -106,8 +106,8 @@ class _Make:
     def w(self, name: str, *dims: str, shape: tuple[int, ...], **flags: bool) -> Operand:
         return Operand(name, support.stored(self.rng, self.dtype, *shape), dims, self.dtype, **flags)
 
-    def ints(self, name: str, values: Any, *dims: str, kind: str = "int32") -> Operand:
-        return Operand(name, np.array(values, kind), dims, kind)
+    def ints(self, name: str, values: Any, *dims: str, kind: str = "int32", **flags: bool) -> Operand:
+        return Operand(name, np.array(values, kind), dims, kind, **flags)
 
     def out(self, name: str, *dims: str, shape: tuple[int, ...]) -> Operand:
         return Operand(name, np.full(shape, np.nan, np.float32), dims, "float32", output=True)
@@ -149,7 +149,7 @@ def _row_calls(make: _Make) -> list[Call]:
             "add_rms_norm",
             x("x", T, D, shape=rows),
             x("residual", T, D, shape=rows, output=True),
-            w("weight", D, shape=(DIM,)),
+            w("weight", D, shape=(DIM,), optional=True),
             out("out", T, D, shape=rows),
             scalars=(EPS,),
         ),
@@ -197,7 +197,7 @@ CACHE = ("num_blocks", "=num_kv_heads", "block_size", "=head_dim")
 def _store_kv(b: Any, t: dict[str, Any]) -> None:
     norms = t.get("q_norm"), t.get("k_norm")
     heads = HEADS, KV_HEADS, HEAD_DIM
-    tensors = t["qkv"], t["cos_sin"], *norms, t["slot_mapping"], t["k_cache"], t["v_cache"]
+    tensors = t["qkv"], t.get("cos_sin"), *norms, t.get("slot_mapping"), t["k_cache"], t["v_cache"]
     b.qk_norm_rope_store_kv(*tensors, *heads, EPS)
 
 
@@ -213,9 +213,9 @@ def _cache_calls(make: _Make) -> list[Call]:
         norms = [w(n, "=head_dim", shape=(HEAD_DIM,)) for n in ("q_norm", "k_norm")]
         operands = (
             x("qkv", T, "=qkv_size", shape=(tokens, width), output=True),
-            x("cos_sin", T, "rotary_dim", shape=(tokens, 6)),
+            x("cos_sin", T, "rotary_dim", shape=(tokens, 6), optional=True),
             *(norms if name == "norms" else ()),
-            ints("slot_mapping", slots, T, kind="int64"),
+            ints("slot_mapping", slots, T, kind="int64", optional=True),
             Operand("k_cache", empty.copy(), CACHE, make.dtype, output=True),
             Operand("v_cache", empty.copy(), CACHE, make.dtype, output=True),
         )

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from reference import ops as oracle
 from reference.ops import F64, Array, load
 
+import infinilm
 from ops import support
 from ops.support import Rows, backend, each_dtype, each_isa, linear_cases, rows
 
@@ -171,5 +172,12 @@ def test_extreme_rows(isa: str, quantization: str) -> None:
 
 def test_unknown_quantization() -> None:
     weight = support.tensor(np.ones((4, 8), np.float32))
-    with pytest.raises(Exception, match=r"'int5'; expected none, int8 or int4"):
+    with pytest.raises(Exception, match=r"'int5'; expected none, int8, int4 or fp8"):
         backend("generic").prepare_linear([(weight, None)], quantization="int5")
+
+
+@each_isa
+def test_fp8_is_for_gpus(isa: str) -> None:
+    weight = support.tensor(np.ones((4, 8), np.float32))
+    with pytest.raises(infinilm.ConfigError, match="'fp8': CPUs have int8 and int4"):
+        backend(isa).prepare_linear([(weight, None)], quantization="fp8")

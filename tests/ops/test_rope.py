@@ -119,14 +119,25 @@ class Inputs:
         self.slots = np.where(rng.random(case.num_tokens) < 0.2, -1, slots).astype(np.int64)
         self.shape = (self.num_blocks, case.heads[1], case.block_size, case.head_dim)
 
-    def run(self, b: Any, tokens: slice = slice(None), outputs: tuple[Output, Output] | None = None) -> Result:
-        """The call over some of the tokens; outputs: where to store, else fresh ones full of NaN."""
+    def run(
+        self,
+        b: Any,
+        tokens: slice = slice(None),
+        outputs: tuple[Output, Output] | None = None,
+        parts: tuple[str, ...] = ("norms", "rope", "store"),
+        qkv_values: Array | None = None,
+    ) -> Result:
+        """Some parts of the op, over some of the tokens.
+
+        outputs: where to store, else fresh ones full of NaN; qkv_values: in place of the inputs' own.
+        """
         case, kind = self.case, (store(np.zeros(1), self.dtype)).dtype
         k_cache, v_cache = outputs or (flat_cache(self.shape, kind), flat_cache(self.shape, kind))
-        part = self.qkv[tokens]
+        part = (self.qkv if qkv_values is None else qkv_values)[tokens]
         qkv = Output(part.shape, pad=case.pad, values=part)
-        norms = [(None if n is None else framed(n), case.norm_dtype) for n in self.norms]
-        table, slots = framed(self.cos_sin[tokens]), framed(self.slots[tokens])
+        norms = [(None if n is None or "norms" not in parts else framed(n), case.norm_dtype) for n in self.norms]
+        table = framed(self.cos_sin[tokens]) if "rope" in parts else None
+        slots = framed(self.slots[tokens]) if "store" in parts else None
         caches = [support.tensor(c.view, self.dtype) for c in (k_cache, v_cache)]
         scalars = *case.heads, case.head_dim, EPS
         call(b, "qk_norm_rope_store_kv", qkv, table, *norms, slots, *caches, *scalars)
@@ -195,6 +206,25 @@ def test_tokens_do_not_depend_on_each_other(isa: str, dtype: str, case: Case) ->
         assert_bitwise(np.concatenate(parts), want.qkv, f"qkv, {threads} threads")
         assert_bitwise(caches[0].check(), want.k_cache, "k_cache")
         assert_bitwise(caches[1].check(), want.v_cache, "v_cache")
+
+
+@each_isa
+@each_dtype
+@given(case=cases())
+def test_parts_one_after_the_other(isa: str, dtype: str, case: Case) -> None:
+    """Norm, then rotation, then the cache, each in a call of its own: the bits of one call."""
+    inputs, b = Inputs(case, dtype), backend(isa, 2)
+    want = inputs.run(b)
+    normed = inputs.run(b, parts=("norms",))
+    turned = inputs.run(b, parts=("rope",), qkv_values=normed.qkv)
+    empty = flat_cache(inputs.shape, want.k_cache.dtype).view
+    for cache in (normed.k_cache, normed.v_cache, turned.k_cache, turned.v_cache):
+        assert_bitwise(cache, empty, "nothing is stored")
+    assert_bitwise(turned.qkv, want.qkv, "qkv")
+    stored = inputs.run(b, parts=("store",), qkv_values=turned.qkv)
+    assert_bitwise(stored.qkv, turned.qkv, "qkv, only stored")
+    assert_bitwise(stored.k_cache, want.k_cache, "k_cache")
+    assert_bitwise(stored.v_cache, want.v_cache, "v_cache")
 
 
 @each_isa

@@ -26,19 +26,22 @@ from ops.support import (
 )
 
 EPS = (1e-5, 1e-6, 0.0)
+multipliers = st.sampled_from((1.0, 12.0, 0.22))
 
 
 @every_backend
-@given(case=rows(), vocab_size=support.sizes)
-def test_embedding(isa: str, dtype: str, threads: int, case: Rows, vocab_size: int) -> None:
-    """Rows of the table, widened exactly."""
+@given(case=rows(), vocab_size=support.sizes, multiplier=multipliers)
+def test_embedding(isa: str, dtype: str, threads: int, case: Rows, vocab_size: int, multiplier: float) -> None:
+    """Rows of the table, widened exactly, times the multiplier."""
     rng = case.rng()
     table = support.stored(rng, dtype, vocab_size, case.size)
     ids = rng.integers(0, vocab_size, case.num_tokens).astype(np.int32)
     ids[-1] = vocab_size - 1
     out = Output((case.num_tokens, case.size), pad=case.pad_out)
-    call(backend(isa, threads), "embedding", framed(ids), (framed(table), dtype), out)
-    assert_bitwise(out.check(), oracle.embedding(ids, load(table, dtype)).astype(np.float32))
+    operands = framed(ids), (framed(table), dtype), out
+    call(backend(isa, threads), "embedding", *operands, None, "none", multiplier)
+    want = oracle.embedding(ids, load(table, dtype)).astype(np.float32) * np.float32(multiplier)
+    assert_bitwise(out.check(), want)
 
 
 @every_backend
@@ -57,6 +60,22 @@ def test_embedding_of_a_part(
         here = ((ids >= begin) & (ids < end))[:, None]
         expected = np.where(here, oracle.embedding(ids, load(table, dtype)), 0)
         assert_bitwise(out.check(), expected.astype(np.float32))
+
+
+@every_backend
+@given(case=rows(num_tokens=support.sizes), multiplier=multipliers, normed=st.booleans(), in_place=st.booleans())
+def test_add_rms_norm_of_a_multiple(
+    isa: str, dtype: str, threads: int, case: Rows, multiplier: float, normed: bool, in_place: bool
+) -> None:
+    """The sum is exact to the bit, and normed as `rms_norm` does it; without a weight, `out` is not written."""
+    rng, b = case.rng(), backend(isa, threads)
+    x, residual, weight = case.x(rng), case.x(rng), support.stored(rng, dtype, case.size)
+    out = Output(x.shape, pad=case.pad_out, values=x)
+    total = Output(x.shape, pad=case.pad_in[::-1], values=residual)
+    weights = (framed(weight), dtype) if normed else None
+    call(b, "add_rms_norm", out if in_place else framed(x, case.pad_in), total, weights, out, 1e-5, multiplier)
+    assert_bitwise(total.check(), residual + x * np.float32(multiplier), "residual")
+    assert_bitwise(out.check(), norm(b, total.check(), weight, dtype, 1e-5, None) if normed else x)
 
 
 @each_isa

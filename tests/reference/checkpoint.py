@@ -13,6 +13,8 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
+from infinilm.config.llama_config import LlamaConfig
+
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -37,3 +39,33 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     if weight_map is not None and tensors.keys() != weight_map.keys():
         raise ValueError(f"{index}: {sorted(weight_map.keys() - tensors.keys())} are in no file")
     return tensors
+
+
+_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
+
+
+def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
+    """The tensors of the text part of any family under the names, and in the order of rows, that Llama has."""
+    q, kv, sandwich = config.num_attention_heads, config.num_key_value_heads, "Glm4" in config.architecture
+    found = {}
+    for name, values in tensors.items():
+        if name.removeprefix("model.").startswith(_NOT_TEXT):
+            continue
+        name = name.replace("language_model.", "")
+        if "qkv_proj" in name:
+            heads = values.reshape(q + 2 * kv, config.head_dim, -1)
+            for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):
+                found[name.replace("qkv_proj", f"{part}_proj")] = own.reshape(-1, values.shape[1])
+        elif "gate_up_proj" in name:
+            for part, own in zip(("gate", "up"), np.split(values, 2), strict=True):
+                found[name.replace("gate_up", part)] = own
+        elif "Glm" in config.architecture and ("q_proj" in name or "k_proj" in name):
+            heads = values.reshape(-1, config.head_dim, *values.shape[1:])
+            turned = int(config.head_dim * config.partial_rotary_factor)  # 2i with 2i + 1
+            halves = np.concatenate([heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]], axis=1)
+            found[name] = halves.reshape(values.shape)
+        elif sandwich and "post_attention" in name:
+            found[name.replace("post_attention", "pre_feedforward")] = values
+        else:
+            found[name.replace("post_self_attn", "post_attention").replace("post_mlp", "post_feedforward")] = values
+    return found

@@ -44,17 +44,26 @@ class ReferenceModel:
         config, facts = self.config, self.facts
         ids = np.asarray(input_ids)
         positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
-        x = self._weight("model.embed_tokens.weight")[ids]  # [n, hidden_size]
+        x = self._weight("model.embed_tokens.weight")[ids] * facts.embedding_multiplier  # [n, hidden_size]
         for layer in range(config.num_hidden_layers):
             at = f"model.layers.{layer}"
-            h = self._norm(x, f"{at}.input_layernorm")
-            h = self._attention(h, positions, f"{at}.self_attn", facts.sliding_window[layer])
-            x = x + self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias)
-            h = self._norm(x, f"{at}.post_attention_layernorm")
+            before_mlp = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
+            h = self._norm(x, f"{at}.input_layernorm") if facts.pre_norms else x
+            h = self._attention(h, positions, f"{at}.self_attn", layer)
+            x = self._add(
+                x, self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias), f"{at}.post_attention_layernorm"
+            )
+            h = self._norm(x, f"{at}.{before_mlp}") if facts.pre_norms else x
             gate = self._linear(h, f"{at}.mlp.gate_proj", facts.mlp_bias)
             up = self._linear(h, f"{at}.mlp.up_proj", facts.mlp_bias)
-            x = x + self._linear(gate * _sigmoid(gate) * up, f"{at}.mlp.down_proj", facts.mlp_bias)
-        return self._norm(x, "model.norm")
+            down = self._linear(gate * _sigmoid(gate) * up, f"{at}.mlp.down_proj", facts.mlp_bias)
+            x = self._add(x, down, f"{at}.post_feedforward_layernorm")
+        return self._norm(x, "model.norm") * facts.logit_multiplier
+
+    def _add(self, x: F64, branch: F64, post_norm: str) -> F64:
+        if self.facts.post_norms:
+            branch = self._norm(branch, post_norm)
+        return x + branch * self.facts.residual_multiplier
 
     def greedy(self, input_ids: NDArray[Any], num_tokens: int) -> list[int]:
         """The `num_tokens` most likely tokens that follow, each by a full forward pass."""
@@ -63,18 +72,23 @@ class ReferenceModel:
             ids.append(int(self.forward(np.array(ids))[-1].argmax()))
         return ids[len(input_ids) :]
 
-    def _attention(self, h: F64, positions: NDArray[Any], at: str, window: int) -> F64:
+    def _attention(self, h: F64, positions: NDArray[Any], at: str, layer: int) -> F64:
         """Causal attention of one layer before o_proj: [n, hidden_size] -> [n, H * D]."""
         config, facts, n = self.config, self.facts, len(h)
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         q = self._linear(h, f"{at}.q_proj", facts.qkv_bias).reshape(n, heads, dim)
         k = self._linear(h, f"{at}.k_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
         v = self._linear(h, f"{at}.v_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
-        if facts.qk_norm:
+        if facts.qk_norm == "head":
             q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
-        q, k = self._rope(q, positions), self._rope(k, positions)
+        elif facts.qk_norm == "all":
+            q = self._norm(q.reshape(n, -1), f"{at}.q_norm").reshape(q.shape)
+            k = self._norm(k.reshape(n, -1), f"{at}.k_norm").reshape(k.shape)
+        if facts.has_rope[layer]:
+            q, k = self._rope(q, positions), self._rope(k, positions)
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
+        window = facts.sliding_window[layer]
         behind = positions[:, None] - positions[None, :]  # [n, n]: how far key j lies behind query i
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.einsum("ihd,jhd->hij", q, k) * facts.softmax_scale
@@ -84,11 +98,11 @@ class ReferenceModel:
         return np.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * dim)
 
     def _rope(self, x: F64, positions: NDArray[Any]) -> F64:
-        """Rotate element i with element i + D/2 by position * inv_freq[i]; x [n, heads, D]."""
-        angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)  # [n, 1, D/2]
+        """Rotate element i with element i + R/2 of the first R by position * inv_freq[i]; x [n, heads, D]."""
+        angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)  # [n, 1, R/2]
         cos, sin = np.cos(angle) * self.facts.attention_factor, np.sin(angle) * self.facts.attention_factor
-        first, second = np.split(x, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
     def _norm(self, x: F64, name: str) -> F64:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)

@@ -48,7 +48,7 @@ void embedding(const EmbeddingArgs& args, Share share) {
         const int64_t row = args.ids[t] - args.first_id;
         float* const out = args.out + t * args.out_stride;  // [hidden_size]
         if (row >= 0 && row < args.num_rows)
-            for_row(args.table, row, [&](int64_t k, float value) { out[k] = value; });
+            for_row(args.table, row, [&](int64_t k, float value) { out[k] = value * args.multiplier; });
         else
             for (int64_t k = 0; k < args.table.in_features; ++k) out[k] = 0;
     }

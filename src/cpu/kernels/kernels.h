@@ -71,7 +71,8 @@ struct NormArgs {
     int64_t x_stride;
     float* residual;  // [num_tokens, hidden_size] updated in place, or null
     int64_t residual_stride;
-    const void* weight;  // [hidden_size]
+    float multiplier;    // of x where it is added to the residual
+    const void* weight;  // [hidden_size] or null: nothing is normed
     Element element;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;
@@ -82,11 +83,11 @@ struct NormArgs {
 struct RopeStoreArgs {
     float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     int64_t qkv_stride;
-    const float* cos_sin;  // [num_tokens, rotary_dim]
+    const float* cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     int64_t rotary_dim;
     const void *q_norm, *k_norm;  // [head_dim] or null
     Element norm_element;
-    const int64_t* slot_mapping;  // [num_tokens]
+    const int64_t* slot_mapping;  // [num_tokens] or null
     void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
     Element cache_element;
     int64_t num_tokens, block_size;
@@ -118,6 +119,7 @@ struct EmbeddingArgs {
     const int32_t* ids;  // [num_tokens]
     PackedWeight table;  // [num_rows, hidden_size]: of the ids first_id, first_id + 1, ..; other ids give zeros
     int64_t first_id, num_rows;
+    float multiplier;
     int64_t num_tokens;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;

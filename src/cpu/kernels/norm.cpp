@@ -13,12 +13,12 @@ static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
         float sum;
         if (a.residual) {
             float* residual = a.residual + t * a.residual_stride;  // [hidden_size]
-            sum = sum_squares<true>(x, residual, a.hidden_size);
+            sum = sum_squares<true>(x, residual, a.hidden_size, a.multiplier);
             x = residual;
         } else {
             sum = sum_squares<false>(x, nullptr, a.hidden_size);
         }
-        scale_row(x, rms_scale(sum, a.hidden_size, a.eps), weight, a.out + t * a.out_stride, a.hidden_size);
+        if (weight) scale_row(x, rms_scale(sum, a.hidden_size, a.eps), weight, a.out + t * a.out_stride, a.hidden_size);
     }
 }
 

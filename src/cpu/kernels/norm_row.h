@@ -7,16 +7,17 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-// Sum of squares of x[n]; with ADD, x is added to residual[n] first, and the sum is over the new residual.
+// Sum of squares of x[n]; with ADD, multiplier * x is added to residual[n] first, and the sum is over the new residual.
 template <bool ADD>
-INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n) {
+INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n, float multiplier = 1) {
+    const vec m = set1(multiplier);
     vec sum[4] = {zero(), zero(), zero(), zero()};
     int64_t i = 0;
     for (; i + 4 * width <= n; i += 4 * width)
         for (int k = 0; k < 4; ++k) {
             vec v = load(x + i + k * width);
             if (ADD) {
-                v = v + load(residual + i + k * width);
+                v = v * m + load(residual + i + k * width);
                 store(residual + i + k * width, v);
             }
             sum[k] = fma(v, v, sum[k]);
@@ -25,7 +26,7 @@ INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n) {
         const int left = n - i < width ? (int)(n - i) : width;
         vec v = left == width ? load(x + i) : load_partial(x + i, left);
         if (ADD) {
-            v = v + (left == width ? load(residual + i) : load_partial(residual + i, left));
+            v = v * m + (left == width ? load(residual + i) : load_partial(residual + i, left));
             if (left == width)
                 store(residual + i, v);
             else

@@ -3,6 +3,7 @@
 #include "cpu/kernels/pack.h"
 
 #include "cpu/kernels/functions.h"
+#include "numerics/quantise.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -157,68 +158,41 @@ void write_floats(const Floats& in, Format format, char* to) {
     write_pairs(pairs, format, to);
 }
 
-// Rounds to the nearest integer, ties to even; |v| < 2^22
-INFINILM_INLINE ivec round_to_int(vec v) { return (ivec)(v + 0x1.8p23f) - 0x4b400000; }
-INFINILM_INLINE vec absolute(vec v) { return as_float(as_uint(v) & 0x7fffffffu); }
-// 1 / v, or 0 where there is nothing to divide: smaller ones have an infinite inverse.
-INFINILM_INLINE vec inverse_or_zero(vec v) { return v > 0x1p-119f ? 1.0f / v : zero(); }
+// The vector of this instruction set, as quantise.h asks for it.
+struct Lanes {
+    using Float = vec;
+    using Int = ivec;
+    static INFINILM_MEMBER vec set1(float v) { return cpu::INFINILM_ISA::set1(v); }
+    static INFINILM_MEMBER vec absolute(vec v) { return as_float(as_uint(v) & 0x7fffffffu); }
+    static INFINILM_MEMBER vec fma(vec a, vec b, vec c) { return cpu::INFINILM_ISA::fma(a, b, c); }
+    static INFINILM_MEMBER vec bf16(vec v) { return widen_bf16(narrow_bf16(v)); }
+    static INFINILM_MEMBER ivec nearest(vec v) { return (ivec)(v + 0x1.8p23f) - 0x4b400000; }  // |v| < 2^22
+    static INFINILM_MEMBER vec to_float(ivec v) { return __builtin_convertvector(v, vec); }
+};
 
-// Integers q in [-limit, limit], of 16 rows by 32 k, to lines; `per_line` k of a row are 32 bits.
-INFINILM_INLINE ivec quantise(vec v, vec inverse, float limit) {
-    v = v * inverse;
-    v = v > limit ? set1(limit) : v;
-    v = v < -limit ? set1(-limit) : v;
-    return round_to_int(v);
-}
-
+// Integers of 16 rows by 32 k, to lines; k_per_line k of a row are 32 bits.
 void write_int8(const Floats& in, const float* scales, char* to) {
     for (int part = 0; part < panel_outputs; part += width) {
-        const vec inverse = inverse_or_zero(load(scales + part));
+        const vec inverse = quantise::inverse_or_zero<Lanes>(load(scales + part));
         for (int quad = 0; quad < group_size / 4; ++quad) {
             uvec lanes{};
             for (int j = 0; j < 4; ++j)
-                lanes |= (uvec)(quantise(load(in.k[4 * quad + j] + part), inverse, 127) & 255) << (8 * j);
+                lanes |= (uvec)(quantise::int8<Lanes>(load(in.k[4 * quad + j] + part), inverse) & 255) << (8 * j);
             store_uint(to + quad * line_bytes + 4 * part, lanes);
         }
     }
 }
 
-// The scale of a group of 32 is searched: the sum of squared errors is least for one between the largest weight / 8,
-// which reaches it, and somewhat less, which is finer for all others.
 void write_int4(const Floats& in, Bf16* scales, char* to) {
-    constexpr int candidates = 16;
     for (int part = 0; part < panel_outputs; part += width) {
-        vec largest = zero();  // in size, with its sign: -8 is there, 8 is not
-        for (int k = 0; k < group_size; ++k) {
-            const vec v = load(in.k[k] + part);
-            largest = absolute(v) > absolute(largest) ? v : largest;
-        }
-        const auto rounded = [](vec v) { return widen_bf16(narrow_bf16(v)); };
-        const auto quantised = [](vec v, vec inverse) __attribute__((always_inline)) {
-            v = v * inverse;
-            v = v > 7.0f ? set1(7.0f) : v;
-            v = v < -8.0f ? set1(-8.0f) : v;
-            return round_to_int(v);
-        };
-        vec best_scale = zero(), best_error = set1(__builtin_inff());
-        for (int c = 0; c < candidates; ++c) {
-            const vec scale = rounded(largest / (-8.5f + 0.125f * (float)c));
-            const vec inverse = absolute(scale) > 0x1p-119f ? 1.0f / scale : zero();
-            vec error = zero();
-            for (int k = 0; k < group_size; ++k) {
-                const vec v = load(in.k[k] + part);
-                const vec d = v - scale * __builtin_convertvector(quantised(v, inverse), vec);
-                error = fma(d, d, error);
-            }
-            best_scale = error < best_error ? scale : best_scale;
-            best_error = error < best_error ? error : best_error;
-        }
-        store(scales + part, best_scale);
-        const vec inverse = absolute(best_scale) > 0x1p-119f ? 1.0f / best_scale : zero();
+        const auto value = [&](int k) __attribute__((always_inline)) { return load(in.k[k] + part); };
+        const vec scale = quantise::int4_scale<Lanes>(value);
+        store(scales + part, scale);
+        const vec inverse = quantise::inverse_or_zero<Lanes>(scale);
         for (int line = 0; line < group_size / 8; ++line) {
             uvec lanes{};
             for (int j = 0; j < 8; ++j) {
-                const ivec q = quantised(load(in.k[8 * line + j] + part), inverse) + int4_offset;
+                const ivec q = quantise::int4<Lanes>(value(8 * line + j), inverse) + int4_offset;
                 lanes |= (uvec)q << (8 * (j % 4) + 4 * (j / 4));
             }
             store_uint(to + line * line_bytes + 4 * part, lanes);
@@ -245,9 +219,10 @@ void pack_panel(const PackArgs& args, int64_t number) {
             read_group(panel, args.in_features, group, floats);
             for (int k = 0; k < group_size; ++k)
                 for (int part = 0; part < parts; ++part)
-                    largest[part] = max(absolute(load(floats.k[k] + part * width)), largest[part]);
+                    largest[part] = max(Lanes::absolute(load(floats.k[k] + part * width)), largest[part]);
         }
-        for (int part = 0; part < parts; ++part) store((float*)scales + part * width, largest[part] / 127.0f);
+        for (int part = 0; part < parts; ++part)
+            store((float*)scales + part * width, quantise::int8_scale<Lanes>(largest[part]));
     }
     for (int64_t group = 0; group < groups; ++group, to += group_bytes) {
         if (panel.as_stored) {

@@ -12,12 +12,13 @@
 #pragma once
 
 #include "cpu/kernels/kernels.h"
+#include "numerics/quantise.h"
 
 namespace infinilm::cpu {
 
 constexpr int panel_outputs = 16;
 constexpr int line_bytes = 64;
-constexpr int group_size = 32;  // of k: what shares a scale
+constexpr int group_size = quantise::group;  // of k
 constexpr int int4_offset = 8;
 
 static inline constexpr int k_per_line(Format format) {

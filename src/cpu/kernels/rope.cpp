@@ -44,10 +44,11 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     if (head < value_begin) {
         const void* weight = head < a.num_heads ? a.q_norm : a.k_norm;
         if (weight) normalise(x, weight, a);
-        rotate(x, a.cos_sin + token * a.rotary_dim, a.rotary_dim / 2);
+        if (a.rotary_dim) rotate(x, a.cos_sin + token * a.rotary_dim, a.rotary_dim / 2);
     }
+    if (head < a.num_heads || !a.slot_mapping) return;
     const int64_t slot = a.slot_mapping[token];
-    if (head < a.num_heads || slot < 0) return;
+    if (slot < 0) return;
     const bool is_key = head < value_begin;
     const int kv_head = head - (is_key ? a.num_heads : value_begin);
     const int64_t block = slot / a.block_size, offset = slot % a.block_size;

@@ -14,9 +14,9 @@ static PackedWeight packed(const void* data, const float* bias, int n, int k, in
 extern "C" {
 
 int norm_rows(const void* x, void* residual, const float* weight, void* out, int64_t x_stride, int64_t residual_stride,
-              int64_t out_stride, int num_tokens, int hidden_size, float eps, int type) {
+              int64_t out_stride, int num_tokens, int hidden_size, float eps, float multiplier, int type) {
     return rms_norm({x, residual, weight, out, x_stride, residual_stride, out_stride, num_tokens, hidden_size, eps,
-                     static_cast<Type>(type)},
+                     multiplier, static_cast<Type>(type)},
                     nullptr);
 }
 
@@ -33,8 +33,10 @@ int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_s
     return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Type>(type)}, nullptr);
 }
 
-int embed(const int* ids, const void* table, int n, int k, int type, void* out, int64_t out_stride, int num_tokens) {
-    return embedding({ids, 0, false, packed(table, nullptr, n, k, type, 0, 0), out, out_stride, num_tokens}, nullptr);
+int embed(const int* ids, const void* table, int n, int k, int type, void* out, int64_t out_stride, int num_tokens,
+          float multiplier) {
+    return embedding({ids, 0, false, packed(table, nullptr, n, k, type, 0, 0), out, out_stride, num_tokens, multiplier},
+                     nullptr);
 }
 
 int multiply_silu(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,

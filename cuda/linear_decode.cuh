@@ -1,0 +1,372 @@
+// A linear for 1 .. 96 tokens, bound by reading the weights once (2 n k bytes): they go from memory to registers in
+// 16-byte loads that are mma fragments already (fragments in memory order as in IST-DASLab/marlin; weights are A,
+// tokens the columns of B, as in TensorRT-LLM's tinygemm2), num_loads of them in flight per lane: 32 KiB per block,
+// about what an SM must ask for to keep HBM busy (an estimate). Mapping: persistent blocks of kSlices warps sum groups
+// of R tiles of 16 packed rows. Warp w sums slice w of k (linear.cuh): the split of k costs no traffic, and columns of
+// x belong to one warp, so that its ring of cp.async stages needs no block barrier. The slices are added in shared
+// memory while the next group's weights are under way. A group reads 2 num_tokens k bytes of x from L2 beside 32 R k of
+// weights, hence larger R for more tokens; with norm_weight each block reads all of x once more, dearer than a kernel
+// of its own from about 16 tokens on. Alignment as kernels.h says. A row's bits depend on neither R, the grid nor
+// num_tokens.
+#pragma once
+
+#include "launch.cuh"
+#include "linear.cuh"
+#include "norm.cuh"
+#include "rope.cuh"
+
+namespace infinilm::cuda {
+
+constexpr int kDecodeThreads = 32 * kSlices;
+constexpr int kRingColumns = 32;  // of x in a stage: two steps of an mma
+constexpr int kFewStages = 2, kManyStages = 4;
+
+// Bytes of a stage: 8 NT rows of x, 64 bytes each, and the norm weights of its columns.
+constexpr int stage_bytes(int token_tiles, bool norm) { return token_tiles * 512 + (norm ? 4 * kRingColumns : 0); }
+constexpr int kInverseBytes = 512;  // 1 / rms of each token; behind it the rings of the warps, or the slices' sums
+constexpr int shared_bytes(int token_tiles, bool norm, int stages) {
+    return kInverseBytes + kSlices * stages * stage_bytes(token_tiles, norm);
+}
+// 16-byte loads of weights in flight per lane; fewer where sums of groups want the registers.
+template <class F>
+constexpr int num_loads(int token_tiles) {
+    return F::kScales > 0 && token_tiles == 8 ? 4 : 8;
+}
+// Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before
+// 12.9 spills.
+template <class F>
+constexpr int blocks_per_sm(int token_tiles, int rows) {
+    if (F::kUnitSteps > 1 && token_tiles <= 2) return 2;
+    return token_tiles * rows <= (F::kScales > 0 ? 4 : 8) ? 2 : 1;
+}
+
+// The columns of x of one warp's slice, in stages of shared memory that only this warp touches.
+template <class T, class F, int NT, bool kNorm>
+struct Ring {
+    const LinearArgs& args;
+    uint8_t* slots;  // [stages][stage_bytes]
+    int stages, begin, end;
+    int column, slot = 0;  // the next column to load; the stage to read
+
+    // Starts the copy of the next stage, zeros beyond the tokens and the slice; always one group, maybe empty.
+    __device__ __forceinline__ void load(int to) {
+        const int lane = static_cast<int>(lane_id()), valid_end = F::kUnitSteps == 1 ? end : args.weight.k;
+        if (column < end) {
+            uint8_t* stage = slots + to * stage_bytes(NT, kNorm);
+            const int at = column + lane % 4 * 8, row = lane / 4;
+            // The four pieces of a row change places so that the eight rows of an ldmatrix lie in all banks.
+            uint8_t* dst = stage + row * 64 + (lane % 4 ^ (row >> 1 & 3)) * 16;
+            const T* src = static_cast<const T*>(args.x) + row * args.x_stride + at;
+            const int rows = at < valid_end ? args.num_tokens - row : 0;
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+                cp_async_16(dst + i * 512, src, 8 * i < rows);
+                src += 8 * args.x_stride;
+            }
+            if constexpr (kNorm) {
+                const int weight = column + lane * 4;
+                if (lane * 4 < kRingColumns)
+                    cp_async_16(stage + NT * 512 + lane * 16, args.norm_weight + weight, weight < valid_end);
+            }
+            column += kRingColumns;
+        }
+        cp_async_commit();
+    }
+    __device__ __forceinline__ void start() {
+        column = begin, slot = 0;
+        for (int i = 0; i < stages - 1; ++i) load(i);
+    }
+    // The next stage of x; the one before it is loaded anew.
+    __device__ __forceinline__ const uint8_t* next() {
+        if (stages == kFewStages)
+            cp_async_wait<kFewStages - 2>();
+        else
+            cp_async_wait<kManyStages - 2>();
+        __syncwarp();  // every lane's copies have arrived, and every lane has read the stage that is loaded now
+        const uint8_t* stage = slots + slot * stage_bytes(NT, kNorm);
+        load(slot == 0 ? stages - 1 : slot - 1);
+        slot = slot + 1 == stages ? 0 : slot + 1;
+        return stage;
+    }
+};
+
+// Two neighbours in k of a token, normed and rounded as rms_norm does.
+template <class T>
+__device__ __forceinline__ uint32_t normed2(uint32_t x, float inverse, float2 weight) {
+    return pack2<T>(normed(unpack_low<T>(x), inverse, weight.x), normed(unpack_high<T>(x), inverse, weight.y));
+}
+
+// sums += weights . x for one stage: two steps, of the units of two steps or of turn `turn` of one that holds more; or
+// one at the end of a slice (two is false). inverses: [8 NT].
+template <class T, class F, int NT, int R, bool kNorm>
+__device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> (*units)[R], int turn, bool two,
+                                         const uint8_t* stage, const float* inverses) {
+    const int lane = static_cast<int>(lane_id()), row = lane % 8;
+    const uint8_t* x = stage + row * 64 + (lane / 8 ^ (row >> 1 & 3)) * 16;
+    uint32_t weights[2][R][4];
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            const Unit<F>& unit = units[F::kUnitSteps == 1 ? step : 0][r];
+            F::template fragment<T>(weights[step][r], unit.words, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
+        }
+#pragma unroll
+    for (int tile = 0; tile < NT; ++tile) {
+        uint32_t columns[4];
+        ldmatrix_x4(columns, x + tile * 512);
+        if constexpr (kNorm) {
+            // Of the columns this lane holds. Read for each tile: registers are scarcer than shared memory's time.
+            const float2* norm_weights = reinterpret_cast<const float2*>(stage + NT * 512) + lane % 4;
+            const float inverse = inverses[8 * tile + lane / 4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) columns[i] = normed2<T>(columns[i], inverse, norm_weights[4 * i]);
+        }
+        const uint32_t first[2] = {columns[0], columns[1]}, second[2] = {columns[2], columns[3]};
+        if constexpr (F::kScales > 0) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                float group[4] = {};
+                mma_m16n8k16<T>(group, weights[0][r], first);
+                mma_m16n8k16<T>(group, weights[1][r], second);
+                add_scaled(sums[r][tile], group, units[0][r].scales_of(turn));
+            }
+            // ptxas would have the groups of all tokens in registers at once, and spill; it does not look past this.
+            if (NT >= 4 && tile % 2 == 1) __syncwarp();
+        } else {
+#pragma unroll
+            for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[0][r], first);
+            if (two) {
+#pragma unroll
+                for (int r = 0; r < R; ++r) mma_m16n8k16<T>(sums[r][tile], weights[1][r], second);
+            }
+        }
+    }
+}
+
+// Stores y, [token, feature] of out, with the residual added.
+template <class T>
+__device__ __forceinline__ void put(const LinearArgs& args, int token, int feature, float y) {
+    if (args.residual)
+        y = rounded<T>(y) + to_float(static_cast<const T*>(args.residual)[token * args.residual_stride + feature]);
+    const int64_t at = token * args.out_stride + feature;
+    if (args.out_float32)
+        static_cast<float*>(args.out)[at] = y;
+    else
+        static_cast<T*>(args.out)[at] = from_float<T>(y);
+}
+
+// Turns dimensions i and i + head_dim / 2 of a head, and stores them where they belong.
+template <class T>
+__device__ __forceinline__ void put_rope(const LinearArgs& args, int token, int head, int i, float first,
+                                         float second) {
+    const RopeStoreArgs& rope = args.rope;
+    const int half = rope.head_dim / 2, num_turned = rope.num_heads + rope.num_kv_heads;
+    first = rounded<T>(first), second = rounded<T>(second);
+    if (head < num_turned) {
+        const float* table = rope.cos_sin + static_cast<int64_t>(token) * rope.rotary_dim + i;
+        rotate(first, second, table[0], table[half]);
+    }
+    T* row = static_cast<T*>(args.out) + token * args.out_stride + static_cast<int64_t>(head) * rope.head_dim;
+    if (head >= rope.num_heads) {
+        const int64_t slot = rope.slot_mapping[token];
+        if (slot < 0) return;
+        const bool is_key = head < num_turned;
+        row = static_cast<T*>(is_key ? rope.k_cache : rope.v_cache) +
+              cache_offset(slot, head - (is_key ? rope.num_heads : num_turned), rope.num_kv_heads, rope.block_size,
+                           rope.head_dim);
+    }
+    row[i] = from_float<T>(first);
+    row[i + half] = from_float<T>(second);
+}
+
+// The end of the sums of packed rows `row` and row + 8.
+template <class T, class F>
+__device__ __forceinline__ void finish(const LinearArgs& args, int token, int row, float first, float second) {
+    const PackedWeight& weight = args.weight;
+    const int feature = feature_of_row(weight, row), other = feature_of_row(weight, row + 8);
+    if constexpr (F::kRowScales) {
+        const float* scales = row_scales(weight) + row;
+        first = __fmul_rn(first, scales[0]), second = __fmul_rn(second, scales[8]);
+    }
+    if (weight.bias) {
+        if (feature < weight.n) first += weight.bias[feature];
+        if (other < weight.n) second += weight.bias[other];
+    }
+    if (args.has_rope) {
+        const int head = feature / weight.head_dim;
+        put_rope<T>(args, token, head, feature - head * weight.head_dim, first, second);
+    } else if (joins_gate_up(args)) {
+        put<T>(args, token, feature, silu_mul<T>(first, second));
+    } else {
+        if (feature < weight.n) put<T>(args, token, feature, first);
+        if (other < weight.n) put<T>(args, token, other, second);
+    }
+}
+
+// Adds the slices and ends the outputs of a group, at most two tiles of rows at a time, as many as shared memory holds
+// in any case. Between warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no
+// bank conflicts, and a thread gets rows r and r + 8; eight lanes write neighbouring features.
+template <class T, class F, int NT, int R>
+__device__ __forceinline__ void reduce(const LinearArgs& args, const float (&sums)[R][NT][4], float4* partial,
+                                       int first_tile) {
+    constexpr int kPiece = R < kFewStages ? R : kFewStages, kUnits = kPiece * NT * 32;
+    const int lane = static_cast<int>(lane_id());
+#pragma unroll
+    for (int piece = 0; piece < R / kPiece; ++piece) {
+        __syncthreads();  // nobody reads x or the last piece any more
+        float4* mine = partial + warp_id() * kUnits + lane;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (r / kPiece != piece) continue;
+#pragma unroll
+            for (int tile = 0; tile < NT; ++tile) {
+                const float (&s)[4] = sums[r][tile];
+                mine[(r % kPiece * NT + tile) * 32] = make_float4(s[0], s[1], s[2], s[3]);
+            }
+        }
+        __syncthreads();
+        for (int unit = static_cast<int>(threadIdx.x); unit < kUnits; unit += kDecodeThreads) {
+            const int tile = first_tile + piece * kPiece + unit / (32 * NT), token = unit / 32 % NT * 8 + lane % 4 * 2;
+            if (tile >= num_tiles(args.weight) || token >= args.num_tokens) continue;
+            float4 sum = partial[unit];
+#pragma unroll 4  // not wholly: the next weights take up registers
+            for (int slice = 1; slice < kSlices; ++slice) {
+                const float4 other = partial[slice * kUnits + unit];
+                sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+            }
+#pragma unroll 1
+            for (int i = 0; i < 2 && token + i < args.num_tokens; ++i) {
+                finish<T, F>(args, token + i, 16 * tile + lane / 4, sum.x, sum.z);
+                sum.x = sum.y, sum.z = sum.w;
+            }
+        }
+    }
+    __syncthreads();  // x may come again
+}
+
+template <class T, class F, int NT, int R, bool kNorm>
+__global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
+    linear_decode_kernel(LinearArgs args, int stages) {
+    INFINILM_DYNAMIC_SHARED(smem);
+    float* inverses = reinterpret_cast<float*>(smem);  // [8 NT]
+    uint8_t* rings = smem + kInverseBytes;
+    constexpr int kAhead = num_loads<F>(NT) / R;  // units of weights in registers
+    constexpr int kUnitColumns = 16 * F::kUnitSteps;
+    constexpr int kTogether = F::kUnitSteps == 1 ? 2 : 1,
+                  kUnitTurns = F::kUnitSteps / 2;  // units, and parts of one, to
+    const PackedWeight& weight = args.weight;      // a stage of x
+    const int units = units_of<F>(weight.k), tiles = num_tiles(weight), groups = ceil_div(tiles, R);
+    const int warp = static_cast<int>(warp_id());
+    const int begin = slice_begin(warp, units), length = slice_begin(warp + 1, units) - begin;
+
+    // Starts the loads of a unit, at `from` in the first tile. Beyond the last tile it is read again, its sums dropped.
+    Unit<F> weights[kAhead][R];
+    auto fetch = [&](Unit<F>(&to)[R], const uint8_t* from, int last) {
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+            to[r].load_streamed_from(from + static_cast<int64_t>(min(r, last)) * (units * unit_bytes_of<F>));
+    };
+    auto at = [&](int group, int position) {
+        return static_cast<const uint8_t*>(weight.data) +
+               (static_cast<int64_t>(group) * R * units + begin + position) * unit_bytes_of<F>;
+    };
+    int group = static_cast<int>(blockIdx.x);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j)
+        if (j < length) fetch(weights[j], at(group, j), tiles - 1 - group * R);
+
+    grid_dependency_wait();  // weights are nobody's output; all that follows may be
+    // The end of a slice is that of its units, or of k where a step is not whole.
+    const int end = kUnitColumns * (begin + length);
+    Ring<T, F, NT, kNorm> ring{args,
+                               rings + warp * stages * stage_bytes(NT, kNorm),
+                               stages,
+                               kUnitColumns * begin,
+                               F::kUnitSteps == 1 ? min(end, weight.k) : end,
+                               0};
+    ring.start();
+    if constexpr (kNorm) {
+        for (int token = warp; token < 8 * NT; token += kSlices) {
+            const T* row = static_cast<const T*>(args.x) + token * args.x_stride;
+            const float inverse = token < args.num_tokens ? row_inverse_rms(row, weight.k, args.norm_eps) : 0.0f;
+            if (lane_id() == 0) inverses[token] = inverse;
+        }
+        __syncthreads();
+    }
+    while (group < groups) {
+        const int next_group = group + static_cast<int>(gridDim.x);
+        float sums[R][NT][4] = {};
+        for (int base = 0; base < length; base += kAhead) {
+            // Where the registers are loaded from once they are used: further on, or in the next group.
+            const bool more = base + kAhead < length;
+            const int from_group = more ? group : next_group, from = more ? base + kAhead : 0;
+            const int limit = from_group < groups ? length - from : 0, last = tiles - 1 - from_group * R;
+            const uint8_t* source = at(from_group, from);
+#pragma unroll
+            for (int j = 0; j < kAhead; j += kTogether) {
+                if (base + j < length) {
+                    const bool two = F::kUnitSteps > 1 || base + j + 1 < length;
+#pragma unroll
+                    for (int turn = 0; turn < (kUnitTurns > 0 ? kUnitTurns : 1); ++turn)
+                        multiply<T, F, NT, R, kNorm>(sums, &weights[j], turn, two, ring.next(), inverses);
+                }
+#pragma unroll
+                for (int i = j; i < j + kTogether; ++i)
+                    if (i < limit) fetch(weights[i], source + i * unit_bytes_of<F>, last);
+            }
+        }
+        reduce<T, F, NT, R>(args, sums, reinterpret_cast<float4*>(rings), group * R);
+        group = next_group;
+        if (group < groups) ring.start();
+    }
+}
+
+// What a launch is fitted to. Not kept: the driver answers from a table, in well under a microsecond.
+struct DecodeDevice {
+    int sms = 0, shared_per_block = 0, shared_per_sm = 0;
+};
+inline cudaError_t query(DecodeDevice& device) {
+    int id = 0;
+    if (cudaError_t error = cudaGetDevice(&id)) return error;
+    if (cudaError_t error = cudaDeviceGetAttribute(&device.sms, cudaDevAttrMultiProcessorCount, id)) return error;
+    if (cudaError_t error =
+            cudaDeviceGetAttribute(&device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, id))
+        return error;
+    return cudaDeviceGetAttribute(&device.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
+}
+
+template <class T, class F, bool kNorm, int NT, int R>
+cudaError_t run_decode(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
+    int blocks = blocks_per_sm<F>(NT, R), stages = kManyStages;
+    auto fits = [&] {
+        const int bytes = shared_bytes(NT, kNorm, stages);  // and 1 KiB for the system
+        return bytes <= device.shared_per_block && blocks * (bytes + 1024) <= device.shared_per_sm;
+    };
+    if (!fits()) stages = kFewStages;
+    while (blocks > 1 && !fits()) --blocks;
+    const int groups = ceil_div(num_tiles(args.weight), R);
+    LaunchConfig config{dim3(static_cast<unsigned>(min(groups, blocks * device.sms))), dim3(kDecodeThreads)};
+    config.smem_bytes = static_cast<size_t>(shared_bytes(NT, kNorm, stages));
+    config.stream = stream;
+    return launch<linear_decode_kernel<T, F, NT, R, kNorm>>(config, args, stages);
+}
+
+// linear_decode of a quantised weight, instantiated in a file for each format.
+template <class F>
+cudaError_t linear_decode_as(const LinearArgs& args, cudaStream_t stream) {
+    DecodeDevice device;
+    if (cudaError_t error = query(device)) return error;
+    auto run_type = [&](auto t) {
+        using T = decltype(t);
+        // Two tiles of rows share x and its copies, which cost as much as these weights do.
+        if (args.norm_weight) return run_decode<T, F, true, 1, 2>(args, device, stream);
+        if (args.num_tokens <= 8) return run_decode<T, F, false, 1, 2>(args, device, stream);
+        if (args.num_tokens <= 16) return run_decode<T, F, false, 2, 2>(args, device, stream);
+        if (args.num_tokens <= 32) return run_decode<T, F, false, 4, 2>(args, device, stream);
+        return run_decode<T, F, false, 8, 2>(args, device, stream);
+    };
+    return args.weight.type == Type::bf16 ? run_type(bf16{}) : run_type(f16{});
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,10 @@
+// linear_decode and linear_prefill of fp8 weights.
+#include "linear_decode.cuh"
+#include "linear_prefill.cuh"
+
+namespace infinilm::cuda {
+
+template cudaError_t linear_decode_as<Fp8>(const LinearArgs&, cudaStream_t);
+template cudaError_t linear_prefill_as<Fp8>(const LinearArgs&, cudaStream_t);
+
+}  // namespace infinilm::cuda

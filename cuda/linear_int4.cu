@@ -1,0 +1,10 @@
+// linear_decode and linear_prefill of int4 weights.
+#include "linear_decode.cuh"
+#include "linear_prefill.cuh"
+
+namespace infinilm::cuda {
+
+template cudaError_t linear_decode_as<Int4<32>>(const LinearArgs&, cudaStream_t);
+template cudaError_t linear_prefill_as<Int4<32>>(const LinearArgs&, cudaStream_t);
+
+}  // namespace infinilm::cuda

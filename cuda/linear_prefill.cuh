@@ -1,0 +1,217 @@
+// linear for many tokens on every GPU from sm_80 on: out[t, f] = epilogue(x[t] . weight[f]), without norm and rope.
+// Mapping: a block of 8 warps computes 128 packed rows x 128 tokens (or 64: choose_tile_tokens), a warp 64 x 32 (32 x
+// 32); which tile, tile_place() says. k comes in stages of two turns (weight_formats.cuh: of a step of 16 columns, or
+// two where weights are quantised) through four buffers of shared memory, by cp.async: the weight as the contiguous
+// units it is packed in, one 16-byte read of a lane each; x row by row, its 16-byte pieces swizzled for ldmatrix.
+// Weights that are not quantised are read one turn ahead of their mma. A slice of k is a chain of its own, added to the
+// total at its end (linear.cuh): twice the accumulators, 128 registers of a thread, and one block per SM, is the price
+// of rows whose bits do not depend on num_tokens. Bytes: the weight once for each 1024 tokens, x once from memory, then
+// both from L2. Floor: 2 n k num_tokens / peak of mma.sync. Shared memory comes next: a warp reads 3 KB for 16 mma, 96
+// of the 128 bytes a cycle of an A100. Alignment as in kernels.h. Ideas: IST-DASLab/marlin (weights stored as
+// fragments), CUTLASS's multistage mainloop.
+#pragma once
+
+#include "launch.cuh"
+#include "linear_tile.cuh"
+
+namespace infinilm::cuda {
+
+constexpr int kPrefillThreads = 256, kPrefillStages = 4, kStageTurns = 2;
+
+// How kTokens x 128 are cut among 8 warps, and what a stage holds: units of each tile of rows, then blocks of 32
+// columns of x, [kTokenBlocks][kTokens][64 bytes].
+template <class F, int kTokens>
+struct TileShape {
+    static constexpr int kColumns = 4, kTiles = kTokens / 32;  // of a warp: 8 tokens each; 16 rows each
+    static constexpr int kTokenWarps = kTokens / (8 * kColumns);
+    static constexpr int kSteps = kStageTurns * F::kTurnSteps, kUnits = kSteps / F::kUnitSteps;  // of a stage
+    static constexpr int kTileBytes = kUnits * unit_bytes_of<F>, kWeightBytes = kRowTiles * kTileBytes;
+    static constexpr int kTokenBlocks = kSteps / 2, kTokenBytes = kTokenBlocks * kTokens * 64;
+    static constexpr int kStageBytes = kWeightBytes + kTokenBytes, kSmemBytes = kPrefillStages * kStageBytes;
+    static_assert(kSmemBytes >= kTileRows * kTokens * 4, "the stages become the buffer of the outputs");
+};
+
+// Bytes from the start of a block of x to 8 columns of a token: rows of 64 bytes, in which the four pieces change
+// places so that the eight rows of an ldmatrix lie in all banks.
+__device__ __forceinline__ int token_piece(int token, int piece) {
+    return token * 64 + (piece ^ (token >> 1 & 3)) * 16;
+}
+
+// Copies a block's stages to shared memory. rows: the weight from the block's first tile on; x: [num_tokens, k] from
+// its first token on. What lies beyond the weight, the tokens or k becomes zero.
+template <class T, class F, int kTokens>
+struct StageLoader {
+    using Shape = TileShape<F, kTokens>;
+    const uint8_t* rows;
+    const T* x;
+    int64_t x_stride;
+    int tiles, tokens, k, units;  // tiles and tokens from here to the end
+
+    __device__ __forceinline__ void load(uint8_t* smem, int stage) const {
+        if (stage * Shape::kUnits < units) {
+            uint8_t* to = smem + stage % kPrefillStages * Shape::kStageBytes;
+            constexpr int kTileBytes = Shape::kTileBytes;
+#pragma unroll
+            for (int at = 0; at < Shape::kWeightBytes; at += kPrefillThreads * 16) {
+                const int i = at + static_cast<int>(threadIdx.x) * 16, tile = i / kTileBytes;
+                if (Shape::kWeightBytes % (kPrefillThreads * 16) != 0 && i >= Shape::kWeightBytes) break;
+                const bool valid = tile < tiles && stage * Shape::kUnits + i % kTileBytes / unit_bytes_of<F> < units;
+                const uint8_t* from =
+                    rows + static_cast<int64_t>(tile) * units * unit_bytes_of<F> + stage * int64_t{kTileBytes};
+                cp_async_16(to + i, valid ? from + i % kTileBytes : rows, valid);
+            }
+            constexpr int kPieces = 4 * Shape::kTokenBlocks;  // of a token: 8 columns each
+#pragma unroll
+            for (int at = 0; at < kTokens * kPieces; at += kPrefillThreads) {
+                const int i = at + static_cast<int>(threadIdx.x), token = i / kPieces, piece = i % kPieces;
+                const int column = stage * Shape::kSteps * 16 + piece * 8;
+                const bool valid = token < tokens && column < k;
+                cp_async_16(to + Shape::kWeightBytes + piece / 4 * kTokens * 64 + token_piece(token, piece % 4),
+                            valid ? x + token * x_stride + column : x, valid);
+            }
+        }
+        cp_async_commit();  // an empty group, too: the waits count groups
+    }
+};
+
+// What a warp multiplies in one turn: units as they lie, and columns of x.
+template <class F, int kTokens>
+struct TurnFragments {
+    using Shape = TileShape<F, kTokens>;
+    static constexpr int kSteps = F::kTurnSteps;
+    Unit<F> a[Shape::kTiles];
+    uint32_t b[kSteps][Shape::kColumns / 2][4];
+
+    // stage: its bytes; turn: of the stage. tile, token: the warp's first in the block.
+    __device__ __forceinline__ void load(const uint8_t* stage, int turn, int tile, int token) {
+        const int lane = static_cast<int>(lane_id()), first = turn * kSteps;  // step of the stage
+#pragma unroll
+        for (int i = 0; i < Shape::kTiles; ++i)
+            a[i].load_shared(stage + (tile + i) * Shape::kTileBytes + first / F::kUnitSteps * unit_bytes_of<F>);
+        const int row = token + lane / 16 * 8 + lane % 8;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+            const int block = (first + s) / 2, piece = (first + s) % 2 * 2 + lane / 8 % 2;
+#pragma unroll
+            for (int j = 0; j < Shape::kColumns / 2; ++j)
+                ldmatrix_x4(b[s][j],
+                            stage + Shape::kWeightBytes + block * kTokens * 64 + token_piece(row + 16 * j, piece));
+        }
+    }
+
+    template <class T>
+    __device__ __forceinline__ void multiply(float (&sums)[Shape::kTiles][Shape::kColumns][4], int turn) const {
+        const int first = turn * kSteps % F::kUnitSteps;  // step of the unit
+#pragma unroll
+        for (int i = 0; i < Shape::kTiles; ++i) {
+            uint32_t rows[kSteps][4];
+#pragma unroll
+            for (int s = 0; s < kSteps; ++s) F::template fragment<T>(rows[s], a[i].words, first + s);
+#pragma unroll
+            for (int j = 0; j < Shape::kColumns; ++j) {
+                float group[4] = {};
+                float (&sum)[4] = F::kScales > 0 ? group : sums[i][j];
+#pragma unroll
+                for (int s = 0; s < kSteps; ++s) {
+                    const uint32_t column[2] = {b[s][j / 2][j % 2 * 2], b[s][j / 2][j % 2 * 2 + 1]};
+                    mma_m16n8k16<T>(sum, rows[s], column);
+                }
+                if constexpr (F::kScales > 0) add_scaled(sums[i][j], group, a[i].scales_of(turn));
+            }
+        }
+    }
+};
+
+template <class T, class F, int kTokens>
+__global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales == 0 ? 2 : 1)
+    linear_prefill_kernel(const __grid_constant__ LinearArgs args, int token_blocks) {
+    using Shape = TileShape<F, kTokens>;
+    constexpr int kTiles = Shape::kTiles, kColumns = Shape::kColumns;
+    constexpr int kUnitTurns = F::kUnitSteps / F::kTurnSteps;
+    INFINILM_DYNAMIC_SHARED(smem);  // [kPrefillStages][kStageBytes], at the end the outputs
+    const PackedWeight& w = args.weight;
+    const int units = units_of<F>(w.k), stages = ceil_div(units, Shape::kUnits);
+    const TilePlace place = tile_place(static_cast<int>(blockIdx.x), row_blocks(w), token_blocks);
+    const int tile = place.row_block * kRowTiles, token = place.token_block * kTokens;
+    const StageLoader<T, F, kTokens> loader{
+        static_cast<const uint8_t*>(w.data) + static_cast<int64_t>(tile) * units * unit_bytes_of<F>,
+        static_cast<const T*>(args.x) + token * args.x_stride,
+        args.x_stride,
+        num_tiles(w) - tile,
+        args.num_tokens - token,
+        w.k,
+        units};
+    const int warp = static_cast<int>(warp_id());
+    const int warp_tile = warp / Shape::kTokenWarps * kTiles, warp_token = warp % Shape::kTokenWarps * 8 * kColumns;
+    auto bytes_of = [&](int stage) { return smem + stage % kPrefillStages * Shape::kStageBytes; };
+
+    float sums[kTiles][kColumns][4] = {}, totals[kTiles][kColumns][4] = {};
+    int end = slice_end(0, units);
+    auto end_turn = [&](int turn) {  // of the whole product
+        if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end) return;
+        end = slice_end(end, units);
+#pragma unroll
+        for (int a = 0; a < kTiles; ++a)
+#pragma unroll
+            for (int b = 0; b < kColumns; ++b)
+#pragma unroll
+                for (int c = 0; c < 4; ++c) totals[a][b][c] += sums[a][b][c], sums[a][b][c] = 0.0f;
+    };
+    if constexpr (F::kTurnSteps == 1) {
+        for (int stage = 0; stage < kPrefillStages; ++stage) loader.load(smem, stage);
+        cp_async_wait<kPrefillStages - 1>();
+        __syncthreads();
+        TurnFragments<F, kTokens> fragments[kStageTurns];
+        fragments[0].load(bytes_of(0), 0, warp_tile, warp_token);
+        for (int stage = 0; stage < stages; ++stage) {
+#pragma unroll
+            for (int i = 0; i < kStageTurns; ++i) {
+                const bool last = i == kStageTurns - 1;
+                if (last) {  // the next stage is there for all, and all have the fragments of this one
+                    cp_async_wait<kPrefillStages - 2>();
+                    __syncthreads();
+                    loader.load(smem, stage + kPrefillStages);
+                }
+                // After the last stage: fragments of whatever is there, for nobody.
+                fragments[last ? 0 : i + 1].load(bytes_of(stage + last), last ? 0 : i + 1, warp_tile, warp_token);
+                fragments[i].template multiply<T>(sums, i);
+                end_turn(stage * kStageTurns + i);
+            }
+        }
+    } else {  // Not ahead: the registers are for widened weights.
+        for (int stage = 0; stage < kPrefillStages - 1; ++stage) loader.load(smem, stage);
+        for (int stage = 0; stage < stages; ++stage) {
+            cp_async_wait<kPrefillStages - 2>();
+            __syncthreads();  // this stage is there for all, and nobody reads the one before any more
+            loader.load(smem, stage + kPrefillStages - 1);
+#pragma unroll
+            for (int i = 0; i < kStageTurns; ++i) {
+                TurnFragments<F, kTokens> fragments;
+                fragments.load(bytes_of(stage), i, warp_tile, warp_token);
+                fragments.template multiply<T>(sums, i);
+                end_turn(stage * kStageTurns + i);
+            }
+        }
+    }
+    __syncthreads();  // the stages are free
+    store_sums<T, F, 1>(args, totals, reinterpret_cast<float*>(smem) + warp * 16 * kTiles * 8 * kColumns,
+                        tile + warp_tile, token + warp_token, [] { __syncwarp(); });
+}
+
+template <class T, class F, int kTokens>
+cudaError_t launch_prefill(const LinearArgs& args, cudaStream_t stream) {
+    const int token_blocks = ceil_div(args.num_tokens, kTokens);
+    const LaunchConfig config{dim3(static_cast<unsigned>(row_blocks(args.weight) * token_blocks)),
+                              dim3(kPrefillThreads), TileShape<F, kTokens>::kSmemBytes, stream};
+    return launch<linear_prefill_kernel<T, F, kTokens>>(config, args, token_blocks);
+}
+
+// linear_prefill of a quantised weight, instantiated in a file for each format: tiles of 64 tokens alone. An SM holds
+// two blocks of int8 and fp8, so that one widens weights while the other multiplies; int4 has registers for one.
+template <class F>
+cudaError_t linear_prefill_as(const LinearArgs& args, cudaStream_t stream) {
+    return args.weight.type == Type::bf16 ? launch_prefill<bf16, F, 64>(args, stream)
+                                          : launch_prefill<f16, F, 64>(args, stream);
+}
+
+}  // namespace infinilm::cuda

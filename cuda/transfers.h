@@ -1,0 +1,51 @@
+// What moves tensors between the host and a device, and within a device, in a stream of it. The current device is that
+// of the stream.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace infinilm::cuda {
+
+// Memory of the host that a device reads and writes without the driver's help.
+struct PinnedMemory {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    int device = 0;  // the current one
+    explicit PinnedMemory(size_t bytes);
+    ~PinnedMemory();
+    PinnedMemory(const PinnedMemory&) = delete;
+    PinnedMemory& operator=(const PinnedMemory&) = delete;
+};
+
+// Tensors of one shape, contiguous or matrices whose rows are, at least one of them on the device. Within the device
+// it is enqueued; between the device and the host it goes through `pinned`, and is done when this returns.
+void copy(const TensorView& src, const TensorView& dst, const PinnedMemory& pinned, cudaStream_t stream);
+
+// Enqueues a copy of a matrix to rows that begin dst_pitch bytes apart. op: for the error.
+void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op, cudaStream_t stream);
+
+// Where arrays of a step lie side by side, so that one transfer takes them all to the device.
+class Staging {
+public:
+    static int64_t bytes_of(std::span<const TensorView> arrays);
+
+    bool fits(std::span<const TensorView> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
+    // device: uint8, for arrays of that many bytes; absent gives all memory back.
+    void reset(Tensor device);
+    // Enqueues the transfer of arrays that fit. What it gives is on the device, valid until the next one; absent arrays
+    // stay absent. By then this one must be done, since they share the host's memory.
+    std::vector<TensorView> upload(std::span<const TensorView> arrays, cudaStream_t stream);
+
+private:
+    Tensor device_;
+    std::unique_ptr<PinnedMemory> host_;  // as large
+};
+
+}  // namespace infinilm::cuda

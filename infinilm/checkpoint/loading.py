@@ -1,0 +1,314 @@
+"""Strict loading: every parameter of an engine from a checkpoint, or an error that says all that does not fit.
+
+Called by the `LLM` and engine layers, and by `pack_writer.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.folder import Checkpoint, is_used_in_place
+from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.mapped import MappedTensors
+from infinilm.checkpoint.packed import expected_tensors
+from infinilm.checkpoint.safetensors_header import STORED_DTYPES
+from infinilm.checkpoint.sources import FoundTensors, find_tensors
+from infinilm.checks import DTYPES
+from infinilm.config.llama_config import LlamaConfig
+from infinilm.errors import ConfigError, WeightError
+from infinilm.logs import logger
+from infinilm.progress import progress_bar
+
+__all__ = ["WeightEngine", "load_weights"]
+
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_MAX_LISTED = 20  # names of one kind in one error message
+
+_QUANTISED_DTYPES = frozenset(
+    {"int8", "uint8", "float4"} | {n for n in STORED_DTYPES if n.startswith(("float8_", "float6_"))}
+)
+_QUANTISED_SUFFIXES = (
+    ".qweight",
+    ".qzeros",
+    ".g_idx",
+    ".weight_packed",
+    ".weight_scale_inv",
+    ".SCB",
+    ".quant_map",
+)
+
+
+class WeightEngine(Protocol):
+    """What `load_weights` needs of an engine; `InferEngine` is one."""
+
+    def param_shapes(self) -> Mapping[str, Sequence[int]]:
+        """Return the full shape of each parameter expected, by its name in the checkpoint."""
+        ...
+
+    def load_param(self, name: str, tensor: Any, /) -> Sequence[str] | None:
+        """Take one full tensor; each rank takes its shard. Return names whose memory is not read again."""
+        ...
+
+
+def _is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
+    """Tensors that may be in a file without being asked for.
+
+    `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
+    frequencies that old checkpoints store, which follow from the configuration.
+    """
+    return (name in _HEADS and name not in expected) or name.endswith(".rotary_emb.inv_freq")
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f", and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return ", ".join(items[:_MAX_LISTED]) + more
+
+
+def _missing_shards(checkpoint: MappedTensors) -> str | None:
+    """Name the shards that a file name like model-00001-of-00003.safetensors promises and that are absent."""
+    present: dict[str, set[int]] = {}
+    for file in {t.file.name for t in checkpoint.tensors.values()}:
+        if match := re.fullmatch(r"(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors", file):
+            present.setdefault(f"{match[1]}|{match[3]}", set()).add(int(match[2]))
+    for key, numbers in present.items():
+        total = int(key.rpartition("|")[2])
+        absent = sorted(set(range(1, total + 1)) - numbers)
+        if absent:
+            return f"shards {_listed([str(n) for n in absent])} of {total} are absent: is the download complete?"
+    return None
+
+
+def _causes(checkpoint: MappedTensors, missing: list[str], unexpected: list[str], shaped: list[str]) -> list[str]:
+    """Guess what went wrong from the pattern of differences."""
+    causes = []
+    if missing and (shards := _missing_shards(checkpoint)):
+        causes.append(shards)
+    if missing == ["lm_head.weight"]:
+        causes.append('the embeddings are tied: config.json should say "tie_word_embeddings": true')
+    tails = {name.rpartition("model.")[2] for name in unexpected}
+    if missing and unexpected and all(name.rpartition("model.")[2] in tails for name in missing):
+        causes.append("the names differ only by a prefix such as 'model.': the checkpoint was saved from a submodule")
+    if unexpected and all(name.endswith(".bias") for name in unexpected):
+        causes.append("the checkpoint has biases that config.json does not announce (attention_bias, mlp_bias)")
+    if any("lora_" in name for name in unexpected):
+        causes.append("the files hold a LoRA adapter: merge it into its base model first")
+    if shaped or not causes:
+        causes.append("config.json and the weights do not belong together (another size or another architecture)")
+    return causes
+
+
+def _check_quantised(checkpoint: MappedTensors) -> None:
+    found = [
+        t for t in checkpoint.tensors.values() if t.dtype in _QUANTISED_DTYPES or t.name.endswith(_QUANTISED_SUFFIXES)
+    ]
+    if found:
+        first = found[0]
+        raise WeightError(
+            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors): "
+            "quantised checkpoints are not supported in this version; use the float16 or bfloat16 checkpoint "
+            "of the model"
+        )
+
+
+def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
+    """Refuse an lm_head that is not read because config.json says that it is the embedding, where a few rows differ."""
+    embedding = next((name for name in found.shapes if name.endswith("embed_tokens.weight")), None)
+    if head not in _HEADS or embedding is None:
+        return
+    arrays = [checkpoint.array(name) for name in (head, embedding)]
+    rows = np.linspace(0, len(arrays[1]) - 1, 16).astype(int)
+    if arrays[0].dtype != arrays[1].dtype or arrays[0].shape != arrays[1].shape:
+        return  # of another precision or padding: not to be compared bit by bit
+    if not np.array_equal(arrays[0][rows], arrays[1][rows]):
+        raise WeightError(
+            f'{checkpoint.path}: config.json says "tie_word_embeddings": true, but {head} and {embedding} differ; '
+            "set it to false there, so that both are used"
+        )
+
+
+def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mapping[str, str]) -> None:
+    """Compare headers with the expected set.
+
+    `packed_dtypes`: of the tensors of packed linears; others have any floating dtype.
+
+    Raises
+    ------
+    WeightError
+        Reports all missing, unexpected and mis-shaped tensors together.
+    """
+    stored, expected = checkpoint.tensors, found.shapes
+    missing = [name for name in expected if name not in stored]
+    skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
+    known = {*expected, *skipped, *found.not_read}
+    unexpected = [name for name in stored if name not in known]
+    shaped = [
+        f"{name} (expected {list(shape)}, got {list(stored[name].shape)} in {stored[name].file.name})"
+        for name, shape in expected.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    typed = [
+        f"{name} ({stored[name].dtype} in {stored[name].file.name})"
+        for name in expected
+        if name in stored and name not in packed_dtypes and stored[name].dtype not in checkpoint.dtypes
+    ]
+    typed += [
+        f"{name} (expected {dtype}, got {stored[name].dtype} in {stored[name].file.name})"
+        for name, dtype in packed_dtypes.items()
+        if name in stored and stored[name].dtype != dtype
+    ]
+    report = [
+        f"\n  {len(items)} {label}: {_listed(items)}"
+        for label, items in (
+            ("missing from the files", missing),
+            ("unexpected in the files", unexpected),
+            ("of another shape", shaped),
+            ("not of a floating dtype" if not packed_dtypes else "of another dtype", typed),
+        )
+        if items
+    ]
+    if report:
+        causes = "; ".join(_causes(checkpoint, missing, unexpected, shaped))
+        raise WeightError(
+            f"{checkpoint.path}: the weights do not fit the model:{''.join(report)}\n  Likely cause: {causes}"
+        )
+    if isinstance(checkpoint, Checkpoint):
+        for name in skipped:
+            _check_tied(checkpoint, name, found)
+    if skipped:
+        logger.info("%s: not needed by this model and skipped: %s", checkpoint.path, _listed(skipped))
+    if found.not_read:
+        logger.warning(
+            "%s: only the text part of this model is computed; not read: %d tensors, such as %s",
+            checkpoint.path,
+            len(found.not_read),
+            found.not_read[0],
+        )
+
+
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Make a copy writable, which a view of a file is not: an engine keeps files, not copies, beside packed weights."""
+    if isinstance(array.base, np.ndarray) and array.base.flags.owndata:
+        array.base.flags.writeable = array.flags.writeable = True
+    return array
+
+
+def load_weights(
+    checkpoint: MappedTensors,
+    engine: WeightEngine,
+    *,
+    dtype: str,
+    config: LlamaConfig | None = None,
+    progress: bool = True,
+    from_numpy: Callable[..., Any] | None = None,
+    natively: bool = False,
+) -> None:
+    """Load every parameter of an engine from a checkpoint, strictly.
+
+    Headers are compared with `engine.param_shapes()` before a byte of data is read. A tensor is used in place
+    (no copy) when it is stored in the compute dtype, or when the compute dtype is float32 and it is stored in
+    16 bits; otherwise it is converted to the compute dtype, to nearest, ties to even, and its pages of the
+    file are released. Packed linears are tensors of the file like the others, always used in place.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint or GgufCheckpoint
+    engine : WeightEngine
+    dtype : str
+        The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
+    config : LlamaConfig, optional
+        Of the model, whose family says what its checkpoints call the parameters. None: as the engine does.
+    progress : bool
+        Show a progress bar on stderr, if that is a terminal.
+    from_numpy : callable, optional
+        Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
+        zero-copy.
+    natively : bool
+        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on one CPU rank, computes
+        with such.
+
+    Raises
+    ------
+    WeightError
+        Tensors are missing, unexpected, mis-shaped, quantised or not floating, a value does not fit `dtype`, or a file
+        was written to meanwhile.
+    ConfigError
+        `dtype` is none of the three, or contradicts how the weights are packed.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
+    packed_dtypes: Mapping[str, str] = {}
+    if checkpoint.packed:
+        checkpoint.packed.check_dtype(dtype)
+        expected, packed_dtypes = expected_tensors(engine, expected, checkpoint.tensors, checkpoint.packed)
+        config = None  # its tensors are called as the engine does
+    elif isinstance(checkpoint, GgufCheckpoint):
+        config = None  # it gives them the engine's names
+    else:
+        _check_quantised(checkpoint)
+    found = find_tensors(config, expected, checkpoint.tensors)
+    _match(checkpoint, found, packed_dtypes)
+    if from_numpy is None:
+        make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
+    else:
+        make = from_numpy
+
+    def place(name: str) -> tuple[Path, int, int]:
+        info = checkpoint.info(found.sources[name].tensor)
+        return info.file, info.offset, found.sources[name].begin
+
+    def release(name: str) -> None:
+        source = found.sources[name]
+        checkpoint.release(source.tensor, slice(source.begin, source.end))
+
+    def read(name: str) -> tuple[npt.NDArray[Any], str]:
+        """A parameter, in the dtype that it keeps."""
+        source = found.sources[name]
+        if not isinstance(checkpoint, Checkpoint):
+            assert isinstance(checkpoint, GgufCheckpoint)
+            return checkpoint.read(source.tensor, dtype)
+        stored = checkpoint.info(source.tensor).dtype
+        array = source.take(checkpoint.array(source.tensor))
+        if source.order is not None:
+            release(name)  # it was copied
+        if name in packed_dtypes or is_used_in_place(stored, dtype):
+            return _own(array), stored
+        array = convert(array, stored, dtype, name=source.tensor)
+        release(name)
+        return array, dtype
+
+    blocks = _native_blocks(checkpoint, engine) if natively and isinstance(checkpoint, GgufCheckpoint) else {}
+    num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
+    with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
+        for param in sorted(found.sources, key=place):
+            if param in blocks:
+                for name, tensor in blocks[param]():
+                    engine.load_param(name, tensor)
+            else:
+                array, kept = read(param)
+                for name in engine.load_param(param, make(array, dtype=kept)) or ():
+                    release(name)  # packed: not read again
+            source = found.sources[param]
+            info = checkpoint.info(source.tensor)
+            advance(info.nbytes * (source.end - source.begin) // max(info.shape[0], 1))
+    checkpoint.check_unchanged()
+
+
+def _native_blocks(checkpoint: GgufCheckpoint, engine: Any) -> dict[str, Callable[[], Sequence[tuple[str, Any]]]]:
+    """What to load in the place of weights whose blocks are kept: all of a linear with the first of its weights."""
+    linears = importlib.import_module("infinilm._core").linears(engine.spec)
+    found: dict[str, Callable[[], Sequence[tuple[str, Any]]]] = {}
+    for linear in checkpoint.native_linears(linears):
+        infos = sorted((checkpoint.tensors[n] for n in linears[linear][0]), key=lambda t: (t.file, t.offset))
+        found |= {info.name: lambda: () for info in infos}
+        found[infos[0].name] = partial(checkpoint.pack, linear, linears)
+    return found

@@ -1,0 +1,129 @@
+"""Finds an engine's parameters in a checkpoint: under another name, as rows of a tensor, or with rows in another order.
+
+Called by `load_weights`. The tables are `infinilm.config.tensor_names`, one per family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.config.families import family_of, rotary_dim
+from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.tensor_names import TensorNames
+
+__all__ = ["FoundTensors", "Source", "find_tensors"]
+
+Shape = tuple[int, ...]
+
+_OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """Where a parameter is.
+
+    Attributes
+    ----------
+    tensor : str
+        In the files.
+    begin, end : int
+        Its rows there.
+    order : numpy.ndarray, optional
+        [end - begin]: which of these rows each row of the parameter is. None: in their order.
+    """
+
+    tensor: str
+    begin: int
+    end: int
+    order: npt.NDArray[np.int64] | None = None
+
+    def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Take the parameter from the whole tensor: a view, or a copy where the order of rows changes."""
+        rows = array[self.begin : self.end]
+        return rows if self.order is None else rows[self.order]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTensors:
+    """What to read of a checkpoint.
+
+    Attributes
+    ----------
+    sources : dict of str to Source
+        By parameter.
+    shapes : dict of str to shape
+        Of the whole tensors that the files must hold.
+    not_read : tuple of str
+        Names in the files that belong to parts of the model which are not computed.
+    """
+
+    sources: dict[str, Source]
+    shapes: dict[str, Shape]
+    not_read: tuple[str, ...] = ()
+
+
+def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stored: Collection[str]) -> FoundTensors:
+    """Find parameters in a checkpoint.
+
+    Parameters
+    ----------
+    config : LlamaConfig, optional
+        Of the model; None: the files call tensors as the engine does.
+    expected : mapping of str to shape
+        The parameters.
+    stored : collection of str
+        Names of the tensors in the files.
+    """
+    if config is None:
+        return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
+    family = family_of(config.architecture)
+    names = family.names
+    not_read = tuple(name for name in stored if name.startswith(names.not_read)) if names.not_read else ()
+    model, head = _prefix(names, stored)
+    joined = {part: (whole, parts) for whole, parts in names.joined.items() for part in parts}
+    order = _halves_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
+
+    sources: dict[str, Source] = {}
+    shapes: dict[str, Shape] = {}
+    for name, shape in expected.items():
+        rows = shape[0]
+        match = _OF_LAYER.fullmatch(name)
+        if match is None:
+            tensor = model + name.removeprefix("model.") if name.startswith("model.") else head + name
+            sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
+            continue
+        layer, module, kind = match.groups()
+        whole, parts = joined.get(module, (names.renamed.get(module, module), (module,)))
+        tensor = f"{model}{layer}{whole}.{kind}"
+        sizes = [expected[f"model.{layer}{part}.{kind}"][0] for part in parts]
+        begin = sum(sizes[: parts.index(module)])
+        turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
+        sources[name] = Source(tensor, begin, begin + rows, _of_heads(order, rows) if turned else None)
+        shapes[tensor] = (sum(sizes), *shape[1:])
+    return FoundTensors(sources, shapes, not_read)
+
+
+def _prefix(names: TensorNames, stored: Collection[str]) -> tuple[str, str]:
+    """Return the prefixes that the files use; the first where they use none."""
+    return next((pair for pair in names.prefixes if f"{pair[0]}embed_tokens.weight" in stored), names.prefixes[0])
+
+
+def _halves_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
+    """Which element of a head, whose RoPE turns 2i with 2i + 1, comes where RoPE turns i with i + rotary_dim / 2.
+
+    Scores do not change where the elements of q and of k change places alike.
+    """
+    pairs = np.arange(rotary_dim).reshape(-1, 2)
+    return np.concatenate([pairs[:, 0], pairs[:, 1], np.arange(rotary_dim, head_dim)])
+
+
+def _of_heads(order: npt.NDArray[np.int64] | None, rows: int) -> npt.NDArray[np.int64]:
+    assert order is not None
+    heads: npt.NDArray[np.int64] = np.arange(0, rows, len(order))[:, None] + order  # [num_heads, head_dim]
+    return heads.reshape(-1)

@@ -1,0 +1,422 @@
+"""The table of model families: how their configurations and checkpoints differ from Llama's, as data.
+
+`FAMILIES` has one row per Hugging Face architecture. `LlamaConfig` takes its defaults from it, `families.py` reads the
+math of a model from it, and `infinilm.checkpoint.sources` the names of its tensors. To add a family, add a row; only
+math that no row can say needs a new column here and a branch in the decoder.
+
+Source of the facts: the configuration and modelling files of transformers 5.x; `tests/golden` proves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from infinilm.config.tensor_names import GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
+from infinilm.errors import ConfigError
+
+__all__ = ["COMMON_DEFAULTS", "FAMILIES", "Family", "family_of", "family_of_model_type"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
+
+    architecture: str
+    model_type: str
+    # Defaults of keys that config.json leaves out, where they differ from COMMON_DEFAULTS.
+    defaults: Mapping[str, Any]
+    qkv_bias: str | bool
+    out_bias: str | bool
+    mlp_bias: str | bool
+    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
+    qk_norm: Literal["none", "head", "all"]
+    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
+    # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
+    windows: Literal["none", "all", "layer_types"]
+    # Whether a sublayer norms what it reads, and what it adds to the residual stream.
+    pre_norms: bool = True
+    post_norms: bool = False
+    # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
+    # engine has halves: rows of q_proj and k_proj change places when they are read.
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
+    names: TensorNames = LLAMA
+    # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
+    keys: frozenset[str] = frozenset()
+    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    rope_inert: frozenset[str] = frozenset()
+    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
+    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,  # None: num_attention_heads
+        "head_dim": None,  # None: hidden_size // num_attention_heads
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "use_sliding_window": None,  # None: the family decides
+        "max_window_layers": 28,
+        "layer_types": None,
+        "partial_rotary_factor": 1.0,
+        "no_rope_layers": None,  # None: as no_rope_layer_interval says
+        "no_rope_layer_interval": None,  # None: every layer has RoPE
+        "attention_multiplier": None,  # None: head_dim ** -0.5
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "bos_token_id": (1,),
+        "eos_token_id": (2,),
+    }
+)
+
+# The same for Qwen2 and Qwen3, but for the rows that differ.
+_QWEN_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "bos_token_id": (),
+    "eos_token_id": (),
+}
+
+# Of a text_config, where its family has others when it stands alone.
+_TEXT_DEFAULTS: Mapping[str, Any] = {
+    key: COMMON_DEFAULTS[key]
+    for key in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+    )
+}
+
+_MISTRAL_DEFAULTS: Mapping[str, Any] = {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+_MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 131072,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+    },
+}
+_MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
+
+_GLM_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151552,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "bos_token_id": (),
+    "eos_token_id": (151329, 151336, 151338),
+}
+
+# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
+_MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
+_MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.architecture: family
+        for family in (
+            Family(
+                architecture="LlamaForCausalLM",
+                model_type="llama",
+                defaults={},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm="none",
+                windows="none",
+            ),
+            Family(
+                architecture="MistralForCausalLM",
+                model_type="mistral",
+                defaults=_MISTRAL_DEFAULTS,
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+            ),
+            Family(
+                architecture="Qwen2ForCausalLM",
+                model_type="qwen2",
+                defaults={**_QWEN_DEFAULTS, "attention_bias": True},
+                qkv_bias=True,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+            ),
+            Family(
+                architecture="Qwen3ForCausalLM",
+                model_type="qwen3",
+                defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="layer_types",
+            ),
+            Family(
+                architecture="Qwen2_5_VLForConditionalGeneration",
+                model_type="qwen2_5_vl",
+                defaults={
+                    **_QWEN_DEFAULTS,
+                    "vocab_size": 152064,
+                    "hidden_size": 8192,
+                    "intermediate_size": 29568,
+                    "num_hidden_layers": 80,
+                    "num_attention_heads": 64,
+                    "num_key_value_heads": 8,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000.0,
+                    "max_window_layers": 80,
+                    "attention_bias": True,
+                    "bos_token_id": (151643,),
+                    "eos_token_id": (151645,),
+                },
+                qkv_bias=True,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen2_5_vl_text": {}},
+            ),
+            Family(
+                architecture="Qwen3VLForConditionalGeneration",
+                model_type="qwen3_vl",
+                defaults={
+                    **_QWEN_DEFAULTS,
+                    "max_position_embeddings": 128000,
+                    "rope_theta": 500000.0,
+                    "sliding_window": None,
+                    "head_dim": 128,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="none",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen3_vl_text": {}},
+            ),
+            Family(
+                architecture="Mistral3ForConditionalGeneration",
+                model_type="mistral3",
+                defaults={
+                    "vocab_size": 131072,
+                    "hidden_size": 5120,
+                    "intermediate_size": 32768,
+                    "num_hidden_layers": 40,
+                    "num_key_value_heads": 8,
+                    "head_dim": 128,
+                    "max_position_embeddings": 131072,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000000.0,
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=MISTRAL3,
+                text_model_types={
+                    "mistral": {**_TEXT_DEFAULTS, **_MISTRAL_DEFAULTS},
+                    "ministral3": {**_TEXT_DEFAULTS, **_MINISTRAL3_DEFAULTS},
+                },
+                rope_inert=_MINISTRAL3_ROPE_INERT,
+            ),
+            Family(
+                architecture="MinistralForCausalLM",
+                model_type="ministral",
+                # All layers have the window where layer_types says nothing.
+                defaults={**_MISTRAL_DEFAULTS, "use_sliding_window": True, "max_window_layers": 0},
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+            ),
+            Family(
+                architecture="Ministral3ForCausalLM",
+                model_type="ministral3",
+                defaults=_MINISTRAL3_DEFAULTS,
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                rope_inert=_MINISTRAL3_ROPE_INERT,
+            ),
+            Family(
+                architecture="Phi3ForCausalLM",
+                model_type="phi3",
+                defaults={
+                    "vocab_size": 32064,
+                    "hidden_size": 3072,
+                    "intermediate_size": 8192,
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "eos_token_id": (32000,),
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=PHI3,
+                keys=frozenset({"partial_rotary_factor"}),
+                rope_types={"su": "longrope", "yarn": "longrope"},
+            ),
+            Family(
+                architecture="GlmForCausalLM",
+                model_type="glm",
+                defaults=_GLM_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                rope_pairs="neighbours",
+                names=GLM,
+                keys=frozenset({"partial_rotary_factor"}),
+            ),
+            Family(
+                architecture="Glm4ForCausalLM",
+                model_type="glm4",
+                defaults=_GLM_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                post_norms=True,
+                rope_pairs="neighbours",
+                names=GLM4,
+                keys=frozenset({"partial_rotary_factor"}),
+            ),
+            Family(
+                architecture="GraniteForCausalLM",
+                model_type="granite",
+                defaults={"attention_multiplier": 1.0},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm="none",
+                windows="none",
+                keys=frozenset(
+                    {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}
+                ),
+            ),
+            Family(
+                architecture="SmolLM3ForCausalLM",
+                model_type="smollm3",
+                defaults={
+                    "vocab_size": 128256,
+                    "hidden_size": 2048,
+                    "num_hidden_layers": 36,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 4,
+                    "max_position_embeddings": 32768,
+                    "rope_theta": 2000000.0,
+                    "use_sliding_window": False,
+                    "no_rope_layer_interval": 4,
+                    "tie_word_embeddings": True,
+                    "bos_token_id": (128000,),
+                    "eos_token_id": (128001,),
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm="none",
+                windows="layer_types",
+                keys=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
+            ),
+            Family(
+                architecture="Olmo2ForCausalLM",
+                model_type="olmo2",
+                defaults={
+                    "vocab_size": 50304,
+                    "rms_norm_eps": 1e-5,
+                    "bos_token_id": (),
+                    "eos_token_id": (50279,),
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="all",
+                windows="none",
+                pre_norms=False,
+                post_norms=True,
+            ),
+        )
+    }
+)
+"""The supported families by the name in `architectures` of config.json."""
+
+
+def family_of(architecture: str) -> Family:
+    """Return the row of `architecture`. Raises ConfigError naming it and what is supported."""
+    try:
+        return FAMILIES[architecture]
+    except (KeyError, TypeError):
+        supported = ", ".join(FAMILIES)
+        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {supported}") from None
+
+
+def family_of_model_type(model_type: str) -> Family:
+    """Return the row of `model_type`. Raises ConfigError naming it and what is supported."""
+    for family in FAMILIES.values():
+        if family.model_type == model_type:
+            return family
+    supported = ", ".join(family.model_type for family in FAMILIES.values())
+    raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")

@@ -1,0 +1,112 @@
+"""Brings the spellings of config.json to one: 4.x and 5.x of transformers, and habits of some families.
+
+Called by `LlamaConfig` with the keys it was given, which these functions change in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infinilm.checks import INT_LIMIT, as_integer, short_repr
+from infinilm.config.families import Family
+from infinilm.errors import ConfigError
+from infinilm.logs import logger
+
+__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_rope"]
+
+DUAL_CHUNK = "dual_chunk_attention_config"
+QUERY_SCALE = "llama_4_scaling_beta"
+
+
+def rename(values: dict[str, Any], old: str, new: str) -> None:
+    """Move `old` to `new`; null is nothing, and both may be there only if they agree."""
+    value = values.pop(old, None)
+    if value is None:
+        return
+    if values.get(new) is not None and values[new] != value:
+        raise ConfigError(f"{old} is {value!r} and {new} is {values[new]!r}; they mean the same, keep one")
+    values[new] = value
+
+
+def unify_rope(values: dict[str, Any], family: Family) -> None:
+    """Bring both spellings to `rope_theta`, `partial_rotary_factor`, and `rope_scaling` without them, or None."""
+    chosen: dict[str, Any] | None = None
+    original = values.pop("original_max_position_embeddings", None)
+    for key in ("rope_scaling", "rope_parameters"):
+        given = values.pop(key, None)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{key} must be null or an object with 'rope_type'; got {given!r}")
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise ConfigError(f"{key} has parameters per layer type {sorted(given)}; only one set for all is supported")
+        scaling = dict(given)
+        for kind in ("type", "rope_type"):
+            if isinstance(scaling.get(kind), str):
+                scaling[kind] = family.rope_types.get(scaling[kind], scaling[kind])
+        rename(scaling, "type", "rope_type")
+        for inert in family.rope_inert & scaling.keys():
+            del scaling[inert]
+        for outer in ("rope_theta", "partial_rotary_factor"):
+            value = scaling.pop(outer, None)
+            if value is not None:
+                if values.get(outer) is not None and values[outer] != value:
+                    raise ConfigError(f"{outer} is {values[outer]!r}, but {key} says {value!r}; keep one of them")
+                values[outer] = value
+        if chosen is not None and scaling != chosen:
+            raise ConfigError(
+                f"rope_scaling {chosen} and rope_parameters {scaling} differ; they mean the same, keep one"
+            )
+        chosen = scaling
+    if chosen is not None and chosen.get("rope_type") in ("llama3", "yarn", "longrope") and original is not None:
+        # Phi-3's habit: the key stands beside the rope parameters instead of among them.
+        inner = chosen.get("original_max_position_embeddings")
+        if inner not in (None, original):
+            raise ConfigError(
+                f"original_max_position_embeddings is {original!r}, but among the rope parameters it is "
+                f"{inner!r}; keep one of them"
+            )
+        chosen["original_max_position_embeddings"] = original
+    if chosen is not None:
+        values["rope_scaling"] = None if chosen in ({}, {"rope_type": "default"}) else chosen
+
+
+def limit_context(values: dict[str, Any]) -> None:
+    """Lower max_position_embeddings to where attention begins to differ from the one that is computed.
+
+    In Qwen2.5-1M that is where dual chunk attention begins: up to a chunk, less what is seen of the one before, all
+    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`). In Ministral 3, where queries begin
+    to be scaled by their position.
+    """
+    chunks = values.pop(DUAL_CHUNK, None)
+    if chunks is not None:
+        if not isinstance(chunks, Mapping):
+            raise ConfigError(f"{DUAL_CHUNK} must be null or an object; got {short_repr(chunks)}")
+        size = as_integer(f"{DUAL_CHUNK}: chunk_size", chunks.get("chunk_size"), least=2)
+        local = as_integer(f"{DUAL_CHUNK}: local_size", chunks.get("local_size", 0), least=0, below=INT_LIMIT)
+        if size <= local:
+            raise ConfigError(f"{DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
+        _limit_positions(values, size - local, "dual chunk attention")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = values.get(key)
+        if not isinstance(rope, Mapping) or QUERY_SCALE not in rope:
+            continue
+        values[key] = {name: value for name, value in rope.items() if name != QUERY_SCALE}
+        if rope[QUERY_SCALE]:
+            original = rope.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
+            limit = as_integer("original_max_position_embeddings", original, below=INT_LIMIT)
+            _limit_positions(values, limit, f"queries that are scaled by their position ({QUERY_SCALE})")
+
+
+def _limit_positions(values: dict[str, Any], limit: int, needed: str) -> None:
+    positions = as_integer("max_position_embeddings", values.get("max_position_embeddings", limit))
+    if positions > limit:
+        logger.warning(
+            "max_position_embeddings is taken as %d instead of %d: beyond that the model needs %s, "
+            "which is not available in this version",
+            limit,
+            positions,
+            needed,
+        )
+    values["max_position_embeddings"] = min(positions, limit)

@@ -1,0 +1,71 @@
+"""What the tensors of a family's checkpoints are called, where that is not as in Llama: a column of `FAMILIES`.
+
+The engine calls its parameters as Llama's checkpoints do (`model.layers.0.self_attn.q_proj.weight`), and so do
+`param_shapes`, `load_param`, `state_dict` and packed folders, in every family. `infinilm.checkpoint.sources` finds
+them in the files by these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["GLM", "GLM4", "LLAMA", "MISTRAL3", "PHI3", "QWEN_VL", "TensorNames"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """How to find the parameters of a model in its checkpoint.
+
+    Attributes
+    ----------
+    prefixes : tuple of (str, str)
+        What stands for `model.` and before `lm_head`: the first pair under which the files have an embedding.
+    renamed : Mapping of str to str
+        Modules of a layer: the engine's name to that of the checkpoint.
+    joined : Mapping of str to tuple of str
+        Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
+    not_read : tuple of str
+        Beginnings of the names of what is not part of the text model, such as a vision tower.
+    """
+
+    prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    not_read: tuple[str, ...] = ()
+
+
+_QKV: Mapping[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+}
+_GATE_UP: Mapping[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+
+LLAMA = TensorNames()
+
+PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
+
+GLM = TensorNames(joined=_GATE_UP)
+
+GLM4 = TensorNames(
+    joined=_GATE_UP,
+    renamed={
+        "post_attention_layernorm": "post_self_attn_layernorm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+    },
+)
+
+# transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
+_TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
+
+QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=("visual.", "model.visual."))
+
+MISTRAL3 = TensorNames(
+    _TEXT_PREFIXES,
+    not_read=(
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ),
+)

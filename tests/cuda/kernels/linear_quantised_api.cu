@@ -1,0 +1,56 @@
+// C functions over the launchers of the linears for linear_quantised_cases.py. Types, orders and formats are their
+// numbers in kernels.h; format 4 is int4 in groups of 128, which is compiled here alone.
+#include "kernels.h"
+#include "linear_decode.cuh"
+#include "linear_prefill.cuh"
+#include "linear_sm90.cuh"
+
+namespace infinilm::cuda {
+template cudaError_t linear_decode_as<Int4<128>>(const LinearArgs&, cudaStream_t);
+template cudaError_t linear_prefill_as<Int4<128>>(const LinearArgs&, cudaStream_t);
+template cudaError_t linear_sm90_as<Int4<128>>(const LinearArgs&, cudaStream_t);
+}  // namespace infinilm::cuda
+
+using namespace infinilm::cuda;
+
+static PackedWeight packed(const void* data, int n, int k, int type, int order, int head_dim, int format) {
+    PackedWeight w;
+    w.data = data, w.n = n, w.k = k, w.head_dim = head_dim;
+    w.type = static_cast<Type>(type), w.order = static_cast<RowOrder>(order);
+    w.format = format == 4 ? WeightFormat::int4 : static_cast<WeightFormat>(format);
+    return w;
+}
+
+extern "C" {
+
+int64_t quantised_bytes(int n, int k, int format) {
+    return static_cast<int64_t>(packed_bytes(packed(nullptr, n, k, 1, 0, 0, format)));
+}
+int quantise_rows(const void* src, int src_type, int first, int rows, void* data, int n, int k, int order, int head_dim,
+                  int format) {
+    const PackedWeight w = packed(data, n, k, 1, order, head_dim, format);
+    return pack_weight({src, static_cast<Type>(src_type), first, rows, w}, nullptr);
+}
+int embed_quantised(const int* ids, const void* table, int n, int k, int type, int format, void* out,
+                    int64_t out_stride, int num_tokens) {
+    return embedding({ids, 0, false, packed(table, n, k, type, 0, 0, format), out, out_stride, num_tokens, 1.0f},
+                     nullptr);
+}
+// kernel: 0 linear_prefill, 1 linear_sm90, 2 linear_decode.
+int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, const void* data, const float* bias,
+                  int n, int k, int type, int order, int head_dim, int format, const float* norm_weight, float eps,
+                  const void* residual, int64_t residual_stride, void* out, int64_t out_stride, int out_float32) {
+    LinearArgs args;
+    args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
+    args.weight = packed(data, n, k, type, order, head_dim, format);
+    args.weight.bias = bias;
+    args.norm_weight = norm_weight, args.norm_eps = eps;
+    args.residual = residual, args.residual_stride = residual_stride;
+    args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
+    if (format == 4)
+        return (kernel == 0   ? linear_prefill_as<Int4<128>>
+                : kernel == 1 ? linear_sm90_as<Int4<128>>
+                              : linear_decode_as<Int4<128>>)(args, nullptr);
+    return (kernel == 0 ? linear_prefill : kernel == 1 ? linear_sm90 : linear_decode)(args, nullptr);
+}
+}

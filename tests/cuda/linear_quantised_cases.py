@@ -1,0 +1,156 @@
+"""Linears of int8, int4 and fp8 weights: packing, and each kernel against float64 sums of the same numbers."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from emulation import Array, Gpu
+from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
+from packing import ORDERS
+from quantised import FORMATS, dequantise, pack, quantise
+
+KERNELS = ("prefill", "sm90", "decode")  # the numbers of linear_quantised_api.cu
+MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
+EPS = 1e-5
+F64 = np.float64
+
+
+@dataclass
+class Linear:
+    """One linear and its input, made from a seed. residual: "", "apart" or "in_place"."""
+
+    seed: int
+    tokens: int
+    n: int
+    k: int
+    name: str  # of the format
+    kind: str = "bf16"
+    order: str = "natural"
+    head_dim: int = 0
+    bias: bool = False
+    norm: bool = False
+    residual: str = ""
+    out_float32: bool = False
+    pad: int = 0
+    weight: Array = field(init=False)  # float64, what is stored
+
+    def __post_init__(self) -> None:
+        self.x = encode(normal(self.seed, self.tokens, self.k), self.kind)
+        # Columns and rows of different sizes, so that a scale of another place shows.
+        sizes = 2.0 ** np.random.default_rng(self.seed).integers(-3, 4, (self.n, -(-self.k // 32)))
+        floats = normal(self.seed + 1, self.n, self.k) * np.repeat(sizes, 32, 1)[:, : self.k].astype(np.float32)
+        numbers, scales = quantise(floats, self.name)
+        self.weight = dequantise(numbers, scales, self.name)
+        self.packed = pack(numbers, scales, self.name, self.order, self.head_dim)
+        self.width = self.n // 2 if self.order == "gate_up" else self.n
+        self.out_kind = "f32" if self.out_float32 else self.kind
+        self.biases = normal(self.seed + 2, self.n) if self.bias else None
+        self.norm_weight = 1 + normal(self.seed + 4, self.k) / 4 if self.norm else None
+        self.residuals = encode(normal(self.seed + 3, self.tokens, self.width), self.kind) if self.residual else None
+
+    def run(self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None) -> Array:
+        """Rows [first, first + tokens) of out, as stored; they are all that is in the call."""
+        rows = slice(first, first + (self.tokens if tokens is None else tokens))
+        x = of(gpu, self.x[rows], self.kind, self.pad)
+        residual = None
+        if self.residuals is not None:
+            residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
+        shape = (len(self.x[rows]), self.width)
+        out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
+        gpu.call(
+            "run_quantised", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0],
+            gpu.upload(self.packed), None if self.biases is None else gpu.upload(self.biases), self.n, self.k,
+            KINDS.index(self.kind), ORDERS.index(self.order), self.head_dim, FORMATS.index(self.name),
+            None if self.norm_weight is None else gpu.upload(self.norm_weight), ctypes.c_float(EPS),
+            residual.pointer if residual else None, ctypes.c_int64(residual.stride if residual else 0), out.pointer,
+            ctypes.c_int64(out.stride), int(self.out_float32),
+        )  # fmt: skip
+        got = out.get()
+        gpu.close()
+        return got
+
+    def check(self, got: Array) -> None:
+        """Near the float64 result. A sum is of float32 products with scales: a few roundings more than its terms."""
+        x = decode(self.x, self.kind).astype(F64)
+        unit, slack = UNIT[self.kind], 0.0
+        if self.norm_weight is not None:
+            x = x / np.sqrt((x * x).mean(1, keepdims=True) + EPS) * self.norm_weight
+            slack = 1.01 * unit * (np.abs(x) @ np.abs(self.weight.T))
+        y = x @ self.weight.T
+        size = np.abs(x) @ np.abs(self.weight.T) / max(1, self.k) ** 0.5 + 1.0
+        if self.biases is not None:
+            y, size = y + self.biases, size + np.abs(self.biases)
+        if self.order == "gate_up":
+            (gate, up), (gate_slack, up_slack) = np.split(y, 2, 1), np.split(1.01 * unit * np.abs(y) + slack, 2, 1)
+            y = gate / (1 + np.exp(-gate)) * up
+            slack = 1.1 * gate_slack * (np.abs(up) + up_slack) + (np.abs(gate) + gate_slack) * up_slack
+            size = 2 * size[:, : self.width] * size[:, self.width :]
+        if self.residuals is not None:
+            slack = slack + 1.01 * unit * np.abs(y)
+            y = y + decode(self.residuals, self.kind)
+        assert_close(got, y, self.out_kind, self.k, size, slack * (1 + unit))
+
+
+def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
+    """Outputs are right, and nothing but them is written."""
+    for shape in shapes:
+        linear = Linear(**shape)
+        linear.check(linear.run(gpu, kernel))
+
+
+def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
+    """A row has the same bits from each kernel, whatever other rows are in the call."""
+    linear = Linear(**shape)
+    whole = linear.run(gpu, "prefill")
+    assert_bitwise(linear.run(gpu, "sm90"), whole)
+    for first, tokens in parts:
+        for kernel in KERNELS:
+            if kernel != "decode" or tokens <= MAX_DECODE_TOKENS:
+                assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
+
+
+def packing(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """The layout bit for bit, in parts, from every type; int4 has the scale of least error; embedding finds rows."""
+    for shape in shapes:
+        n, k, order, head_dim, name = (shape[key] for key in ("n", "k", "order", "head_dim", "name"))
+        for kind in KINDS:
+            stored = encode(normal(shape["seed"], n, k), kind)
+            floats = decode(stored, kind).astype(np.float32)
+            numbers, scales = quantise(floats, name)
+            want = pack(numbers, scales, name, order, head_dim)
+            assert len(want) == gpu.lib.quantised_bytes(n, k, FORMATS.index(name))
+            data = gpu.upload(np.zeros(len(want), np.uint8))
+            for first, rows in ((0, n // 2), (n // 2, n - n // 2)):
+                part = gpu.upload(np.ascontiguousarray(stored[first : first + rows]))
+                gpu.call(
+                    "quantise_rows", part, KINDS.index(kind), first, rows, data, n, k, ORDERS.index(order), head_dim,
+                    FORMATS.index(name),
+                )  # fmt: skip
+            got = gpu.download(data)
+            if name == "int4":
+                # Equally good scales may differ, as errors are added up in float32: few do.
+                assert (got != want).mean() < 0.01
+            else:
+                assert_bitwise(got, want)
+            if order == "natural":
+                _check_rows(gpu, got, dequantise(numbers, scales, name), name)
+            gpu.close()
+
+
+def _check_rows(gpu: Gpu, packed: Array, exact: Array, name: str) -> None:
+    """What `embedding` gives is the rows of the packed numbers, rounded once."""
+    n, k = exact.shape
+    ids = np.arange(n, dtype=np.int32)[::-1].copy()
+    for kind in ("bf16", "f16"):
+        out = Frame(gpu, kind, (n, k), 8)
+        gpu.call(
+            "embed_quantised", gpu.upload(ids), gpu.upload(packed), n, k, KINDS.index(kind), FORMATS.index(name),
+            out.pointer, ctypes.c_int64(out.stride), n,
+        )  # fmt: skip
+        got, want = decode(out.get(), kind), exact[ids].astype(np.float32)
+        wrong = encode(got, kind) != encode(want, kind)
+        assert wrong.mean() <= (0.03 if name == "int4" else 0.0), f"{wrong.sum()} of {wrong.size}"
+        assert_close(encode(got, kind), exact[ids], kind, 1, 0.0, 0.6 if name == "int4" else 0.0)

@@ -1,0 +1,94 @@
+"""Linears of int8, int4 and fp8 weights on the emulator: each kernel against float64, and bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulation import LINEARS, ROOT, SCHEDULES, Run
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+
+SOURCES = [*LINEARS, ROOT / "cuda/rowwise.cu", "linear_quantised_api.cu"]
+KERNELS = ("prefill", "sm90", "decode")
+FORMATS = ("int8", "int4", "fp8", "int4_128")
+
+few = settings(
+    max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Every format and order: k that ends inside of a unit, and k longer than the stages. First choices demand most."""
+
+    def one(name: str, order: str, tokens: tuple[int, ...], n: tuple[int, ...], k: tuple[int, ...]) -> dict[str, Any]:
+        residuals = ("",) if order == "rope_pairs" else ("in_place", "apart", "")
+        return {
+            "name": name, "order": order, "seed": draw(st.integers(0, 2**31)), "tokens": draw(st.sampled_from(tokens)),
+            "n": draw(st.sampled_from(n)), "k": draw(st.sampled_from(k)), "bias": draw(st.booleans()),
+            "kind": draw(st.sampled_from(("bf16", "f16"))), "pad": draw(st.sampled_from((8, 0, 24))),
+            "residual": draw(st.sampled_from(residuals)),
+        }  # fmt: skip
+
+    found = [one(name, "natural", (17, 3, 64), (136, 24, 200), (1288, 520, 8, 40, 2056)) for name in FORMATS]
+    found += [one(name, "gate_up", (33, 9), (144, 48), (136, 72)) for name in FORMATS]
+    head_dim = draw(st.sampled_from((48, 16)))
+    found += [{**one("int4", "rope_pairs", (8,), (3 * head_dim,), (264,)), "head_dim": head_dim}]
+    wide = one("int8", "natural", (1,), (24,), (72,))
+    return [*found, {**wide, "out_float32": True, "residual": ""}]
+
+
+def _check(emulate: Run, case: str, **where: Any) -> None:
+    outcome = emulate(SOURCES, f"linear_quantised_cases:{case}", **where)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kernel", KERNELS)
+@few
+@given(shapes=shapes(), sms=st.sampled_from(("1", "132")), asynchronous=st.sampled_from(("late", "eager")))
+def test_values(
+    emulate: Run, kernel: str, schedule: str, shapes: list[dict[str, Any]], sms: str, asynchronous: str
+) -> None:
+    where = {"INFINILM_EMULATOR_SMS": sms, "INFINILM_EMULATOR_ASYNC": asynchronous}
+    _check(emulate, "values", schedule=schedule, settings=where, kernel=kernel, shapes=shapes)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_norm_prologue(emulate: Run, name: str) -> None:
+    shape = {"name": name, "seed": 1, "tokens": 7, "n": 40, "k": 392, "norm": True, "bias": True}
+    _check(emulate, "values", kernel="decode", shapes=[shape, {**shape, "kind": "f16", "tokens": 1, "k": 1096}])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("order", "kind"), [("natural", "bf16"), ("gate_up", "f16")])
+def test_a_row_has_the_same_bits_everywhere(emulate: Run, name: str, order: str, kind: str) -> None:
+    """In any batch, from each kernel."""
+    shape = {
+        "name": name, "seed": 5, "tokens": 140, "n": 144, "k": 1352, "order": order, "kind": kind, "bias": True,
+        "residual": "apart",
+    }  # fmt: skip
+    parts = [(0, 1), (139, 1), (3, 8), (60, 16), (20, 33), (70, 64), (11, 129)]
+    _check(emulate, "same_bits", shape=shape, parts=parts, settings={"INFINILM_EMULATOR_SMS": "4"})
+
+
+@pytest.mark.parametrize("name", ("int8", "int4", "fp8"))
+def test_packing(emulate: Run, name: str) -> None:
+    """Orders, padding of rows and columns, parts that share tiles."""
+    base = {"name": name, "seed": 3, "head_dim": 0}
+    shapes = [
+        {**base, "n": 24, "k": 72, "order": "natural"},
+        {**base, "n": 48, "k": 136, "order": "gate_up"},
+        {**base, "n": 64, "k": 40, "order": "rope_pairs", "head_dim": 32},
+    ]
+    _check(emulate, "packing", shapes=shapes)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(few, max_examples=1)
+@given(shapes=shapes())
+def test_sanitized(emulate: Run, kernel: str, sanitize: str, shapes: list[dict[str, Any]]) -> None:
+    _check(emulate, "values", sanitize=sanitize, schedule="lifo", timeout=600, kernel=kernel, shapes=shapes)

@@ -1,0 +1,249 @@
+"""Parameters under other names, as rows of a tensor and in another order of rows: from the table to the engine."""
+
+import json
+import logging
+import mmap
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from infinilm import LLM, _core
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.pack_writer import pack_model
+from infinilm.config.families import FAMILIES, build_spec
+from infinilm.config.llama_config import AutoConfig
+from infinilm.config.tensor_names import LLAMA
+from infinilm.engine.infer_engine import InferEngine
+from infinilm.errors import WeightError
+from infinilm.models.reference import ReferenceModel
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def architecture(folder):
+    return AutoConfig.from_pretrained(folder).architecture
+
+
+# Of each family whose tensors have names of their own.
+OTHER_NAMES = sorted(
+    p.parent for p in GOLDEN.glob("*/expected.npz") if FAMILIES[architecture(p.parent)].names is not LLAMA
+)
+with_other_names = pytest.mark.parametrize("folder", OTHER_NAMES, ids=lambda p: p.name)
+
+
+def test_there_are_goldens_of_all_names():
+    named = {name for name, family in FAMILIES.items() if family.names is not LLAMA}
+    assert named == {architecture(folder) for folder in OTHER_NAMES}
+
+
+def copy(folder, to, rename):
+    """Copy a checkpoint with its tensors under other names; a name of None leaves one out."""
+    shutil.copytree(folder, to)
+    tensors = {}
+    for file in to.glob("*.safetensors*"):
+        if file.suffix == ".safetensors":
+            tensors |= load_bits(file)
+        file.unlink()
+    renamed = {rename(name): array for name, array in tensors.items()}
+    renamed.pop(None, None)
+    save_file(renamed, to / "model.safetensors")
+    return to
+
+
+def load_bits(file):
+    """Tensors of a file; bfloat16, which numpy has not, widened to float32."""
+    with Checkpoint(file) as checkpoint:
+        tensors = {name: (checkpoint.array(name).copy(), info.dtype) for name, info in checkpoint.tensors.items()}
+    return {
+        name: (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
+        for name, (array, dtype) in tensors.items()
+    }
+
+
+def logits(folder, **settings):
+    expected = np.load(folder / "expected.npz")
+    with LLM(folder, dtype="float32", max_num_seqs=2, max_model_len=128, use_tqdm=False, **settings) as llm:
+        return llm.forward(expected["input_ids"].tolist())
+
+
+@pytest.mark.parametrize(
+    "prefixes",
+    [("model.", ""), ("model.language_model.", ""), ("language_model.model.", "language_model.")],
+    ids=lambda p: p[0],
+)
+@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "mistral3"])
+def test_the_text_part_is_found_under_every_prefix(tmp_path, name, prefixes):
+    model, head = prefixes
+
+    def rename(tensor):
+        plain = tensor.replace("language_model.", "")
+        if tensor.startswith(("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.")):
+            return tensor
+        return model + plain.removeprefix("model.") if plain.startswith("model.") else head + plain
+
+    folder = copy(GOLDEN / name, tmp_path / "copy", rename)
+    np.testing.assert_array_equal(logits(folder), logits(GOLDEN / name))
+
+
+@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "mistral3"])
+def test_what_is_not_read_is_told_once(name, caplog):
+    with caplog.at_level(logging.WARNING, logger="infinilm"):
+        logits(GOLDEN / name)
+    (record,) = caplog.records
+    told = r"only the text part of this model is computed; not read: \d+ tensors, such as (visual|model\.visual|multi)"
+    assert re.search(told, record.getMessage())
+
+
+def test_a_tensor_of_no_part_is_refused(tmp_path):
+    folder = copy(GOLDEN / "qwen3-vl", tmp_path / "copy", lambda n: n.replace("model.visual.blocks", "model.hearing"))
+    with pytest.raises(WeightError, match=r"unexpected in the files: model\.hearing\.0"):
+        logits(folder)
+
+
+def test_a_missing_tensor_has_the_name_of_the_files(tmp_path):
+    gone = "language_model.model.layers.1.mlp.up_proj.weight"
+    folder = copy(GOLDEN / "mistral3", tmp_path / "copy", lambda name: None if name == gone else name)
+    with pytest.raises(WeightError, match=f"1 missing from the files: {gone}"):
+        logits(folder)
+
+
+class Collector:
+    """Keeps what it is given, and says of some parameters that it needs their memory no more."""
+
+    def __init__(self, config, done=()):
+        self.shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=8))
+        self.done, self.loaded = done, {}
+
+    def param_shapes(self):
+        return self.shapes
+
+    def load_param(self, name, tensor):
+        self.loaded[name] = tensor
+        return [name] if name.endswith(self.done) else []
+
+
+def collect(folder, done=(), **settings):
+    config = AutoConfig.from_pretrained(folder)
+    engine = Collector(config, done)
+    with Checkpoint(folder) as checkpoint:
+        load_weights(
+            checkpoint, engine, config=config, progress=False, from_numpy=lambda array, dtype: array, **settings
+        )
+    return engine.loaded
+
+
+def test_rows_of_a_joined_tensor_are_used_in_place_and_let_go_of_one_by_one(monkeypatch):
+    released = []
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append((name, rows.start, rows.stop)))
+    loaded = collect(GOLDEN / "phi3", done=("k_proj.weight", "up_proj.weight", "o_proj.weight"), dtype="float32")
+    with Checkpoint(GOLDEN / "phi3") as checkpoint:
+        whole = checkpoint.array("model.layers.1.self_attn.qkv_proj.weight").copy()  # 6 heads, 2 of k and of v, of 8
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
+    for name, rows in zip(names, np.split(whole, [48, 64]), strict=True):
+        np.testing.assert_array_equal(loaded[name], rows)
+        assert not loaded[name].flags.writeable and not loaded[name].flags.owndata
+    layers = [
+        [
+            (f"model.layers.{layer}.mlp.gate_up_proj.weight", 72, 144),
+            (f"model.layers.{layer}.self_attn.o_proj.weight", 0, 48),
+            (f"model.layers.{layer}.self_attn.qkv_proj.weight", 48, 64),
+        ]
+        for layer in range(2)
+    ]
+    assert sorted(released) == layers[0] + layers[1]
+
+
+@pytest.mark.parametrize("rows", [(0, 40), (3, 40), (3, 17), (10, 11), (0, 0)])
+def test_only_whole_pages_of_these_rows_are_let_go_of(tmp_path, monkeypatch, rows):
+    save_file({"a": np.zeros(100, np.uint8), "w": np.ones((40, 1500), np.float32)}, tmp_path / "model.safetensors")
+    calls = []
+
+    class Map:
+        def madvise(self, advice, begin, size):
+            calls.append((begin, begin + size))
+
+    with Checkpoint(tmp_path) as checkpoint:
+        info = checkpoint.info("w")
+        monkeypatch.setattr(checkpoint, "_maps", {info.file: Map()})
+        checkpoint.release("w", slice(*rows))
+        monkeypatch.setattr(checkpoint, "_maps", {})
+    first, last = (info.offset + row * 6000 for row in rows)
+    pages = [page for page in range(0, last, mmap.PAGESIZE) if first <= page and page + mmap.PAGESIZE <= last]
+    assert calls == ([(pages[0], pages[-1] + mmap.PAGESIZE)] if pages else [])
+
+
+def test_rows_that_change_places_are_copied_and_the_file_let_go_of(monkeypatch):
+    released = []
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append(name))
+    loaded = collect(GOLDEN / "glm", dtype="float32")
+    order = [0, 2, 4, 6, 1, 3, 5, 7, *range(8, 16)]  # of a head of 16 elements, of which RoPE turns 8
+    with Checkpoint(GOLDEN / "glm") as checkpoint:
+        for kind in ("weight", "bias"):
+            for part in ("q", "k"):
+                name = f"model.layers.0.self_attn.{part}_proj.{kind}"
+                heads = checkpoint.array(name).reshape(-1, 16, *checkpoint.info(name).shape[1:])
+                np.testing.assert_array_equal(loaded[name], heads[:, order].reshape(checkpoint.info(name).shape))
+                assert loaded[name].flags.owndata and name in released
+            name = f"model.layers.0.self_attn.v_proj.{kind}"
+            np.testing.assert_array_equal(loaded[name], checkpoint.array(name))
+            assert name not in released
+
+
+def test_a_joined_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path):
+    folder = copy(GOLDEN / "phi3", tmp_path / "copy", lambda name: name)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    save_file(tensors | {name: tensors[name][:-1].copy()}, folder / "model.safetensors")
+    with pytest.raises(WeightError, match=rf"of another shape: {name} \(expected \[80, 48\], got \[79, 48\]"):
+        logits(folder)
+
+
+@with_other_names
+def test_the_state_dict_has_the_names_of_llama_and_loads_again(folder):
+    config = AutoConfig.from_pretrained(folder)
+    config.dtype = "float32"
+    with InferEngine(config, device_type="cpu") as engine:
+        engine.load_weights(folder, use_tqdm=False)
+        (state,) = engine.state_dict(copy=True)
+    assert all(".qkv_proj." not in name and "language_model" not in name for name in state)
+    model = ReferenceModel(config, dtype="float64", max_model_len=128)
+    model.load_params(state)
+    ids = np.load(folder / "expected.npz")["input_ids"]
+    expected = ReferenceModel.from_pretrained(folder, dtype="float64", max_model_len=128).forward(ids)
+    np.testing.assert_array_equal(model.forward(ids), expected)
+
+
+@with_other_names
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_packed_folder_gives_the_same(tmp_path, folder, quantization):
+    out = pack_model(folder, tmp_path / "packed", quantization=quantization, use_tqdm=False)
+    shutil.copy(folder / "expected.npz", out)
+    with Checkpoint(out) as packed:
+        names = set(packed.tensors)
+    assert "model.layers.0.self_attn.qkv_proj.panels" in names and not any("vis" in name for name in names)
+    np.testing.assert_array_equal(logits(out), logits(folder, quantization=quantization))
+
+
+def test_packing_changes_the_dtype_of_the_text_part_too(tmp_path):
+    out = pack_model(GOLDEN / "qwen3-vl", tmp_path / "packed", dtype="float16", use_tqdm=False)
+    assert json.loads((out / "config.json").read_text())["text_config"]["dtype"] == "float16"
+    assert AutoConfig.from_pretrained(out).dtype == "float16"
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_an_lm_head_that_is_said_to_be_tied_must_be_the_embedding(tmp_path, differs):
+    folder = copy(GOLDEN / "qwen3-vl", tmp_path / "copy", lambda name: name)
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors["model.language_model.embed_tokens.weight"].copy()
+    head[-1] += 1.0 if differs else 0.0
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors")
+    if differs:
+        with pytest.raises(WeightError, match=r'"tie_word_embeddings": true, but lm_head.weight and .* differ; set it'):
+            logits(folder)
+    else:
+        np.testing.assert_array_equal(logits(folder), logits(GOLDEN / "qwen3-vl"))
