@@ -214,6 +214,15 @@ struct RowState {
     float l[2] = {0, 0};                  // the sum of weights
 };
 
+// Scores that are still to be multiplied by softmax_scale, capped.
+__device__ __forceinline__ void cap_scores(float (&scores)[kChunk / 8][4], const AttentionArgs& p) {
+    const float cap = p.score_cap / p.softmax_scale;
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[j][i] = __fmul_rn(cap, tanhf(scores[j][i] / cap));
+}
+
 // Masks the scores of a chunk and makes them weights, as A fragments of 8 steps of 16 keys.
 // A row sees keys [end - window, end), end counted from the chunk's first. kMaybeWhole: looks whether all see it whole.
 template <class T, bool kMaybeWhole>

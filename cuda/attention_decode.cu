@@ -79,6 +79,7 @@ __device__ __forceinline__ void decode_chunk(float* partial, int num_rows, const
 #pragma unroll
     for (int h = 0; h < 2; ++h) end[h] = rows.end(min(row0 + lane / 4 + 8 * h, rows.count - 1)) - ring.chunk_begin;
     uint32_t weights[kChunk / 16][4];
+    if (ring.p.score_cap > 0) cap_scores(scores, ring.p);
     const RowState row = softmax<T, false>(weights, scores, end, rows.window, scale);
 
     float out[D / 8][4] = {};

@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
                 for (int j = 0; j < 8; ++j) score = __fmaf_rn(a[j], b[j], score);
             }
             score *= p.softmax_scale;
+            if (p.score_cap > 0) score = __fmul_rn(p.score_cap, tanhf(score / p.score_cap));
         }
         const float before = m;
         m = fmaxf(m, warp_max(score));

@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
         }
         const int end[2] = {row_end[0] - chunk_begin, row_end[1] - chunk_begin};
         uint32_t weights[kChunk / 16][4];
+        if (p.score_cap > 0) cap_scores(scores, p);
         const RowState now = softmax<T, true>(weights, scores, end, rows.window, p.scale);
         const Factors factors[2] = {{state.m[0], now.m[0]}, {state.m[1], now.m[1]}};
 #pragma unroll

@@ -98,7 +98,8 @@ public:
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
-    void silu_mul(const SiluMulParams&) override;
+    void act_mul(const ActMulParams&) override;
+    void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams&) override;
@@ -201,14 +202,14 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     }
     const int out_features = weight.n, padding = (8 - weight.n % 8) % 8;
     weight.n += padding;
-    if (kind == LinearKind::silu_mul) weight.order = RowOrder::gate_up;
+    if (kind == LinearKind::act_mul) weight.order = RowOrder::gate_up;
     if (kind == LinearKind::qkv && head_dim % 16 == 0 && type_ != Type::f32) {
         weight.order = RowOrder::rope_pairs;
         weight.head_dim = head_dim;
     }
     out->kind = kind;
     out->in_features = weight.k;
-    out->out_features = kind == LinearKind::silu_mul ? out_features / 2 : out_features;
+    out->out_features = kind == LinearKind::act_mul ? out_features / 2 : out_features;
     out->data = device_memory(packed_bytes(weight), concat("a weight of shape [", out_features, ", ", weight.k, "]"));
     weight.data = out->data->data;
     check(cudaMemsetAsync(out->data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
@@ -338,7 +339,7 @@ void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op) {
 LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
     LinearArgs args;
     // Kernels write whole vectors of 8: rows of logits of any vocabulary are padded to that (Decoder).
-    const int width = packed(p.weight).n / (p.weight.kind == LinearKind::silu_mul && !p.gate_up_apart ? 2 : 1);
+    const int width = packed(p.weight).n / (p.weight.kind == LinearKind::act_mul && !p.gate_up_apart ? 2 : 1);
     require(p.out.stride(0) >= width, "linear: out has ", p.out.stride(0), " elements a row, ", width, " are written");
     args.x = p.x.data();
     args.x_stride = p.x.stride(0);
@@ -348,6 +349,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
     args.residual_stride = p.residual ? p.residual.stride(0) : 0;
     args.out = p.out.data();
     args.out_stride = p.out.stride(0);
+    args.activation = static_cast<cuda::Activation>(p.activation);
     args.gate_up_apart = p.gate_up_apart;
     args.out_float32 = p.out.dtype() == DType::float32 && type_ != Type::f32;
     return args;
@@ -462,6 +464,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                        .max_query_len = p.max_query_len,
                        .max_context_len = p.max_context_len,
                        .softmax_scale = p.softmax_scale,
+                       .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
                        .workspace = nullptr,
                        .type = type_};
@@ -479,18 +482,29 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
     run(attention(args, stream_), "paged_attention", p.q.shape());
 }
 
-void CudaBackend::silu_mul(const SiluMulParams& p) {
+void CudaBackend::act_mul(const ActMulParams& p) {
     activate();
     if (p.out.numel() == 0) return;
-    run(cuda::silu_mul({.gate_up = p.gate_up.data(),
-                        .out = p.out.data(),
-                        .gate_up_stride = p.gate_up.stride(0),
-                        .out_stride = p.out.stride(0),
-                        .num_tokens = count(p.out.shape(0)),
-                        .intermediate_size = count(p.out.shape(1)),
-                        .type = type_},
-                       stream_),
-        "silu_mul", p.out.shape());
+    run(cuda::act_mul({.gate_up = p.gate_up.data(),
+                       .out = p.out.data(),
+                       .gate_up_stride = p.gate_up.stride(0),
+                       .out_stride = p.out.stride(0),
+                       .num_tokens = count(p.out.shape(0)),
+                       .intermediate_size = count(p.out.shape(1)),
+                       .activation = static_cast<cuda::Activation>(p.activation),
+                       .type = type_},
+                      stream_),
+        "act_mul", p.out.shape());
+}
+
+void CudaBackend::soft_cap(const SoftCapParams& p) {
+    activate();
+    const SoftCapArgs args{.x = p.x.as<float>(),
+                           .x_stride = p.x.stride(0),
+                           .num_rows = count(p.x.shape(0)),
+                           .n = count(p.x.shape(1)),
+                           .cap = p.cap};
+    run(cuda::soft_cap(args, stream_), "soft_cap", p.x.shape());
 }
 
 void CudaBackend::gather_rows(const GatherRowsParams& p) {

@@ -125,14 +125,27 @@ struct RmsNormArgs {
 };
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 
-struct SiluMulArgs {
+// As core/activation.h has them.
+enum class Activation : int { silu, gelu_tanh };
+
+struct ActMulArgs {
     const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up
     void* out;            // [num_tokens, intermediate_size] T
     int64_t gate_up_stride, out_stride;
     int num_tokens, intermediate_size;
+    Activation activation;
     Type type;
 };
-cudaError_t silu_mul(const SiluMulArgs&, cudaStream_t);
+cudaError_t act_mul(const ActMulArgs&, cudaStream_t);
+
+// x = cap * tanh(x / cap)
+struct SoftCapArgs {
+    float* x;  // [num_rows, n], rows x_stride apart
+    int64_t x_stride;
+    int num_rows, n;
+    float cap;
+};
+cudaError_t soft_cap(const SoftCapArgs&, cudaStream_t);
 
 struct GatherRowsArgs {
     const void* x;    // [.., hidden_size] T
@@ -191,7 +204,7 @@ cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs&, cudaStream_t);
 
 // out[t, f] = epilogue(sum over k of prologue(x[t]) . weight[f] + bias[f]).
 // Rounding, so that fused and unfused are the same bits: a normed x is rounded to T, and a sum (with bias) is rounded
-// to T before it is turned by RoPE, goes through silu(gate) * up or meets the residual.
+// to T before it is turned by RoPE, goes through activation(gate) * up or meets the residual.
 struct LinearArgs {
     const void* x;  // [num_tokens, k] T
     int64_t x_stride;
@@ -201,9 +214,11 @@ struct LinearArgs {
     float norm_eps = 0;
     const void* residual = nullptr;  // [num_tokens, n] T, added at the end; may be out
     int64_t residual_stride = 0;
-    void* out = nullptr;  // [num_tokens, n] T; gate_up: [num_tokens, n / 2], silu(gate) * up; float if out_float32
+    void* out =
+        nullptr;  // [num_tokens, n] T; gate_up: [num_tokens, n / 2], activation(gate) * up; float if out_float32
     int64_t out_stride = 0;
     bool out_float32 = false;
+    Activation activation = Activation::silu;
     bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
     bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
@@ -231,9 +246,9 @@ struct AttentionArgs {
     int64_t q_stride, out_stride, block_table_stride;
     int num_seqs, num_heads, num_kv_heads, head_dim, block_size;
     int max_query_len, max_context_len;  // no sequence has more: bounds of the grid
-    float softmax_scale;
-    int sliding_window;  // 0: none
-    void* workspace;     // attention_workspace_bytes(), aligned to 256; zero before the first use
+    float softmax_scale, score_cap;      // score_cap 0: none
+    int sliding_window;                  // 0: none
+    void* workspace;                     // attention_workspace_bytes(), aligned to 256; zero before the first use
     Type type;
 };
 size_t attention_workspace_bytes(const AttentionArgs&);

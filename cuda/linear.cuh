@@ -28,11 +28,17 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
     return row;
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
-// silu(gate) * up as silu_mul has it of stored values.
+// silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+__device__ __forceinline__ float activate(Activation activation, float x) {
+    const float u = activation == Activation::silu
+                        ? x
+                        : __fmul_rn(1.5957691f, __fmul_rn(x, __fmaf_rn(__fmul_rn(x, x), 0.044715f, 1.0f)));
+    return x / (1.0f + expf(-u));
+}
+// activation(gate) * up as act_mul has it of stored values.
 template <class T>
-__device__ __forceinline__ float silu_mul(float gate, float up) {
-    return __fmul_rn(silu(rounded<T>(gate)), rounded<T>(up));
+__device__ __forceinline__ float act_mul(Activation activation, float gate, float up) {
+    return __fmul_rn(activate(activation, rounded<T>(gate)), rounded<T>(up));
 }
 // The scales of packed rows, where the format has them: [num_tiles * 16].
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {

@@ -197,7 +197,7 @@ __device__ __forceinline__ void finish(const LinearArgs& args, int token, int ro
         const int head = feature / weight.head_dim;
         put_rope<T>(args, token, head, feature - head * weight.head_dim, first, second);
     } else if (joins_gate_up(args)) {
-        put<T>(args, token, feature, silu_mul<T>(first, second));
+        put<T>(args, token, feature, act_mul<T>(args.activation, first, second));
     } else {
         if (feature < weight.n) put<T>(args, token, feature, first);
         if (other < weight.n) put<T>(args, token, other, second);

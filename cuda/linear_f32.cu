@@ -1,9 +1,9 @@
-// out = x . weight^T (+ bias) (+ residual), or silu(gate) * up, all in float32: for checks of the whole engine, where
-// simple counts and speed does not.
-// Mapping: one warp per (output feature, group of kTokens tokens). Bytes: every token group reads the weight once, 4 n
-// k bytes, mostly from L2 after the first; operations 2 n k num_tokens on the FMA units, of which the loads leave about
-// a tenth. 16-byte accesses: k a multiple of 8, rows of x aligned (kernels.h, Alignment). Order: lane l adds the
-// products of vectors l, l + 32, .. of 8 columns, then the warp's butterfly: for any num_tokens.
+// out = x . weight^T (+ bias) (+ residual), or activation(gate) * up, all in float32: for checks of the whole engine,
+// where simple counts and speed does not. Mapping: one warp per (output feature, group of kTokens tokens). Bytes: every
+// token group reads the weight once, 4 n k bytes, mostly from L2 after the first; operations 2 n k num_tokens on the
+// FMA units, of which the loads leave about a tenth. 16-byte accesses: k a multiple of 8, rows of x aligned (kernels.h,
+// Alignment). Order: lane l adds the products of vectors l, l + 32, .. of 8 columns, then the warp's butterfly: for any
+// num_tokens.
 #include "launch.cuh"
 #include "linear.cuh"
 #include "norm.cuh"
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(32 * kLinearWarps) linear_f32_kernel(LinearArg
         for (int t = 0; t < kTokens; ++t) {
             if (t >= tokens) continue;
             float y = sums[t] + (weight.bias ? weight.bias[feature] : 0.0f);
-            if constexpr (kGateUp) y = silu_mul<float>(y, ups[t] + (weight.bias ? weight.bias[feature + width] : 0.0f));
+            if constexpr (kGateUp)
+                y = act_mul<float>(args.activation, y, ups[t] + (weight.bias ? weight.bias[feature + width] : 0.0f));
             if (args.residual)
                 y += static_cast<const float*>(args.residual)[(token + t) * args.residual_stride + feature];
             static_cast<float*>(args.out)[(token + t) * args.out_stride + feature] = y;

@@ -71,8 +71,8 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
     }
 }
 
-// The end of a block of sums: scales of rows, bias, silu(gate) * up, residual, out. A group of kWarps warps holds 16
-// kTiles kWarps rows x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them.
+// The end of a block of sums: scales of rows, bias, activation(gate) * up, residual, out. A group of kWarps warps holds
+// 16 kTiles kWarps rows x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them.
 // buffer: shared, one float for each sum, free when the group calls; `sync` is a barrier of the group. tile, token: the
 // group's first.
 template <class T, class F, int kWarps, int kTiles, int kColumns, class Sync>
@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
         };
         if (gate_up) {
             stage([&](int t, float gate, float up) {
-                staged<kRows>(buffer, t, first + i)[group] = silu_mul<T>(gate, up);
+                staged<kRows>(buffer, t, first + i)[group] = act_mul<T>(args.activation, gate, up);
             });
         } else {
             stage([&](int t, float low, float high) {

@@ -1,8 +1,8 @@
-// Ops that write each element once: embedding, silu_mul, gather_rows and sum_parts; at load time convert, pack_weight.
-// Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one thread per
-// element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is that over the
-// memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but for sources of
-// load time, which need only the alignment of an element.
+// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows and sum_parts; at load time convert,
+// pack_weight. Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one
+// thread per element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is
+// that over the memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but
+// for sources of load time, which need only the alignment of an element.
 #include "../src/numerics/quantise.h"
 #include "launch.cuh"
 #include "linear.cuh"
@@ -93,10 +93,10 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
     return visit(args.table.type, [&](auto t) { return launch<embedding_kernel<decltype(t)>>(config, args); });
 }
 
-// ---- silu_mul ----------------------------------------------------------------------------------------------------
+// ---- act_mul ----------------------------------------------------------------------------------------------------
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) silu_mul_kernel(SiluMulArgs args) {
+__global__ void __launch_bounds__(kRowThreads) act_mul_kernel(ActMulArgs args) {
     const int i = row_vector() * 8;
     if (i >= args.intermediate_size) return;
     const T* gate = static_cast<const T*>(args.gate_up) + static_cast<int64_t>(blockIdx.x) * args.gate_up_stride + i;
@@ -104,14 +104,27 @@ __global__ void __launch_bounds__(kRowThreads) silu_mul_kernel(SiluMulArgs args)
     load8(gate, x);
     load8(gate + args.intermediate_size, up);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = silu_mul<T>(x[j], up[j]);
+    for (int j = 0; j < 8; ++j) x[j] = act_mul<T>(args.activation, x[j], up[j]);
     store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);
 }
 
-cudaError_t silu_mul(const SiluMulArgs& args, cudaStream_t stream) {
+cudaError_t act_mul(const ActMulArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
     const LaunchConfig config = row_grid(args.num_tokens, args.intermediate_size / 8, stream);
-    return visit(args.type, [&](auto t) { return launch<silu_mul_kernel<decltype(t)>>(config, args); });
+    return visit(args.type, [&](auto t) { return launch<act_mul_kernel<decltype(t)>>(config, args); });
+}
+
+// ---- soft_cap ----------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kRowThreads) soft_cap_kernel(SoftCapArgs args) {
+    float* const x = args.x + static_cast<int64_t>(blockIdx.x) * args.x_stride;
+    for (int i = row_vector() * 8; i < min(args.n, row_vector() * 8 + 8); ++i)
+        x[i] = __fmul_rn(args.cap, tanhf(x[i] / args.cap));
+}
+
+cudaError_t soft_cap(const SoftCapArgs& args, cudaStream_t stream) {
+    if (args.num_rows == 0 || args.n == 0) return cudaSuccess;
+    return launch<soft_cap_kernel>(row_grid(args.num_rows, ceil_div(args.n, 8), stream), args);
 }
 
 // ---- gather_rows -------------------------------------------------------------------------------------------------

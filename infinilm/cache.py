@@ -15,8 +15,12 @@ from infinilm.errors import CacheFullError, ConfigError
 from infinilm.logs import logger
 
 __all__ = [
-    "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig", "resolve_cache_dtype"
+    "CACHE_DTYPES", "CacheConfig", "CacheLayout", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig",
+    "resolve_cache_dtype",
 ]  # fmt: skip
+
+CACHE_DTYPES = (*DTYPES, "int8")
+"""What K and V can be kept in; int8 has a float32 scale for each head of a token."""
 
 UNLIMITED = 2**64 - 1
 """`max_cache_len` that means: as many tokens as the model has positions."""
@@ -99,8 +103,8 @@ class StaticKVCacheConfig(CacheConfig):
     max_cache_len
         Tokens of a row, at least 1. The default means max_position_embeddings of the model.
     dtype
-        Of K and V: "float32", "bfloat16" or "float16"; None: as the engine computes, or as `LLM` resolves
-        `kv_cache_dtype`. On a GPU it is the engine's.
+        Of K and V: one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves `kv_cache_dtype`. On a GPU
+        it is the engine's.
 
     Raises
     ------
@@ -155,8 +159,8 @@ class PagedKVCacheConfig(CacheConfig):
     num_blocks
         Blocks, instead of bytes: exactly one of the two is given.
     dtype
-        Of K and V: "float32", "bfloat16" or "float16"; None: as the engine computes, or as `LLM` resolves
-        `kv_cache_dtype`. On a GPU it is the engine's.
+        Of K and V: one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves `kv_cache_dtype`. On a GPU
+        it is the engine's.
 
     Raises
     ------
@@ -218,7 +222,7 @@ def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, devi
     Parameters
     ----------
     requested
-        One of `DTYPES`, or "auto" or None for the default.
+        One of `CACHE_DTYPES`, or "auto" or None for the default.
     auto
         The default, on a CPU.
     computed
@@ -232,29 +236,28 @@ def resolve_cache_dtype(requested: str | None, auto: str, *, computed: str, devi
         Another value, or one that the device has not.
     """
     wanted = "auto" if requested is None else dtype_name(requested)
-    if wanted not in ("auto", *DTYPES):
+    if wanted not in ("auto", *CACHE_DTYPES):
         raise ConfigError(
-            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(requested)}"
-            + ("; a quantised KV cache is not available in this version" if "8" in wanted else "")
+            f"kv_cache_dtype: expected 'auto', {', '.join(map(repr, CACHE_DTYPES))}, got {short_repr(requested)}"
         )
     if device.partition(":")[0] == "cuda":
         if wanted not in ("auto", computed):
             raise ConfigError(
                 f"kv_cache_dtype: on a GPU the KV cache has the dtype that is computed in, {computed!r}, got "
-                f"{wanted!r}; leave it out, or pass dtype={wanted!r}"
+                f"{wanted!r}; leave it out" + (f", or pass dtype={wanted!r}" if wanted in DTYPES else "")
             )
         return computed
     return auto if wanted == "auto" else wanted
 
 
 def _store_dtype(config: StaticKVCacheConfig | PagedKVCacheConfig) -> None:
-    """Keep `dtype` as one of `DTYPES` or None, or refuse it."""
+    """Keep `dtype` as one of `CACHE_DTYPES` or None, or refuse it."""
     if config.dtype is None:
         return
     dtype = dtype_name(config.dtype)
-    if dtype not in DTYPES:
+    if dtype not in CACHE_DTYPES:
         raise ConfigError(
-            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, DTYPES))} or None, got "
+            f"{type(config).__name__}: dtype: expected {', '.join(map(repr, CACHE_DTYPES))} or None, got "
             f"{short_repr(config.dtype)}"
         )
     object.__setattr__(config, "dtype", dtype)

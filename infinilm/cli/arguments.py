@@ -68,7 +68,7 @@ def add_model_settings(
         "--kv-cache-dtype",
         default="auto",
         metavar="DTYPE",
-        help="of keys and values: float32, bfloat16, float16 or auto (default): the 16 bits of the checkpoint, if any",
+        help="of keys and values: float32, bfloat16, float16, int8 or auto (default): the checkpoint's 16 bits, if any",
     )
     if context:
         group.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of prompt and output together")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from infinilm.checks import DTYPES, as_integer
 from infinilm.config.family_table import COMMON_DEFAULTS, FAMILIES, Family, family_of, family_of_model_type
@@ -26,6 +26,7 @@ __all__ = [
     "FAMILIES",
     "Family",
     "ModelFacts",
+    "Rope",
     "build_spec",
     "check_quantization",
     "family_of",
@@ -37,7 +38,9 @@ __all__ = [
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
 
-ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
+ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+)
 """`hidden_act` of config.json to the engine's activation."""
 
 
@@ -67,6 +70,11 @@ class ModelConfig(Protocol):
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float
+    query_pre_attn_scalar: float | None
+    attn_logit_softcapping: float | None
+    final_logit_softcapping: float | None
+    sliding_window_pattern: int | None
+    rope_local_base_freq: float | None
 
     @property
     def architecture(self) -> str:
@@ -88,6 +96,13 @@ class ModelConfig(Protocol):
         """Raise ConfigError for a field that is wrong."""
 
 
+class Rope(NamedTuple):
+    """One table of rotations."""
+
+    inv_freq: Frequencies  # float32 [R / 2], radians per position; the first R <= D elements of a head are turned
+    attention_factor: float  # cos and sin are multiplied by it
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFacts:
     """The math of one model that its configuration only implies. Shapes: D = head_dim."""
@@ -98,15 +113,17 @@ class ModelFacts:
     qk_norm: str  # "none"; of each "head"; of "all" heads together
     pre_norms: bool  # of what a sublayer reads
     post_norms: bool  # of what it adds to the residual stream
+    norm_offset: float  # added to every norm weight
     activation: str
     softmax_scale: float
+    score_cap: float  # of scaled scores: cap * tanh(score / cap); 0: none
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
-    has_rope: tuple[bool, ...]  # [num_layers]
-    inv_freq: Frequencies  # float32 [R / 2], radians per position; the first R <= D elements of a head are turned
-    attention_factor: float  # cos and sin are multiplied by it
+    ropes: tuple[Rope, ...]
+    rope_of_layer: tuple[int, ...]  # [num_layers], of ropes; -1: q and k are not turned
     embedding_multiplier: float
     residual_multiplier: float  # of what a sublayer adds
     logit_multiplier: float
+    logit_cap: float  # cap * tanh(logit / cap); 0: none
 
 
 def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
@@ -122,13 +139,12 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     family = family_of(config.architecture)
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    inv_freq, attention_factor = inverse_frequencies(
-        rotary_dim(config),
-        config.rope_theta,
-        config.rope_parameters,
-        config.max_position_embeddings,
-        max_model_len,
-    )
+    windows = _sliding_windows(family, config)
+    lengths = config.max_position_embeddings, max_model_len
+    ropes = [Rope(*inverse_frequencies(rotary_dim(config), config.rope_theta, config.rope_parameters, *lengths))]
+    if config.rope_local_base_freq is not None:
+        local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        ropes.append(Rope(*inverse_frequencies(rotary_dim(config), config.rope_local_base_freq, local, *lengths)))
     return ModelFacts(
         qkv_bias=_bias(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
@@ -136,18 +152,28 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         qk_norm=family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        norm_offset=family.norm_offset,
         activation=ACTIVATIONS[config.hidden_act],
-        softmax_scale=float(config.head_dim) ** -0.5
-        if config.attention_multiplier is None
-        else float(config.attention_multiplier),
-        sliding_window=_sliding_windows(family, config),
-        has_rope=_layers_with_rope(config),
-        inv_freq=inv_freq,
-        attention_factor=attention_factor,
-        embedding_multiplier=float(config.embedding_multiplier),
+        softmax_scale=_softmax_scale(config),
+        score_cap=float(config.attn_logit_softcapping or 0),
+        sliding_window=windows,
+        ropes=tuple(ropes),
+        rope_of_layer=tuple(
+            -1 if not turned else len(ropes) - 1 if window else 0
+            for turned, window in zip(_layers_with_rope(config), windows, strict=True)
+        ),
+        embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
+        logit_cap=float(config.final_logit_softcapping or 0),
     )
+
+
+def _softmax_scale(config: ModelConfig) -> float:
+    if config.attention_multiplier is not None:
+        return float(config.attention_multiplier)
+    scale: float = float(config.query_pre_attn_scalar or config.head_dim) ** -0.5
+    return scale
 
 
 def rotary_dim(config: ModelConfig) -> int:
@@ -198,7 +224,11 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
         windowed = [window is not None] * layers
     else:
         window = window if use else None
-        windowed = [window is not None and layer >= config.max_window_layers for layer in range(layers)]
+        pattern, full_layers = config.sliding_window_pattern, config.max_window_layers
+        windowed = [
+            window is not None and ((layer + 1) % pattern != 0 if pattern else layer >= full_layers)
+            for layer in range(layers)
+        ]
 
     if config.layer_types is not None:
         asked = [layer_type == "sliding_attention" for layer_type in config.layer_types]
@@ -275,6 +305,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.num_kv_heads = config.num_key_value_heads
     spec.attention.head_dim = config.head_dim
     spec.attention.softmax_scale = facts.softmax_scale
+    spec.attention.score_cap = facts.score_cap
     spec.attention.qkv_bias = facts.qkv_bias
     spec.attention.out_bias = facts.out_bias
     spec.attention.qk_norm = facts.qk_norm
@@ -283,12 +314,14 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.mlp.activation = facts.activation
     spec.pre_norms = facts.pre_norms
     spec.post_norms = facts.post_norms
+    spec.norm_offset = facts.norm_offset
     spec.embedding_multiplier = facts.embedding_multiplier
     spec.residual_multiplier = facts.residual_multiplier
     spec.logit_multiplier = facts.logit_multiplier
-    spec.ropes = [RopeSpec(facts.inv_freq.tolist(), facts.attention_factor)]
+    spec.logit_cap = facts.logit_cap
+    spec.ropes = [RopeSpec(rope.inv_freq.tolist(), rope.attention_factor) for rope in facts.ropes]
     spec.layers = [
-        LayerSpec(sliding_window=window, rope=0 if has_rope else -1)
-        for window, has_rope in zip(facts.sliding_window, facts.has_rope, strict=True)
+        LayerSpec(sliding_window=window, rope=rope)
+        for window, rope in zip(facts.sliding_window, facts.rope_of_layer, strict=True)
     ]
     return spec

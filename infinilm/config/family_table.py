@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from infinilm.config.tensor_names import GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
+from infinilm.config.tensor_names import GEMMA3, GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
 from infinilm.errors import ConfigError
 
 __all__ = ["COMMON_DEFAULTS", "FAMILIES", "Family", "family_of", "family_of_model_type"]
@@ -39,6 +39,8 @@ class Family:
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
+    norm_offset: float = 0  # added to the weights of norms
+    scaled_embedding: bool = False  # by the root of hidden_size
     # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
@@ -80,6 +82,11 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
+        "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": None,  # each so many-th layer sees everything; None: as max_window_layers says
+        "rope_local_base_freq": None,  # rope_theta of layers with a window; None: they turn as others do
         "bos_token_id": (1,),
         "eos_token_id": (2,),
     }
@@ -152,6 +159,44 @@ _GLM_DEFAULTS: Mapping[str, Any] = {
     "bos_token_id": (),
     "eos_token_id": (151329, 151336, 151338),
 }
+
+_GEMMA_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "bos_token_id": (2,),
+    "eos_token_id": (1,),
+}
+_GEMMA2_DEFAULTS: Mapping[str, Any] = {
+    **_GEMMA_DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "use_sliding_window": True,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    **_GEMMA2_DEFAULTS,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window_pattern": 6,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+
+_GEMMA_KEYS = frozenset(
+    {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
+)
 
 # RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
 _MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
@@ -343,6 +388,69 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 rope_pairs="neighbours",
                 names=GLM4,
                 keys=frozenset({"partial_rotary_factor"}),
+            ),
+            Family(
+                architecture="GemmaForCausalLM",
+                model_type="gemma",
+                defaults={
+                    **_GEMMA_DEFAULTS,
+                    "hidden_size": 3072,
+                    "intermediate_size": 24576,
+                    "num_hidden_layers": 28,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 16,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                norm_offset=1,
+                scaled_embedding=True,
+            ),
+            Family(
+                architecture="Gemma2ForCausalLM",
+                model_type="gemma2",
+                defaults=_GEMMA2_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+                post_norms=True,
+                norm_offset=1,
+                scaled_embedding=True,
+                keys=_GEMMA_KEYS,
+            ),
+            Family(
+                architecture="Gemma3ForCausalLM",
+                model_type="gemma3_text",
+                defaults=_GEMMA3_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="layer_types",
+                post_norms=True,
+                norm_offset=1,
+                scaled_embedding=True,
+                keys=_GEMMA_KEYS,
+            ),
+            Family(
+                architecture="Gemma3ForConditionalGeneration",
+                model_type="gemma3",
+                defaults=_GEMMA3_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="layer_types",
+                post_norms=True,
+                norm_offset=1,
+                scaled_embedding=True,
+                names=GEMMA3,
+                keys=_GEMMA_KEYS,
+                text_model_types={"gemma3_text": {}},
             ),
             Family(
                 architecture="GraniteForCausalLM",

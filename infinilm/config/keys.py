@@ -41,9 +41,11 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "use_qk_norm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
         "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
         "clip_qkv": ((None,), "clipped q, k and v are not supported"),
-        "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5"),
-        "attn_logit_softcapping": ((None,), "soft-capped logits are not supported"),
-        "final_logit_softcapping": ((None,), "soft-capped logits are not supported"),
+        "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5 in this family"),
+        "attn_logit_softcapping": ((None,), "this family has no soft caps"),
+        "final_logit_softcapping": ((None,), "this family has no soft caps"),
+        "rope_local_base_freq": ((None,), "all layers of this family turn alike"),
+        "use_bidirectional_attention": (_NEVER, "a token sees no later ones"),
         "attention_multiplier": ((None,), "this family has no multipliers"),
         "embedding_multiplier": (_ONE, "this family has no multipliers"),
         "residual_multiplier": (_ONE, "this family has no multipliers"),
@@ -70,7 +72,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path attn_implementation
-    bad_words_ids begin_suppress_tokens chunk_size_feed_forward classifier_dropout cls_token_id
+    bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward classifier_dropout cls_token_id
     decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label

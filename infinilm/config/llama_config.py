@@ -70,6 +70,11 @@ class LlamaConfig:
     attention_multiplier, embedding_multiplier, residual_multiplier, logits_scaling
         None, 1.0, 1.0, 1.0: multiply the scores of attention (None: head_dim ** -0.5), the embedding and what a
         sublayer adds; the last divides the logits.
+    query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
+        None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
+        logits.
+    sliding_window_pattern, rope_local_base_freq
+        None: each so many-th layer has no window where others have one; `rope_theta` of the layers with a window.
     bos_token_id, eos_token_id
         1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
     dtype
@@ -114,6 +119,11 @@ class LlamaConfig:
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float
+    query_pre_attn_scalar: float | None
+    attn_logit_softcapping: float | None
+    final_logit_softcapping: float | None
+    sliding_window_pattern: int | None
+    rope_local_base_freq: float | None
     _bos_token_id: list[int]
     _eos_token_id: list[int]
     _dtype: str
@@ -135,7 +145,7 @@ class LlamaConfig:
         _refuse_unsupported(values, family)
         self.model_type = family.model_type
         self.architectures = [family.architecture]
-        for old, new in (("num_layers", "num_hidden_layers"), ("torch_dtype", "dtype")):
+        for old, new in _OTHER_NAMES:
             rename(values, old, new)
         defaults = {**families.COMMON_DEFAULTS, **_INERT_DEFAULTS, **family.defaults, "dtype": "float32"}
         for key, default in defaults.items():
@@ -346,8 +356,17 @@ class LlamaConfig:
                 raise ConfigError(f"{key} is {short_repr(value)} in {family.architecture}: {reason}")
         for key in ("partial_rotary_factor", "embedding_multiplier", "residual_multiplier", "logits_scaling"):
             _check_positive(key, getattr(self, key))
-        if self.attention_multiplier is not None:
-            _check_positive("attention_multiplier", self.attention_multiplier)
+        for key in (
+            "attention_multiplier",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "rope_local_base_freq",
+        ):
+            if getattr(self, key) is not None:
+                _check_positive(key, getattr(self, key))
+        if self.sliding_window_pattern is not None:
+            as_integer("sliding_window_pattern", self.sliding_window_pattern)
         if self.partial_rotary_factor > 1:
             raise ConfigError(f"partial_rotary_factor must be at most 1; got {self.partial_rotary_factor}")
         if self.partial_rotary_factor < 1 and (families.rotary_dim(self) < 2 or families.rotary_dim(self) % 2):
@@ -455,13 +474,25 @@ _SIZES = {
 _NULLABLE = frozenset(
     {
         "attention_multiplier",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
         "no_rope_layer_interval",
         "num_key_value_heads",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
         "rope_scaling",
         "sliding_window",
+        "sliding_window_pattern",
         "bos_token_id",
         "eos_token_id",
     }
+)
+
+_OTHER_NAMES = (
+    ("num_layers", "num_hidden_layers"),
+    ("torch_dtype", "dtype"),
+    ("hidden_activation", "hidden_act"),
+    ("_sliding_window_pattern", "sliding_window_pattern"),
 )
 
 # What the constructor takes as a field, and what it looks at besides.
@@ -473,6 +504,7 @@ _KNOWN_KEYS = (
     | INERT
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", DUAL_CHUNK}
+    | {old for old, _ in _OTHER_NAMES}
 )
 
 

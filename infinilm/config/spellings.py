@@ -39,9 +39,9 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
             continue
         if not isinstance(given, Mapping):
             raise ConfigError(f"{key} must be null or an object with 'rope_type'; got {given!r}")
-        if any(isinstance(value, Mapping) for value in given.values()):
-            raise ConfigError(f"{key} has parameters per layer type {sorted(given)}; only one set for all is supported")
         scaling = dict(given)
+        if any(isinstance(value, Mapping) for value in given.values()):
+            scaling = _of_full_attention(values, key, given, family)
         for kind in ("type", "rope_type"):
             if isinstance(scaling.get(kind), str):
                 scaling[kind] = family.rope_types.get(scaling[kind], scaling[kind])
@@ -70,6 +70,28 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
         chosen["original_max_position_embeddings"] = original
     if chosen is not None:
         values["rope_scaling"] = None if chosen in ({}, {"rope_type": "default"}) else chosen
+
+
+def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Parameters of each kind of layer, in the spelling of 5.x: those of layers with a window become one number."""
+    full, sliding = given.get("full_attention"), given.get("sliding_attention")
+    if (
+        "rope_local_base_freq" not in family.keys
+        or not isinstance(full, Mapping)
+        or not isinstance(sliding, Mapping)
+        or set(given) != {"full_attention", "sliding_attention"}
+    ):
+        raise ConfigError(
+            f"{key} has parameters of {', '.join(map(repr, sorted(given)))}, which {family.architecture} does not "
+            "take; give one set for all layers"
+            + (", or 'full_attention' and 'sliding_attention'" if "rope_local_base_freq" in family.keys else "")
+        )
+    others = {name: value for name, value in sliding.items() if name != "rope_theta" and value is not None}
+    if others not in ({}, {"rope_type": "default"}):
+        raise ConfigError(f"{key}: sliding_attention: expected rope_theta alone, got {short_repr(dict(sliding))}")
+    values[f"{key}: sliding_attention: rope_theta"] = sliding.get("rope_theta")
+    rename(values, f"{key}: sliding_attention: rope_theta", "rope_local_base_freq")
+    return dict(full)
 
 
 def limit_context(values: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["GLM", "GLM4", "LLAMA", "MISTRAL3", "PHI3", "QWEN_VL", "TensorNames"]
+__all__ = ["GEMMA3", "GLM", "GLM4", "LLAMA", "MISTRAL3", "PHI3", "QWEN_VL", "TensorNames"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,13 @@ _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "lang
 
 QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=("visual.", "model.visual."))
 
-MISTRAL3 = TensorNames(
-    _TEXT_PREFIXES,
-    not_read=(
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ),
+_VISION_TOWER = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
 )
+
+MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
+
+GEMMA3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)

@@ -73,7 +73,7 @@ SITES: tuple[Site, ...] = (
     Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN, needs=_BOTH),
     Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER),
     Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER),
-    # silu(gate) * up.
+    # activation(gate) * up.
     Site("activation", ("mlp.activation",), _INNER),
     Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN),
     Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN, needs=frozenset({"post_norms"})),

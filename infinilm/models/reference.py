@@ -23,7 +23,7 @@ from infinilm import _core
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
-from infinilm.config.families import build_spec, model_facts
+from infinilm.config.families import Rope, build_spec, model_facts
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
@@ -185,23 +185,30 @@ class ReferenceModel(GenerationMixin):
         ids = np.concatenate(chunks)  # [num_tokens]
         starts = np.cumsum([0, *counts])  # row r owns tokens starts[r] .. starts[r + 1]
         positions = np.concatenate([np.arange(n) + begin for n, begin in zip(counts, cache.lengths, strict=True)])
-        cos_sin = self._rotation(positions)
+        tables = [self._rotation(positions, rope) for rope in self.facts.ropes]
 
         embedded = self._weight("model.embed_tokens")[ids] * self._scalar(self.facts.embedding_multiplier)
         x = emit("embedding", -1, embedded)  # [num_tokens, hidden_size]
         for layer in range(self.config.num_hidden_layers):
-            x = self._layer(layer, x, cos_sin, starts, cache, emit)
+            x = self._layer(layer, x, tables, starts, cache, emit)
         if last_only:
             x = x[[end - 1 for end, n in zip(starts[1:], counts, strict=True) if n]]
         normed = self._norm(x, "model.norm") * self._scalar(self.facts.logit_multiplier)
         h = emit("final_norm", -1, normed)  # [num_logits, hidden_size]
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = emit("logits", -1, h @ self._weight(head).T)  # [num_logits, vocab_size]
+        logits = _soft_cap(h @ self._weight(head).T, self.facts.logit_cap)  # [num_logits, vocab_size]
+        logits = emit("logits", -1, logits)
         cache.advance(counts)
         return logits
 
     def _layer(
-        self, layer: int, x: Array, cos_sin: tuple[Array, Array], starts: Array, cache: DynamicCache, emit: _Emitter
+        self,
+        layer: int,
+        x: Array,
+        tables: Sequence[tuple[Array, Array]],
+        starts: Array,
+        cache: DynamicCache,
+        emit: _Emitter,
     ) -> Array:
         """One decoder layer: x [num_tokens, hidden_size] -> the same."""
         config, facts = self.config, self.facts
@@ -231,7 +238,8 @@ class ReferenceModel(GenerationMixin):
                 normed = self._norm(values, f"{at}.self_attn.{name}_norm")
                 heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
         for name in ("q", "k"):
-            turned = _rotate(heads[name], cos_sin) if facts.has_rope[layer] else heads[name]
+            rope = facts.rope_of_layer[layer]
+            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[rope])
             heads[name] = emit(f"{name}_rope", layer, turned)
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
@@ -245,7 +253,7 @@ class ReferenceModel(GenerationMixin):
         h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias))
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
-        inner = emit("activation", layer, _silu(gate) * up)  # [num_tokens, intermediate_size]
+        inner = emit("activation", layer, _ACTIVATIONS[facts.activation](gate) * up)  # [num_tokens, intermediate_size]
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
 
@@ -261,6 +269,7 @@ class ReferenceModel(GenerationMixin):
         grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
         keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
         scores = grouped @ keys * self.facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
+        scores = _soft_cap(scores, self.facts.score_cap)
         behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.where(visible, scores, -np.inf)
@@ -270,16 +279,17 @@ class ReferenceModel(GenerationMixin):
         attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
         return attended
 
-    def _rotation(self, positions: Array) -> tuple[Array, Array]:
+    def _rotation(self, positions: Array, rope: Rope) -> tuple[Array, Array]:
         """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `_rotate`."""
-        angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)
-        factor = self.facts.attention_factor
+        angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)
+        factor = rope.attention_factor
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
 
     def _norm(self, x: Array, name: str) -> Array:
         """RMSNorm over the last axis."""
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * self._weight(name)
+        weight = self._weight(name) + self._scalar(self.facts.norm_offset)
+        normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * weight
         return normed
 
     def _linear(self, x: Array, name: str, bias: bool) -> Array:
@@ -408,6 +418,19 @@ def _silu(x: Array) -> Array:
     with np.errstate(over="ignore"):  # far below zero: x / inf is the 0 it should be
         result: Array = x / (1 + np.exp(-x))
     return result
+
+
+def _gelu_tanh(x: Array) -> Array:
+    result: Array = x / 2 * (1 + np.tanh(x.dtype.type((2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)))
+    return result
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def _soft_cap(x: Array, cap: float) -> Array:
+    """Cap * tanh(x / cap); 0: none."""
+    return x if cap == 0 else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
 
 
 def _stored_array(array: Array, dtype: str) -> Array:

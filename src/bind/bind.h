@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include "bind/gil.h"
+#include "core/activation.h"
 #include "core/tensor.h"
 
 namespace infinilm {
@@ -18,6 +19,7 @@ void bind_gguf(nb::module_& m);
 
 DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
 Quantization quantization_from_string(const std::string& text);  // likewise
+Activation activation_from_string(const std::string& text);      // likewise
 Device device_from_string(const std::string& text);
 
 // A zero-copy view that keeps the array alive.

@@ -61,7 +61,7 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
         for (const size_t index : linear->rows) {
             const ParamRow& row = params.rows()[index];
             if (row.shape.size() != 2) continue;
-            if (linear->kind != LinearKind::silu_mul || row.part == 0) out_features += row.shape[0];
+            if (linear->kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
             in_features = row.shape[1];
         }
         const cpu::PackedShapes shapes =
@@ -79,11 +79,6 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
     return out;
 }
 
-Activation activation_from_string(const std::string& text) {
-    if (text == name(Activation::silu)) return Activation::silu;
-    throw ConfigError(concat("activation '", text, "' is not supported; supported: ", name(Activation::silu)));
-}
-
 QkNorm qk_norm_from_string(const std::string& text) {
     for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::all})
         if (text == name(norm)) return norm;
@@ -96,6 +91,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("num_kv_heads", &AttentionSpec::num_kv_heads)
         .def_rw("head_dim", &AttentionSpec::head_dim)
         .def_rw("softmax_scale", &AttentionSpec::softmax_scale)
+        .def_rw("score_cap", &AttentionSpec::score_cap)
         .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
         .def_rw("out_bias", &AttentionSpec::out_bias)
         .def_prop_rw(
@@ -142,6 +138,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("embedding_multiplier", &ModelSpec::embedding_multiplier)
         .def_rw("residual_multiplier", &ModelSpec::residual_multiplier)
         .def_rw("logit_multiplier", &ModelSpec::logit_multiplier)
+        .def_rw("logit_cap", &ModelSpec::logit_cap)
         .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
@@ -173,7 +170,7 @@ void bind_spec(nb::module_& m) {
                 nb::list names;
                 for (const size_t index : linear->rows)
                     if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
-                const bool pairs = linear->kind == LinearKind::silu_mul;
+                const bool pairs = linear->kind == LinearKind::act_mul;
                 out[linear->name.c_str()] = nb::make_tuple(names, pairs);
             }
             return out;

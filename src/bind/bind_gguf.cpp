@@ -133,7 +133,7 @@ nb::tuple pack(const std::string& type_name, const std::vector<Part>& parts, boo
     PackedTensors packed;
     {
         const ReleaseGil release;
-        packed = cpu::pack_blocks(rows, pairs ? LinearKind::silu_mul : LinearKind::plain, threads(num_threads));
+        packed = cpu::pack_blocks(rows, pairs ? LinearKind::act_mul : LinearKind::plain, threads(num_threads));
     }
     return nb::make_tuple(packed.panels, packed.scales);
 }

@@ -33,9 +33,9 @@ TensorView output(const char* op, const char* argument, const Tensor& t) {
 
 LinearKind linear_kind(const std::string& text) {
     if (text == "plain") return LinearKind::plain;
-    if (text == "silu_mul") return LinearKind::silu_mul;
+    if (text == "act_mul") return LinearKind::act_mul;
     if (text == "qkv") return LinearKind::qkv;
-    throw ConfigError("unknown kind of linear '" + text + "'; expected plain, silu_mul or qkv");
+    throw ConfigError("unknown kind of linear '" + text + "'; expected plain, act_mul or qkv");
 }
 
 // A backend serves one thread at a time, as that of a rank does; but several threads of Python may have this one.
@@ -223,16 +223,19 @@ void bind_ops(nb::module_& m) {
         .def(
             "linear",
             [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
-               const OptionalTensor& residual, const OptionalTensor& norm, const OptionalTensor& scratch, float eps) {
+               const OptionalTensor& residual, const OptionalTensor& norm, const OptionalTensor& scratch, float eps,
+               const std::string& activation) {
                 const InUse b(shared);
                 ops::linear(b, {.x = x,
                                 .weight = weight,
                                 .norm = {.weight = optional_view(norm), .scratch = optional_view(scratch), .eps = eps},
                                 .residual = optional_view(residual),
-                                .out = output("linear", "out", out)});
+                                .out = output("linear", "out", out),
+                                .activation = activation_from_string(activation)});
             },
             "x"_a, "weight"_a, "out"_a, "residual"_a = nb::none(), "norm"_a = nb::none(), "scratch"_a = nb::none(),
-            "eps"_a = 0.0f, Release(), "With norm ([in_features]): of rms_norm(x); scratch is as large as x.")
+            "eps"_a = 0.0f, "activation"_a = "silu", Release(),
+            "With norm ([in_features]): of rms_norm(x); scratch is as large as x.")
         .def(
             "rope_table",
             [](SharedBackend& shared, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
@@ -248,7 +251,8 @@ void bind_ops(nb::module_& m) {
             "qk_norm_rope_store_kv",
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
                const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
-               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps) {
+               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps,
+               const OptionalTensor& k_scales, const OptionalTensor& v_scales) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
@@ -258,40 +262,57 @@ void bind_ops(nb::module_& m) {
                                                .slot_mapping = optional_view(slot_mapping),
                                                .k_cache = output(op, "k_cache", k_cache),
                                                .v_cache = output(op, "v_cache", v_cache),
+                                               .k_scales = k_scales ? output(op, "k_scales", *k_scales) : TensorView(),
+                                               .v_scales = v_scales ? output(op, "v_scales", *v_scales) : TensorView(),
                                                .num_heads = num_heads,
                                                .num_kv_heads = num_kv_heads,
                                                .head_dim = head_dim,
                                                .eps = eps});
             },
             "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
-            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, Release())
+            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, "k_scales"_a = nb::none(),
+            "v_scales"_a = nb::none(), Release())
         .def(
             "paged_attention",
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
-               float softmax_scale, int sliding_window) {
+               float softmax_scale, int sliding_window, const OptionalTensor& k_scales, const OptionalTensor& v_scales,
+               float score_cap) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
                                          .v_cache = v_cache,
+                                         .k_scales = optional_view(k_scales),
+                                         .v_scales = optional_view(v_scales),
                                          .block_table = block_table,
                                          .cu_seqlens_q = cu_seqlens_q,
                                          .context_lens = context_lens,
                                          .out = output("paged_attention", "out", out),
                                          .softmax_scale = softmax_scale,
+                                         .score_cap = score_cap,
                                          .sliding_window = sliding_window,
                                          .max_query_len = 0,
                                          .max_context_len = 0});  // a CPU reads the lengths
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
-            "softmax_scale"_a, "sliding_window"_a = 0, Release())
+            "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
+            "score_cap"_a = 0.0f, Release())
         .def(
-            "silu_mul",
-            [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out) {
+            "act_mul",
+            [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation) {
                 const InUse b(shared);
-                ops::silu_mul(b, {.gate_up = gate_up, .out = output("silu_mul", "out", out)});
+                ops::act_mul(b, {.gate_up = gate_up,
+                                 .out = output("act_mul", "out", out),
+                                 .activation = activation_from_string(activation)});
             },
-            "gate_up"_a, "out"_a, Release())
+            "gate_up"_a, "out"_a, "activation"_a = "silu", Release())
+        .def(
+            "soft_cap",
+            [](SharedBackend& shared, const Tensor& x, float cap) {
+                const InUse b(shared);
+                ops::soft_cap(b, {.x = output("soft_cap", "x", x), .cap = cap});
+            },
+            "x"_a, "cap"_a, Release(), "x = cap * tanh(x / cap), in place.")
         .def(
             "gather_rows",
             [](SharedBackend& shared, const Tensor& x, const Tensor& rows, const Tensor& out) {

@@ -134,6 +134,12 @@ Tensor tensor_from_object(nb::handle object, std::optional<DType> dtype) {
 
 }  // namespace
 
+Activation activation_from_string(const std::string& text) {
+    for (const Activation activation : activations)
+        if (text == name(activation)) return activation;
+    throw ConfigError(concat("activation '", text, "' is not one of silu, gelu_tanh"));
+}
+
 Quantization quantization_from_string(const std::string& text) {
     for (Quantization q : {Quantization::none, Quantization::int8, Quantization::int4, Quantization::fp8})
         if (name(q) == text) return q;

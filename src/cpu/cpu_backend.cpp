@@ -79,7 +79,8 @@ public:
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
-    void silu_mul(const SiluMulParams&) override;
+    void act_mul(const ActMulParams&) override;
+    void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
@@ -181,18 +182,24 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
     });
 }
 
+static Activation activation(infinilm::Activation of_op) {
+    static_assert(static_cast<int>(Activation::gelu_tanh) == static_cast<int>(infinilm::Activation::gelu_tanh));
+    return static_cast<Activation>(of_op);
+}
+
 void CpuBackend::linear(const LinearParams& p) {
     const auto& weight = static_cast<const PackedLinear&>(p.weight);
     const TensorView& x = p.norm.weight ? p.norm.scratch : p.x;
     if (p.norm.weight) rms_norm({.x = p.x, .weight = p.norm.weight, .out = x, .eps = p.norm.eps});
-    const bool pairs = weight.kind == LinearKind::silu_mul;
+    const bool pairs = weight.kind == LinearKind::act_mul;
     LinearArgs args{.x = x.as<const float>(),
                     .x_stride = x.stride(0),
                     .num_tokens = x.shape(0),
                     .weight = weight.packed(),
                     .out_features = weight.out_features,
                     .pairs = pairs,
-                    .silu_mul = pairs && !p.gate_up_apart,
+                    .act_mul = pairs && !p.gate_up_apart,
+                    .activation = activation(p.activation),
                     .multiply_bf16 = compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16 &&
                                      weight.packed().format == Format::bf16,
                     .bias = weight.bias(),
@@ -278,6 +285,8 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
                              .slot_mapping = p.slot_mapping.as<const int64_t>(),
                              .k_cache = p.k_cache.data(),
                              .v_cache = p.v_cache.data(),
+                             .k_scales = p.k_scales.as<float>(),
+                             .v_scales = p.v_scales.as<float>(),
                              .cache_element = element(p.k_cache.dtype()),
                              .num_tokens = p.qkv.shape(0),
                              .block_size = p.k_cache.shape(2),
@@ -299,6 +308,8 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .q_stride = p.q.stride(0),
                        .k_cache = p.k_cache.data(),
                        .v_cache = p.v_cache.data(),
+                       .k_scales = p.k_scales.as<const float>(),
+                       .v_scales = p.v_scales.as<const float>(),
                        .cache_element = element(p.k_cache.dtype()),
                        .block_table = p.block_table.as<const int32_t>(),
                        .block_table_stride = p.block_table.stride(0),
@@ -312,6 +323,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .num_kv_heads = static_cast<int>(p.k_cache.shape(1)),
                        .head_dim = static_cast<int>(p.q.shape(2)),
                        .softmax_scale = p.softmax_scale,
+                       .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
                        .next_item = &next_item,
                        .scratch = nullptr,
@@ -323,14 +335,21 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
 }
 
-void CpuBackend::silu_mul(const SiluMulParams& p) {
-    const SiluMulArgs args{.gate_up = p.gate_up.as<const float>(),
-                           .gate_up_stride = p.gate_up.stride(0),
-                           .out = p.out.as<float>(),
-                           .out_stride = p.out.stride(0),
-                           .num_tokens = p.out.shape(0),
-                           .intermediate_size = p.out.shape(1)};
-    run(kernels_.silu_mul, args, 8 * p.out.numel());
+void CpuBackend::act_mul(const ActMulParams& p) {
+    const ActMulArgs args{.gate_up = p.gate_up.as<const float>(),
+                          .gate_up_stride = p.gate_up.stride(0),
+                          .out = p.out.as<float>(),
+                          .out_stride = p.out.stride(0),
+                          .num_tokens = p.out.shape(0),
+                          .intermediate_size = p.out.shape(1),
+                          .activation = activation(p.activation)};
+    run(kernels_.act_mul, args, 8 * p.out.numel());
+}
+
+void CpuBackend::soft_cap(const SoftCapParams& p) {
+    const SoftCapArgs args{
+        .x = p.x.as<float>(), .x_stride = p.x.stride(0), .num_rows = p.x.shape(0), .n = p.x.shape(1), .cap = p.cap};
+    run(kernels_.soft_cap, args, 8 * p.x.numel());
 }
 
 void CpuBackend::gather_rows(const GatherRowsParams& p) {

@@ -11,7 +11,7 @@ namespace {
 const std::byte* row_of(std::span<const gguf::Rows> parts, LinearKind kind, int64_t panel, int64_t lane) {
     size_t part = 0;
     int64_t row = panel * panel_outputs + lane;
-    if (kind == LinearKind::silu_mul) {  // panels of gate and up take turns
+    if (kind == LinearKind::act_mul) {  // panels of gate and up take turns
         part = static_cast<size_t>(panel % 2);
         row = panel / 2 * panel_outputs + lane;
     } else {
@@ -50,7 +50,7 @@ PackedTensors pack_blocks(std::span<const gguf::Rows> parts, LinearKind kind, in
     const int64_t in_features = parts[0].num_columns, groups = num_groups(in_features);
     int64_t out_features = 0;
     for (const gguf::Rows& rows : parts)
-        if (kind != LinearKind::silu_mul || &rows == &parts[0]) out_features += rows.num_rows;
+        if (kind != LinearKind::act_mul || &rows == &parts[0]) out_features += rows.num_rows;
     const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
     const PackedTensors packed{allocate_packed(shapes.panels), allocate_packed(shapes.scales)};
     const int64_t panels = packed.panels.shape(0), block_bytes = parts[0].type.bytes;

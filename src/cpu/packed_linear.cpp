@@ -36,7 +36,7 @@ std::optional<Format> format_of_tensors(const PackedTensors& tensors) {
 int64_t panels_of(int64_t rows) { return (rows + panel_outputs - 1) / panel_outputs; }
 int64_t panels_of(LinearKind kind, int64_t out_features) {
     const int64_t panels = panels_of(out_features);
-    return kind == LinearKind::silu_mul ? 2 * panels : (panels + 1) / 2 * 2;
+    return kind == LinearKind::act_mul ? 2 * panels : (panels + 1) / 2 * 2;
 }
 
 // What a rank has of a packed linear: panels, in this order, and of them groups of 32 k.
@@ -46,7 +46,7 @@ struct PackedCut {
 };
 
 PackedCut cut_of(const PackedSource& source) {
-    const bool pairs = source.kind == LinearKind::silu_mul;
+    const bool pairs = source.kind == LinearKind::act_mul;
     std::vector<Range> rows;  // of the parts joined, or of gate, which are those of up
     int64_t before = 0;
     for (const PackedSource::Part& part : source.parts) {
@@ -121,7 +121,7 @@ Format checked_format(const PackedSource& source) {
     int64_t out_features = 0;
     for (const PackedSource::Part& part : source.parts) {
         out_features += part.out_features;
-        if (source.kind == LinearKind::silu_mul) break;
+        if (source.kind == LinearKind::act_mul) break;
     }
     const PackedShapes shapes = packed_shapes(*format, source.kind, out_features, source.in_features);
     check_shape("panels", source.tensors.panels, shapes.panels);
@@ -135,6 +135,7 @@ Element element(DType dtype) {
     switch (dtype) {
         case DType::bfloat16: return Element::bf16;
         case DType::float16: return Element::f16;
+        case DType::int8: return Element::int8;
         default: return Element::f32;
     }
 }
@@ -170,7 +171,7 @@ Tensor allocate_packed(const PackedShape& shape) {
 
 void PackedLinear::add_part(int64_t rows) {
     part_rows_.push_back(rows);
-    if (kind != LinearKind::silu_mul || part_rows_.size() == 1) out_features += rows;
+    if (kind != LinearKind::act_mul || part_rows_.size() == 1) out_features += rows;
 }
 
 void PackedLinear::set_packed(Format format) {
@@ -209,7 +210,7 @@ PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Q
     set_packed(format);
     pack({.sources = sources.data(),
           .num_sources = static_cast<int>(sources.size()),
-          .pairs = kind == LinearKind::silu_mul,
+          .pairs = kind == LinearKind::act_mul,
           .in_features = in_features,
           .num_panels = packed_.num_panels,
           .format = format,
@@ -242,7 +243,7 @@ PackedLinear::PackedLinear(const PackedSource& source) {
 }
 
 int64_t PackedLinear::packed_row(size_t part, int64_t row) const {
-    if (kind == LinearKind::silu_mul)
+    if (kind == LinearKind::act_mul)
         return (row / panel_outputs * 2 + static_cast<int64_t>(part)) * panel_outputs + row % panel_outputs;
     for (size_t before = 0; before < part; ++before) row += part_rows_[before];
     return row;

@@ -29,7 +29,7 @@ struct PackedShape {
 struct PackedShapes {
     PackedShape panels, scales;
 };
-// Of a linear that has out_features in all, those of gate alone where the kind is silu_mul.
+// Of a linear that has out_features in all, those of gate alone where the kind is act_mul.
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features);
 
 // Memory that is written once and whole, in huge pages where there are any; absent where the shape is empty.

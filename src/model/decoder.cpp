@@ -95,6 +95,8 @@ RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
             .slot_mapping = s.batch.slot_mapping,
             .k_cache = s.cache.k(layer),
             .v_cache = s.cache.v(layer),
+            .k_scales = s.cache.k_scales(layer),
+            .v_scales = s.cache.v_scales(layer),
             .num_heads = spec_.attention.num_heads,
             .num_kv_heads = spec_.attention.num_kv_heads,
             .head_dim = spec_.attention.head_dim,
@@ -202,11 +204,14 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     ops::paged_attention(backend_, {.q = s.a.q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
+                                    .k_scales = s.cache.k_scales(layer),
+                                    .v_scales = s.cache.v_scales(layer),
                                     .block_table = s.batch.block_table,
                                     .cu_seqlens_q = s.batch.cu_seqlens_q,
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
                                     .softmax_scale = spec_.attention.softmax_scale,
+                                    .score_cap = spec_.attention.score_cap,
                                     .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,
                                     .max_query_len = s.batch.max_query_len,
                                     .max_context_len = s.batch.max_context_len});
@@ -219,7 +224,12 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
     const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
     const auto [x, norm] = normed_input(s, tap, layer, w.mlp_norm, site);
-    LinearParams linear{.x = x, .weight = *w.gate_up_proj.prepared, .norm = norm, .residual = {}, .out = s.a.inner};
+    LinearParams linear{.x = x,
+                        .weight = *w.gate_up_proj.prepared,
+                        .norm = norm,
+                        .residual = {},
+                        .out = s.a.inner,
+                        .activation = spec_.mlp.activation};
     if constexpr (!Tap::active) return ops::linear(backend_, linear);
 
     const int64_t inner_size = spec_.mlp.intermediate_size;
@@ -229,7 +239,7 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     ops::linear(backend_, linear);
     tap_own(tap, Site::gate_proj, layer, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
     tap_own(tap, Site::up_proj, layer, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
-    ops::silu_mul(backend_, {.gate_up = gate_up, .out = s.a.inner});
+    ops::act_mul(backend_, {.gate_up = gate_up, .out = s.a.inner, .activation = spec_.mlp.activation});
     tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
 }
 

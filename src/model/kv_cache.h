@@ -1,5 +1,6 @@
-// The KV cache of one rank: two tensors, cut into blocks. No policy here: who owns which block is the scheduler's.
-// A static cache is the case block_size = max_cache_len and one block per batch row.
+// The KV cache of one rank: two tensors, cut into blocks, and two of scales where they are int8. No policy here: who
+// owns which block is the scheduler's. A static cache is the case block_size = max_cache_len and one block per batch
+// row.
 #pragma once
 
 #include "model/spec.h"
@@ -22,11 +23,15 @@ public:
     const KvCacheSpec& spec() const { return spec_; }
     TensorView k(int layer) const { return k_.select(0, layer); }  // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v(int layer) const { return v_.select(0, layer); }
+    // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
+    TensorView k_scales(int layer) const { return k_scales_ ? k_scales_.select(0, layer) : TensorView(); }
+    TensorView v_scales(int layer) const { return v_scales_ ? v_scales_.select(0, layer) : TensorView(); }
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V
 
 private:
     KvCacheSpec spec_;
-    Tensor k_, v_;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+    Tensor k_, v_;                // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+    Tensor k_scales_, v_scales_;  // [num_layers, num_blocks, num_kv_heads, block_size]
 };
 
 }  // namespace infinilm

@@ -46,6 +46,7 @@ Tensor Logits::compute(const Batch& batch, const TensorView& x, const NormProlog
 
 void Logits::lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
     ops::linear(backend_, {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = out});
+    if (spec_.logit_cap > 0) ops::soft_cap(backend_, {.x = out, .cap = spec_.logit_cap});
 }
 
 TensorView Logits::own_part(const TensorView& x, const NormPrologue& norm) {

@@ -71,7 +71,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         weights.name = name;
         const bool is_vocabulary = parts[0].cut == Cut::vocab_rows;
         weights.kind = parts.size() == 3   ? LinearKind::qkv
-                       : parts.size() == 2 ? LinearKind::silu_mul
+                       : parts.size() == 2 ? LinearKind::act_mul
                                            : LinearKind::plain;
         weights.quantization = model_.quantization;
         if (is_vocabulary && weights.quantization == Quantization::int4) weights.quantization = Quantization::int8;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/activation.h"
 #include "core/dtype.h"
 
 namespace infinilm {
@@ -24,17 +25,10 @@ constexpr std::string_view name(QkNorm norm) {
 struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
     float softmax_scale = 0;
+    float score_cap = 0;  // scores s become score_cap * tanh(s / score_cap); 0: they stay
     bool qkv_bias = false, out_bias = false;
     QkNorm qk_norm = QkNorm::none;
 };
-
-enum class Activation : uint8_t { silu };
-constexpr std::string_view name(Activation activation) {
-    switch (activation) {
-        case Activation::silu: return "silu";
-    }
-    return "?";
-}
 
 struct MlpSpec {
     int intermediate_size = 0;
@@ -65,6 +59,7 @@ struct ModelSpec {
     float embedding_multiplier = 1;  // of the embedding
     float residual_multiplier = 1;   // of what a sublayer adds to the residual stream
     float logit_multiplier = 1;
+    float logit_cap = 0;  // logits l become logit_cap * tanh(l / logit_cap); 0: they stay
     bool tie_word_embeddings = false;
     AttentionSpec attention;
     MlpSpec mlp;

@@ -34,7 +34,7 @@ enum class Site : uint8_t {
     pre_feedforward_layernorm,  // [num_tokens, hidden_size]
     gate_proj,
     up_proj,                     // [num_tokens, intermediate_size]
-    activation,                  // [num_tokens, intermediate_size]: silu(gate) * up
+    activation,                  // [num_tokens, intermediate_size]: activation(gate) * up
     down_proj,                   // [num_tokens, hidden_size], before the residual is added
     post_feedforward_layernorm,  // [num_tokens, hidden_size]
     residual,                    // [num_tokens, hidden_size]: the residual stream at the end of the layer

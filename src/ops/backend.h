@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/activation.h"
 #include "core/range.h"
 #include "core/tensor.h"
 
@@ -22,9 +23,10 @@ struct LinearPart {
 };
 
 enum class LinearKind {
-    plain,     // out[t, n] = x[t] . weight[n] + bias[n] (+ residual[t, n])
-    silu_mul,  // two parts, gate and up, of equal shape: out[t, n] = silu(gate[n] . x[t] + b) * (up[n] . x[t] + b)
-    qkv,       // plain; the parts are q, k and v of heads of head_dim, and linear_rope_store_kv may follow
+    plain,  // out[t, n] = x[t] . weight[n] + bias[n] (+ residual[t, n])
+    // Two parts, gate and up, of equal shape: out[t, n] = activation(gate[n] . x[t] + b) * (up[n] . x[t] + b).
+    act_mul,
+    qkv,  // plain; the parts are q, k and v of heads of head_dim, and linear_rope_store_kv may follow
 };
 
 // A prepared linear as tensors that a file can hold, in a layout that the backend defines.
@@ -38,7 +40,7 @@ class PreparedLinear {
 public:
     virtual ~PreparedLinear() = default;
     virtual PackedTensors tensors() const { return {}; }
-    int64_t in_features = 0, out_features = 0;  // out_features of the result: silu_mul halves it
+    int64_t in_features = 0, out_features = 0;  // out_features of the result: act_mul halves it
     LinearKind kind = LinearKind::plain;
 };
 
@@ -96,7 +98,8 @@ struct LinearParams {
     NormPrologue norm;
     TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
     TensorView out;       // [num_tokens, out_features] activation, or float32: logits
-    // A silu_mul weight without its silu_mul: out is [num_tokens, 2 * out_features], gate, then up.
+    // Of an act_mul weight; apart: without it, out is [num_tokens, 2 * out_features], gate, then up.
+    Activation activation = Activation::silu;
     bool gate_up_apart = false;
 };
 
@@ -118,6 +121,8 @@ struct RopeStoreParams {
     TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
     TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView v_scales;  // the same of v_cache
     int num_heads, num_kv_heads, head_dim;
     float eps;
 };
@@ -126,22 +131,32 @@ struct RopeStoreParams {
 // are the last (cu_seqlens_q[s + 1] - cu_seqlens_q[s]) of its context_lens[s] positions. A static cache is the case of
 // one block per sequence.
 struct AttentionParams {
-    TensorView q;             // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
-    TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
-    TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView q;         // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
+    TensorView k_cache;   // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v_cache;   // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
+    TensorView v_scales;  // the same of v_cache
     TensorView block_table;   // [num_seqs, max_blocks_per_seq] int32
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
     TensorView out;           // [num_tokens, num_heads, head_dim] activation
     float softmax_scale;
+    float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
     // No sequence of this step has more queries or keys: what a device needs to know of lengths it cannot read.
     int max_query_len, max_context_len;
 };
 
-struct SiluMulParams {
+struct ActMulParams {
     TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up
     TensorView out;      // [num_tokens, intermediate_size] activation
+    Activation activation = Activation::silu;
+};
+
+// x = cap * tanh(x / cap), in place.
+struct SoftCapParams {
+    TensorView x;  // [num_rows, n] float32, rows may be strided
+    float cap;     // positive
 };
 
 struct GatherRowsParams {
@@ -245,7 +260,8 @@ public:
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
     virtual void paged_attention(const AttentionParams&) = 0;
-    virtual void silu_mul(const SiluMulParams&) = 0;
+    virtual void act_mul(const ActMulParams&) = 0;
+    virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void find_best(const FindBestParams&) = 0;

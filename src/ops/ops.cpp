@@ -2,6 +2,7 @@
 // the numbers are in host memory, that ids, slots, blocks and lengths stay inside what they index.
 #include "ops/ops.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -35,13 +36,23 @@ public:
         require(false, parts...);
         __builtin_unreachable();
     }
-    // k_cache and v_cache: [num_blocks, num_kv_heads, block_size, head_dim], of one dtype.
-    void caches(const TensorView& k_cache, const TensorView& v_cache, Dim num_kv_heads, Dim head_dim) {
-        tensor("k_cache", k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim});
-        tensor("v_cache", v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, k_cache.dtype());
-        contiguous("k_cache", k_cache);
-        contiguous("v_cache", v_cache);
+    // The KV cache of an op's params: both of one dtype, with scales where that is int8.
+    template <class Params>
+    void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
+        const bool is_int8 = p.k_cache.dtype() == DType::int8;
+        tensor("k_cache", p.k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim},
+               is_int8 ? std::optional(DType::int8) : std::nullopt);
+        tensor("v_cache", p.v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, p.k_cache.dtype());
+        contiguous("k_cache", p.k_cache);
+        contiguous("v_cache", p.v_cache);
         require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
+        for (const auto& [argument, scales] : {std::pair("k_scales", p.k_scales), std::pair("v_scales", p.v_scales)}) {
+            require(static_cast<bool>(scales) == is_int8, argument,
+                    ": an int8 cache has scales, and no other has; k_cache is ", name(p.k_cache.dtype()));
+            if (!scales) continue;
+            tensor(argument, scales, {"num_blocks", num_kv_heads, "block_size"}, DType::float32);
+            contiguous(argument, scales);
+        }
     }
 
     const DType activation;
@@ -100,7 +111,7 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
         check.tensor("q_norm", p.q_norm, {p.head_dim});
         check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
     }
-    check.caches(p.k_cache, p.v_cache, p.num_kv_heads, p.head_dim);
+    check.caches(p, p.num_kv_heads, p.head_dim);
     if (!p.slot_mapping) return;
     check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
     if (readable(p.slot_mapping))
@@ -114,7 +125,7 @@ static void check_linear(OpCheck& check, const LinearParams& p) {
         check.tensor("norm.scratch", p.norm.scratch, {"num_tokens", p.weight.in_features}, check.activation);
     }
     const int64_t width = p.gate_up_apart ? 2 * p.weight.out_features : p.weight.out_features;
-    check.require(!p.gate_up_apart || p.weight.kind == LinearKind::silu_mul, "gate_up_apart: the weight has no gate");
+    check.require(!p.gate_up_apart || p.weight.kind == LinearKind::act_mul, "gate_up_apart: the weight has no gate");
     if (p.residual) check.tensor("residual", p.residual, {"num_tokens", width}, check.activation);
     const bool float32 = p.out && p.out.dtype() == DType::float32;
     check.tensor("out", p.out, {"num_tokens", width}, float32 ? DType::float32 : check.activation);
@@ -152,7 +163,7 @@ void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
 void paged_attention(Backend& backend, const AttentionParams& p) {
     OpCheck check("paged_attention", backend);
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
-    check.caches(p.k_cache, p.v_cache, "num_kv_heads", "head_dim");
+    check.caches(p, "num_kv_heads", "head_dim");
     check_sequence_arrays(check, p);
     check.tensor("out", p.out, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
@@ -164,6 +175,7 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
         if (num_heads > 1 && view.stride(1) != check["head_dim"])
             check.fail(argument, ": the heads of a token must be contiguous, got strides ",
                        shape_string(view.strides()));
+    check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
     if (readable(p.cu_seqlens_q))
         check_sequences(check, {.block_table = p.block_table,
@@ -176,13 +188,20 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     backend.paged_attention(p);
 }
 
-void silu_mul(Backend& backend, const SiluMulParams& p) {
-    OpCheck check("silu_mul", backend);
+void act_mul(Backend& backend, const ActMulParams& p) {
+    OpCheck check("act_mul", backend);
     check.tensor("gate_up", p.gate_up, {"num_tokens", "2 * intermediate_size"}, check.activation);
     const int64_t gate_and_up = check["2 * intermediate_size"];
     check.require(gate_and_up % 2 == 0, "gate_up: expected an even number of columns, gate then up, got ", gate_and_up);
     check.tensor("out", p.out, {"num_tokens", gate_and_up / 2}, check.activation);
-    backend.silu_mul(p);
+    backend.act_mul(p);
+}
+
+void soft_cap(Backend& backend, const SoftCapParams& p) {
+    OpCheck check("soft_cap", backend);
+    check.tensor("x", p.x, {"num_rows", "n"}, DType::float32);
+    check.require(p.cap > 0 && std::isfinite(p.cap), "cap must be positive and finite, got ", p.cap);
+    backend.soft_cap(p);
 }
 
 void gather_rows(Backend& backend, const GatherRowsParams& p) {
@@ -237,7 +256,7 @@ void sample(Backend& backend, const SampleParams& p) {
 std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind,
                                                int head_dim, Quantization quantization) {
     OpCheck check("prepare_linear", backend);
-    check.require(kind != LinearKind::silu_mul || parts.size() == 2, "silu_mul takes two parts, gate and up, got ",
+    check.require(kind != LinearKind::act_mul || parts.size() == 2, "act_mul takes two parts, gate and up, got ",
                   parts.size());
     check.require(!parts.empty(), "expected at least one part, got none");
     check.require(kind != LinearKind::qkv || (parts.size() == 3 && head_dim > 0),
@@ -250,7 +269,7 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
         const size_t index = names.size() / 2;
         const std::string& weight = names.emplace_back(concat("weight of part ", index));
         const std::string& bias = names.emplace_back(concat("bias of part ", index));
-        if (kind == LinearKind::silu_mul)
+        if (kind == LinearKind::act_mul)
             check.Check::tensor(weight, part.weight, {"out_features", "in_features"});
         else
             check.Check::tensor(weight, part.weight, {part.weight.shape(0), "in_features"});

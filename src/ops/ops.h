@@ -14,7 +14,8 @@ void linear_rope_store_kv(Backend&, const LinearParams&, const RopeStoreParams&)
 void rope_table(Backend&, const RopeTableParams&);
 void qk_norm_rope_store_kv(Backend&, const RopeStoreParams&);
 void paged_attention(Backend&, const AttentionParams&);
-void silu_mul(Backend&, const SiluMulParams&);
+void act_mul(Backend&, const ActMulParams&);
+void soft_cap(Backend&, const SoftCapParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void find_best(Backend&, const FindBestParams&);

@@ -67,8 +67,11 @@ public:
     void paged_attention(const AttentionParams& p) override {
         timed("attention", [&] { inner_.paged_attention(p); });
     }
-    void silu_mul(const SiluMulParams& p) override {
-        timed("other", [&] { inner_.silu_mul(p); });
+    void act_mul(const ActMulParams& p) override {
+        timed("other", [&] { inner_.act_mul(p); });
+    }
+    void soft_cap(const SoftCapParams& p) override {
+        timed("other", [&] { inner_.soft_cap(p); });
     }
     void gather_rows(const GatherRowsParams& p) override {
         timed("other", [&] { inner_.gather_rows(p); });

@@ -44,6 +44,9 @@ def test_defaults_are_those_of_transformers(model_type):
         assert rope.pop("llama_4_scaling_beta") and rope.pop("type") == rope["rope_type"]
         assert rope.pop("max_position_embeddings") == recorded["max_position_embeddings"]
         recorded["max_position_embeddings"] = rope["original_max_position_embeddings"]
+    if "full_attention" in rope:
+        assert rope["sliding_attention"] == {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        rope = rope["full_attention"]
     assert rope.pop("partial_rotary_factor", 1.0) == config.partial_rotary_factor
     assert rope == config.rope_parameters
     if recorded.get("head_dim") is None:
@@ -179,7 +182,10 @@ def test_the_original_length_may_stand_beside_the_rope_parameters():
     [
         ({"rope_scaling": "linear"}, "rope_scaling must be null or an object with 'rope_type'; got 'linear'"),
         ({"rope_parameters": 3}, "rope_parameters must be null or an object with 'rope_type'; got 3"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "parameters per layer type"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "parameters of 'full_attention', which LlamaForCausalLM does not take",
+        ),
         (
             {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e5}},
             "rope_theta is 10000.0, but rope_parameters",

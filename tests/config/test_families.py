@@ -137,8 +137,9 @@ def test_windows(model_type, values, windows):
     assert facts(model_type, **values).sliding_window == windows
 
 
-def test_only_qwen3_normalises_q_and_k():
-    assert {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"} == {"qwen3", "qwen3_vl"}
+def test_some_families_normalise_q_and_k():
+    normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
+    assert normalising == {"qwen3", "qwen3_vl", "gemma3", "gemma3_text"}
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
@@ -192,12 +193,14 @@ def test_build_spec_fills_every_field():
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logit_multiplier": 1.0,
+        "logit_cap": 0.0,
         "tie_word_embeddings": True,
         "attention": {
             "num_heads": 4,
             "num_kv_heads": 2,
             "head_dim": 20,
             "softmax_scale": float(np.float32(20**-0.5)),
+            "score_cap": 0.0,
             "qkv_bias": True,
             "out_bias": True,
             "qk_norm": "head",
@@ -222,6 +225,44 @@ def test_build_spec_of_other_layers():
     assert [layer.rope for layer in build_spec(listed, dtype="float32", max_model_len=9).layers] == [-1, 0, 0]
     spec = build_spec(make("olmo2"), dtype="float32", max_model_len=9)
     assert (spec.pre_norms, spec.post_norms, spec.attention.qk_norm) == (False, True, "all")
+
+
+def test_build_spec_of_gemma():
+    spec = build_spec(make("gemma2", query_pre_attn_scalar=25, sliding_window=9), dtype="float32", max_model_len=9)
+    assert spec.attention.softmax_scale == float(np.float32(0.2))
+    assert (spec.attention.score_cap, spec.logit_cap, spec.norm_offset) == (50, 30, 1)
+    assert spec.embedding_multiplier == float(np.float32(32**0.5)) and spec.mlp.activation == "gelu_tanh"
+    assert [layer.sliding_window for layer in spec.layers] == [9, 0, 9]
+    config = make("gemma3_text", sliding_window=9, sliding_window_pattern=3, num_layers=7)
+    spec = build_spec(config, dtype="float32", max_model_len=9)
+    assert [(layer.sliding_window, layer.rope) for layer in spec.layers] == [(9, 1), (9, 1), (0, 0)] * 2 + [(9, 1)]
+    wide, local = (np.array(rope.inv_freq) for rope in spec.ropes)
+    assert wide[-1] < local[-1] and wide[0] == local[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"attn_logit_softcapping": -1}, "attn_logit_softcapping must be a finite number > 0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"rope_local_base_freq": "x"}, "rope_local_base_freq must be"),
+        (
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2}}},
+            "sliding_attention: expected rope_theta alone",
+        ),
+        (
+            {
+                "rope_local_base_freq": 5.0,
+                "rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_theta": 6.0}},
+            },
+            "mean the same, keep one",
+        ),
+    ],
+)
+def test_bad_values_of_gemma(values, message):
+    with pytest.raises(ConfigError, match=message):
+        make("gemma3_text", **values).validate()
 
 
 @pytest.mark.parametrize(

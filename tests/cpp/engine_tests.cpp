@@ -37,7 +37,7 @@ public:
         out->kind = kind;
         out->in_features = parts[0].weight.shape(1);
         for (const LinearPart& part : parts) out->out_features += part.weight.shape(0);
-        if (kind == LinearKind::silu_mul) out->out_features /= 2;
+        if (kind == LinearKind::act_mul) out->out_features /= 2;
         return out;
     }
     Tensor prepare_vector(const Tensor& vector) override { return vector; }

@@ -54,7 +54,8 @@ public:
     void rope_table(const RopeTableParams&) override { unused(); }
     void qk_norm_rope_store_kv(const RopeStoreParams&) override { unused(); }
     void paged_attention(const AttentionParams&) override { unused(); }
-    void silu_mul(const SiluMulParams&) override { unused(); }
+    void act_mul(const ActMulParams&) override { unused(); }
+    void soft_cap(const SoftCapParams&) override { unused(); }
     void gather_rows(const GatherRowsParams&) override { unused(); }
     void find_best(const FindBestParams&) override { unused(); }
     void sample(const SampleParams&) override { unused(); }

@@ -46,6 +46,7 @@ class Case:
     block_size: int = 16
     window: int = 0
     pad: int = 0  # elements after a row
+    score_cap: float = 0.0
     seed: int = 0
 
 
@@ -111,7 +112,7 @@ class Problem:
         gpu.call(
             "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:], row, workspace, q_stride, out_stride,
             self.table.shape[1], len(parts), heads, kv_heads, case.head_dim, self.block_size, *bounds, self.scale,
-            case.window,
+            float(case.score_cap), case.window,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, width:] == guard).all(), "wrote outside of out"
@@ -132,8 +133,8 @@ class Problem:
             if len(q) == 0:
                 continue
             inputs = [_load(x, case.kind) for x in (q, k)]
-            want, magnitude = oracle.attention(*inputs, _load(v, case.kind), self.scale, case.window)
-            rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), self.scale, case.window)[0]
+            want, magnitude = oracle.attention(*inputs, _load(v, case.kind), self.scale, case.window, case.score_cap)
+            rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), self.scale, case.window, case.score_cap)[0]
             sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude
             tiny = 2.0**-25 * len(k) * np.abs(_load(v, case.kind)).max()  # weights below f16's normal numbers
             error = np.abs(_load(bits, case.kind) - want)

@@ -94,6 +94,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "olmo2": {**BASE, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]},
+    "gemma2": {
+        **BASE,
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_act": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "head_dim": 32,
+        "sliding_window": 9,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
     "smollm3": {
         **BASE,
         "model_type": "smollm3",

@@ -6,12 +6,16 @@ A case loops over the shapes it is given, each a dict of the numbers that one ca
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
-from emulation import Array, Gpu
+from emulation import ROOT, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS, pack
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference import ops as oracle
 
 F64 = np.float64
 Shape = dict[str, Any]
@@ -26,11 +30,6 @@ def _stored(seed: int, kind: str, *shape: int, scale: float = 1.0) -> tuple[Arra
     """Random values as stored, and the float64 values of that."""
     stored = encode(normal(seed, *shape) * np.float32(scale), kind)
     return stored, decode(stored, kind).astype(F64)
-
-
-def _silu(x: Array) -> Array:
-    small = np.exp(-np.abs(x))
-    return x * np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
 # ---------------------------------------------------------------------------------------------- norm.cu
@@ -234,20 +233,34 @@ def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
             assert np.isnan(decode(got[list(bad)], kind)).all()
 
 
-def silu_mul(gpu: Gpu, shapes: list[Shape]) -> None:
+def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
     """Large gates of both signs too."""
     for shape in shapes:
         rows, width, pad = shape["rows"], shape["width"], shape["pad"]
         for kind in KINDS:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
-            dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
-            gpu.call(
-                "multiply_silu", dx.pointer, out.pointer, _long(dx.stride), _long(out.stride), rows, width,
-                KINDS.index(kind),
-            )  # fmt: skip
-            with np.errstate(over="ignore"):
-                want = _silu(exact[:, :width]) * exact[:, width:]
-            assert_close(out.get(), want, kind, 1, scale=1e-28)  # exp(89) is infinite: 0 instead of 1e-36
+            gate, up = exact[:, :width], exact[:, width:]
+            for number, activation in enumerate(oracle.ACTIVATIONS.values()):
+                dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
+                gpu.call(
+                    "multiply_gate", dx.pointer, out.pointer, _long(dx.stride), _long(out.stride), rows, width, number,
+                    KINDS.index(kind),
+                )  # fmt: skip
+                want = activation(gate) * up
+                # An error in the exponent of e^-2u is one of the result, of |2u| times the size.
+                exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2) * number
+                # exp(89) is infinite: 0 instead of 1e-36
+                assert_close(out.get(), want, kind, 1, scale=1e-28 + np.abs(want) * (1 + exponent))
+
+
+def soft_cap(gpu: Gpu, shapes: list[Shape]) -> None:
+    """In place; of any number of columns."""
+    for shape in shapes:
+        rows, width, cap = shape["rows"], shape["width"] - shape["rows"] % 3, 30.0
+        x, exact = _stored(shape["seed"], "f32", rows, width, scale=shape["scale"])
+        dx = of(gpu, x, "f32", shape["pad"])
+        gpu.call("cap_rows", dx.pointer, _long(dx.stride), rows, width, cap)
+        assert_close(dx.get(), oracle.soft_cap(exact, cap), "f32", 1, scale=cap)
 
 
 def gather_rows(gpu: Gpu, shapes: list[Shape]) -> None:
@@ -330,14 +343,15 @@ def _linear(gpu: Gpu, x: Array, weight: Array, bias: Array | None, residual: Arr
     added = of(gpu, residual, "f32", 3 * pad) if residual is not None else None
     gpu.call(
         "multiply_f32", dx.pointer, _long(dx.stride), len(x), gpu.upload(weight),
-        None if bias is None else gpu.upload(bias), n, k, int(gate_up), added.pointer if added else None,
+        None if bias is None else gpu.upload(bias), n, k, int(gate_up), shape["activation"],
+        added.pointer if added else None,
         _long(added.stride if added else 0), out.pointer, _long(out.stride),
     )  # fmt: skip
     return out.get()
 
 
 def linear_f32(gpu: Gpu, shapes: list[Shape]) -> None:
-    """With and without bias, residual and silu(gate) * up; alone as among others."""
+    """With and without bias, residual and activation(gate) * up; alone as among others."""
     for shape in shapes:
         tokens, n, k, seed = (shape[name] for name in ("rows", "n", "k", "seed"))
         width = n // 2 if shape["gate_up"] else n
@@ -350,7 +364,7 @@ def linear_f32(gpu: Gpu, shapes: list[Shape]) -> None:
         if shape["gate_up"]:
             gate, up = want[:, :width], want[:, width:]
             size = size * (1 + np.abs(gate) + np.abs(up))
-            want = _silu(gate) * up
+            want = list(oracle.ACTIVATIONS.values())[shape["activation"]](gate) * up
         if residual is not None:
             want = want + residual
         assert_close(got, want, "f32", k, size)

@@ -14,6 +14,9 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "gemma",
+    "gemma2",
+    "gemma3",
     "glm4",
     "granite",
     "llama-dynamic-rope",
@@ -67,7 +70,7 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2"])
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
@@ -97,7 +100,7 @@ def test_quantised_in_float32(simulate: Run) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2"])
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text

@@ -81,7 +81,8 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
             rows=rows, width=widths, vocab_size=st.sampled_from((1, 8, 19, 111)), pad=pads, multiplier=multipliers
         ),
     },
-    "silu_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
+    "act_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
+    "soft_cap": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
     "sum_parts": {"shapes": shapes(rows=rows, width=widths, scale=scales)},
     "convert": {"counts": st.lists(st.sampled_from((1, 7, 97, 1000)), min_size=2, max_size=2)},
@@ -92,6 +93,7 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
             n=st.sampled_from((16, 48, 112)),
             k=st.sampled_from((8, 104, 520)),
             gate_up=st.booleans(),
+            activation=st.sampled_from((0, 1)),
             bias=st.booleans(),
             residual=st.booleans(),
             pad=pads,

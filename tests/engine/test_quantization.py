@@ -1,4 +1,5 @@
-"""What quantised weights cost: KL divergence from float32 over held-out text of the bundled model's own generator.
+"""What quantised weights and an int8 KV cache cost: KL divergence from float32 over held-out text of the bundled
+model's own generator.
 
 Perplexity does not tell a right scheme from a wrong scale; this does. Bounds are what the same schemes give in numpy,
 with a margin of some standard errors.
@@ -13,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ops.test_quantised_linear import int4_weights, int8_weights, quantised_x
+from reference.checkpoint import read_checkpoint
+from reference.model import ReferenceModel
 
 from infinilm import InferEngine, StaticKVCacheConfig
 from infinilm.checkpoint.folder import resolve_model
@@ -35,12 +39,14 @@ def held_out_tokens() -> list[list[int]]:
     return [[0, *tokenizer.encode(corpus.make_story(rng, "heldout")[1])] for _ in range(NUM_STORIES)]
 
 
-def log_probabilities(stories: list[list[int]], quantization: str | None) -> NDArray[np.float64]:
+def log_probabilities(
+    stories: list[list[int]], quantization: str | None, cache_dtype: str = "float32"
+) -> NDArray[np.float64]:
     """[num_tokens, vocab_size]: of what follows each token, one token of every story a step."""
     longest = max(map(len, stories))
     config = AutoConfig.from_pretrained(resolve_model("demo"))
     config.dtype = "float32"
-    cache = StaticKVCacheConfig(max_batch_size=len(stories), max_cache_len=longest)
+    cache = StaticKVCacheConfig(max_batch_size=len(stories), max_cache_len=longest, dtype=cache_dtype)
     engine = InferEngine(config, device_type="cpu", cache_config=cache, quantization=quantization)
     engine.load_weights("demo", use_tqdm=False)
     steps = []
@@ -62,14 +68,73 @@ def reference() -> tuple[list[list[int]], NDArray[np.float64]]:
     return stories, log_probabilities(stories, None)
 
 
-@pytest.mark.parametrize(("quantization", "most", "other_best"), [("int8", 1.2e-4, 0.008), ("int4", 1.85e-3, 0.024)])
+class RoundedModel(ReferenceModel):
+    """The float64 model with weights rounded as `quantization` says, and x of each linear as int8."""
+
+    def __init__(self, quantization: str | None) -> None:
+        folder = resolve_model("demo")
+        weights = dict(read_checkpoint(folder))
+        for name, weight in weights.items():
+            if weight.ndim == 2 and quantization is not None:
+                at_the_ends = name.startswith(("model.embed_tokens", "lm_head"))
+                rounded = int8_weights if at_the_ends or quantization == "int8" else int4_weights
+                weights[name] = rounded(weight.astype(np.float32))
+        super().__init__(AutoConfig.from_pretrained(folder), weights)
+        self.quantization = quantization
+
+    def _linear(self, x: NDArray[np.float64], name: str, bias: bool) -> NDArray[np.float64]:
+        return super()._linear(x if self.quantization is None else quantised_x(x), name, bias)
+
+    def hidden(self, *inputs: NDArray[np.int64]) -> NDArray[np.float64]:
+        x = super().hidden(*inputs)
+        return x if self.quantization is None else quantised_x(x)
+
+    def log_probabilities(self, stories: list[list[int]]) -> NDArray[np.float64]:
+        logits = np.concatenate([self.forward(np.array(story)) for story in stories])
+        logits -= logits.max(axis=-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def mean_divergence(exact: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float((np.exp(exact) * (exact - other)).sum(axis=-1).mean())
+
+
+@pytest.fixture(scope="module")
+def exact_in_numpy() -> NDArray[np.float64]:
+    return RoundedModel(None).log_probabilities(held_out_tokens())
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_loss_is_that_of_the_same_rounding_in_numpy(
+    reference: tuple[list[list[int]], NDArray[np.float64]], exact_in_numpy: NDArray[np.float64], quantization: str
+) -> None:
+    """Within 10%, each against its own exact model: the kernels lose nothing that the scheme does not."""
+    stories, exact = reference
+    of_engine = mean_divergence(exact, log_probabilities(stories, quantization))
+    of_numpy = mean_divergence(exact_in_numpy, RoundedModel(quantization).log_probabilities(stories))
+    assert 0.9 * of_numpy <= of_engine <= 1.1 * of_numpy, (of_engine, of_numpy)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "cache_dtype", "most", "other_best"),
+    [
+        ("int8", "float32", 1.2e-4, 0.008),
+        ("int4", "float32", 1.85e-3, 0.024),
+        (None, "int8", 4e-6, 0.003),
+        ("int4", "int8", 1.85e-3, 0.024),
+    ],
+)
 def test_kl_divergence_from_float32(
-    reference: tuple[list[list[int]], NDArray[np.float64]], quantization: str, most: float, other_best: float
+    reference: tuple[list[list[int]], NDArray[np.float64]],
+    quantization: str | None,
+    cache_dtype: str,
+    most: float,
+    other_best: float,
 ) -> None:
     """In nats per token; and the share of tokens whose likeliest successor is another one."""
     stories, exact = reference
-    rounded = log_probabilities(stories, quantization)
-    divergence = float((np.exp(exact) * (exact - rounded)).sum(axis=-1).mean())
+    rounded = log_probabilities(stories, quantization, cache_dtype)
+    divergence = mean_divergence(exact, rounded)
     others = float((exact.argmax(axis=-1) != rounded.argmax(axis=-1)).mean())
     assert 0 < divergence <= most, divergence
     assert others <= other_best, others

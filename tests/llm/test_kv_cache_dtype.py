@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference.ops import store_int8
 
 import infinilm
 from infinilm import LLM, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig, plan_memory
@@ -17,6 +18,7 @@ from infinilm.models.reference import ReferenceModel
 from llm import tiny
 
 PROMPTS = [[1, 2, 3, *range(5, 5 + i)] for i in range(6)]
+HEAD_DIM = 8  # of the tiny model
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "use_tqdm": False}
 
 
@@ -49,14 +51,17 @@ def test_auto(
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """To nearest, ties to even."""
+    """To nearest, ties to even; int8 with the largest magnitude of each head of `HEAD_DIM` as 127."""
+    if dtype == "int8":
+        integers, scales = store_int8(x.reshape(len(x), -1, HEAD_DIM))
+        return np.asarray(integers * scales[..., None], np.float32).reshape(x.shape)
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float32)
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("cache", [StaticKVCacheConfig, PagedKVCacheConfig])
 def test_keys_and_values_are_rounded_once(folder: Path, cache: Any, dtype: str) -> None:
     """The logits are those of the reference whose keys and values are rounded to nearest where they are stored."""
@@ -78,18 +83,20 @@ def test_keys_and_values_are_rounded_once(folder: Path, cache: Any, dtype: str) 
     assert np.abs(got - want).max() < 0.1 * np.abs(exact - want).max()
 
 
-def test_answers_do_not_depend_on_the_batch_or_the_prefix_cache(folder: Path) -> None:
-    """A 16-bit cache keeps the contract: alone, together, and from a cached prefix the tokens are the same."""
-    with LLM(folder, kv_cache_dtype="bfloat16", seed=0) as llm:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_answers_do_not_depend_on_the_batch_or_the_prefix_cache(folder: Path, dtype: str) -> None:
+    """A smaller cache keeps the contract: alone, together, and from a cached prefix the tokens are the same."""
+    with LLM(folder, kv_cache_dtype=dtype, seed=0) as llm:
         together = token_ids(llm)
         assert [list(llm.generate(p, **GREEDY)[0].outputs[0].token_ids) for p in PROMPTS] == together
-    with LLM(folder, kv_cache_dtype="bfloat16", enable_prefix_caching=False, max_num_batched_tokens=3) as llm:
+    with LLM(folder, kv_cache_dtype=dtype, enable_prefix_caching=False, max_num_batched_tokens=3) as llm:
         assert token_ids(llm) == together
 
 
-def test_ranks(folder: Path) -> None:
-    with LLM(folder, kv_cache_dtype="float16", tensor_parallel_size=2, device="cpu") as llm:
-        assert llm.memory.kv_cache_dtype == "float16"
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_ranks(folder: Path, dtype: str) -> None:
+    with LLM(folder, kv_cache_dtype=dtype, tensor_parallel_size=2, device="cpu") as llm:
+        assert llm.memory.kv_cache_dtype == dtype
         assert all(len(ids) == 12 for ids in token_ids(llm))
 
 
@@ -122,7 +129,7 @@ def test_compare_knows_what_a_16_bit_cache_explains(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("int8", "quantised KV cache is not available"), ("fp8", "quantised"), ("int4", "expected 'auto', 'float32'")],
+    [("fp8", "expected 'auto', 'float32'"), ("int4", ".*'int8', got 'int4'")],
 )
 def test_other_dtypes_are_refused(folder: Path, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{message}"):
@@ -152,5 +159,15 @@ def test_a_gpu_keeps_what_it_computes_in() -> None:
 
 
 def test_the_core_refuses_other_types(folder: Path) -> None:
-    with InferEngine(folder, device_type="cpu") as engine, pytest.raises(infinilm.InfinilmError, match="got int8"):
-        engine._core.reset_cache(1, 16, "int8")
+    with InferEngine(folder, device_type="cpu") as engine, pytest.raises(infinilm.InfinilmError, match="got int32"):
+        engine._core.reset_cache(1, 16, "int32")
+
+
+def test_int8_keeps_a_scale_for_each_head(folder: Path) -> None:
+    """A token takes a byte for each element, and 4 for each head of K and V; a GPU has none of it, and says so."""
+    exact, small = (plan_memory(folder, device="cpu", kv_cache_dtype=dtype) for dtype in ("float32", "int8"))
+    layers, kv_heads = 2, 2
+    assert exact.kv_bytes_per_token == 2 * layers * kv_heads * HEAD_DIM * 4
+    assert small.kv_bytes_per_token == 2 * layers * kv_heads * (HEAD_DIM + 4)
+    with pytest.raises(ConfigError, match=r"on a GPU .*'bfloat16', got 'int8'; leave it out$"):
+        resolve_cache_dtype("int8", "bfloat16", computed="bfloat16", device="cuda")

@@ -114,9 +114,9 @@ def test_through_llm(tmp_path: Path, quantization: str | None) -> None:
 @st.composite
 def linears(draw: st.DrawFn) -> tuple[list[np.ndarray], str, str, str]:
     """Weights of the parts of a linear in float32, its kind, dtype and quantization."""
-    kind = draw(st.sampled_from(["plain", "silu_mul", "qkv"]))
+    kind = draw(st.sampled_from(["plain", "act_mul", "qkv"]))
     sizes = st.integers(1, 70)
-    rows = {"plain": [draw(sizes)], "silu_mul": [draw(sizes)] * 2, "qkv": [draw(sizes) for _ in range(3)]}[kind]
+    rows = {"plain": [draw(sizes)], "act_mul": [draw(sizes)] * 2, "qkv": [draw(sizes) for _ in range(3)]}[kind]
     width, seed = draw(sizes), draw(st.integers(0, 99))
     values = np.random.default_rng(seed).standard_normal((sum(rows), width)).astype(np.float16).astype(np.float32)
     parts = np.split(values, np.cumsum(rows)[:-1])

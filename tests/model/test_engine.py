@@ -60,7 +60,11 @@ def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [p for p in GOLDEN if p.name in ("granite", "llama-biases", "llama-dynamic-rope", "glm4", "phi4-mini-long")],
+    [
+        p
+        for p in GOLDEN
+        if p.name in ("granite", "llama-biases", "llama-dynamic-rope", "glm4", "gemma3", "phi4-mini-long")
+    ],
     ids=lambda p: p.name,
 )
 @pytest.mark.parametrize("chunk", [1, 5, 16])

@@ -10,7 +10,7 @@ import pytest
 from reference.checkpoint import as_llama, read_checkpoint
 from reference.model import ReferenceModel
 
-from infinilm.config.families import FAMILIES, model_facts
+from infinilm.config.families import FAMILIES, Rope, model_facts
 from infinilm.config.llama_config import AutoConfig
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -49,6 +49,10 @@ def test_logits_and_greedy_tokens_equal_transformers(name):
 
 
 # Each row changes one thing the golden is there for; logits must then leave the tolerance by far.
+def unscaled(half: int, attention_factor: float) -> Rope:
+    return Rope((10000.0 ** -(np.arange(half) / half)).astype(np.float32), attention_factor)
+
+
 WRONG = {
     "no window": (
         lambda f: {"sliding_window": (0,) * len(f.sliding_window)},
@@ -66,26 +70,34 @@ WRONG = {
     "no bias of o": (lambda f: {"out_bias": False}, ("llama-biases", "qwen3-layer-types")),
     "no bias in the MLP": (lambda f: {"mlp_bias": False}, ("llama-biases",)),
     "no norm of q and k": (lambda f: {"qk_norm": "none"}, ("qwen3", "qwen3-layer-types", "olmo2")),
-    "rope in every layer": (lambda f: {"has_rope": (True,) * len(f.has_rope)}, ("smollm3",)),
-    "no rope in another layer": (lambda f: {"has_rope": f.has_rope[1:] + f.has_rope[:1]}, ("smollm3",)),
-    "no multiplier of the embedding": (lambda f: {"embedding_multiplier": 1.0}, ("granite",)),
+    "rope in every layer": (lambda f: {"rope_of_layer": (0,) * len(f.rope_of_layer)}, ("smollm3", "gemma3")),
+    "no rope in another layer": (
+        lambda f: {"rope_of_layer": f.rope_of_layer[1:] + f.rope_of_layer[:1]},
+        ("smollm3", "gemma3"),
+    ),
+    "no multiplier of the embedding": (
+        lambda f: {"embedding_multiplier": 1.0},
+        ("granite", "gemma", "gemma2", "gemma3"),
+    ),
     "no multiplier of the residual": (lambda f: {"residual_multiplier": 1.0}, ("granite",)),
     "no multiplier of the logits": (lambda f: {"logit_multiplier": 1.0}, ("granite",)),
     "no norms after sublayers": (lambda f: {"post_norms": False}, ("olmo2", "glm4")),
     "attention factor 1": (
-        lambda f: {"attention_factor": 1.0},
+        lambda f: {"ropes": (Rope(f.ropes[0].inv_freq, 1.0),)},
         ("llama-yarn-rope", "llama-longrope-short", "llama-longrope-long", "phi4-mini-short", "phi4-mini-long"),
     ),
     "more of a head is turned": (
-        lambda f: {"inv_freq": 10000.0 ** -(np.arange(len(f.inv_freq) + 1) / (len(f.inv_freq) + 1))},
+        lambda f: {"ropes": (unscaled(len(f.ropes[0].inv_freq) + 1, f.ropes[0].attention_factor),)},
         ("phi4-mini-short", "phi4-mini-long", "glm", "glm4"),
     ),
     "unscaled rope": (
-        lambda f: {
-            "inv_freq": 10000.0 ** -(np.arange(len(f.inv_freq)) / len(f.inv_freq)),
-        },
+        lambda f: {"ropes": (unscaled(len(f.ropes[0].inv_freq), f.ropes[0].attention_factor),)},
         tuple(name for name in NAMES if "rope" in name),
     ),
+    "silu": (lambda f: {"activation": "silu"}, ("gemma", "gemma2", "gemma3")),
+    "no offset of norms": (lambda f: {"norm_offset": 0.0}, ("gemma", "gemma2", "gemma3")),
+    "no cap of scores": (lambda f: {"score_cap": 0.0}, ("gemma2",)),
+    "no cap of logits": (lambda f: {"logit_cap": 0.0}, ("gemma2",)),
     "softmax scale 2 % off": (lambda f: {"softmax_scale": f.softmax_scale * 1.02}, tuple(NAMES)),
 }
 

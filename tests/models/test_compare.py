@@ -31,6 +31,8 @@ from infinilm.models import EngineModel
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 IDS = [5, 6, 7, 200, 1, 1, 33]
 SAMPLE_OF_FAMILIES = (
+    "gemma2",
+    "gemma3",
     "glm4",
     "granite",
     "llama-biases",

@@ -23,6 +23,9 @@ KEYS = frozenset(
         "logits_scaling",
         "no_rope_layers",
         "partial_rotary_factor",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "rope_local_base_freq",
     }
 )
 SIZES = {
@@ -33,6 +36,9 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
+    "sliding_window": 4,
+    "use_sliding_window": True,
+    "max_window_layers": 2,
 }
 IDS = [5, 6, 7, 60, 1, 1, 33, 12, 9, 40, 2]
 multipliers = st.sampled_from((1.0, 0.5, 1.7))
@@ -40,6 +46,8 @@ rows = st.fixed_dictionaries(
     {
         "norms": st.sampled_from([(True, False), (False, True), (True, True)]),
         "qk_norm": st.sampled_from(["none", "head", "all"]),
+        "norm_offset": st.sampled_from((0.0, 1.0)),
+        "scaled_embedding": st.booleans(),
     }
 )
 configs = st.fixed_dictionaries(
@@ -53,6 +61,11 @@ configs = st.fixed_dictionaries(
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),
         "tie_word_embeddings": st.booleans(),
+        "hidden_act": st.sampled_from(("silu", "gelu_pytorch_tanh")),
+        "attn_logit_softcapping": st.sampled_from((None, 0.7)),
+        "final_logit_softcapping": st.sampled_from((None, 2.5)),
+        "layer_types": st.sampled_from((None, ["sliding_attention", "full_attention"])),
+        "rope_local_base_freq": st.sampled_from((None, 50.0)),
     }
 )
 
@@ -78,14 +91,14 @@ def forward(engine: InferEngine) -> bytes:
     return logits.numpy().tobytes()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(row=rows, values=configs, tp_size=st.sampled_from((1, 2)))
 def test_any_mix(patch: pytest.MonkeyPatch, row: dict[str, Any], values: dict[str, Any], tp_size: int) -> None:
     """Every site is as in the numpy model, and hooks at all of them change no bit; so too with two ranks."""
     row = dict(row)
     row["pre_norms"], row["post_norms"] = row.pop("norms")
     llama = family_table.FAMILIES[ARCHITECTURE]
-    mixed = dataclasses.replace(llama, keys=KEYS, **row)
+    mixed = dataclasses.replace(llama, keys=KEYS, windows="layer_types", **row)
     patch.setattr(family_table, "FAMILIES", {ARCHITECTURE: mixed})
     config = LlamaConfig(**SIZES, **values)
     oracle = ReferenceModel(config, dtype="float64")

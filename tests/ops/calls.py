@@ -154,7 +154,7 @@ def _row_calls(make: _Make) -> list[Call]:
             scalars=(EPS,),
         ),
         simple(
-            "silu_mul",
+            "act_mul",
             x("gate_up", T, "=2 * intermediate_size", shape=(tokens, 2 * DIM)),
             out("out", T, "=intermediate_size", shape=rows),
         ),
@@ -175,8 +175,8 @@ def _row_calls(make: _Make) -> list[Call]:
 def _linear_calls(make: _Make) -> list[Call]:
     x, w, out, tokens = make.x, make.w, make.out, make.tokens
     calls = []
-    for kind, first, second, total in (("plain", 15, 33, 48), ("silu_mul", 33, 33, 33)):
-        one, two = ("n", "n") if kind == "silu_mul" else ("n0", "n1")
+    for kind, first, second, total in (("plain", 15, 33, 48), ("act_mul", 33, 33, 33)):
+        one, two = ("n", "n") if kind == "act_mul" else ("n0", "n1")
         operands = (
             x("x", T, "in_features", shape=(tokens, DIM)),
             w("weight0", one, "in_features", shape=(first, DIM)),

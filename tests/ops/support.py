@@ -127,6 +127,11 @@ POISON: dict[str, Any] = {"f": np.nan, "u": 0x7FC1, "i": -0x5EADBEEF}  # 0x7fc1:
 SENTINEL: dict[str, Any] = {"f": -12345.0, "u": 0xC0DE, "i": 0x1234567}
 
 
+def poison(dtype: np.dtype[Any]) -> Any:
+    """What stands where nobody looks."""
+    return -128 if dtype == np.int8 else POISON[dtype.kind]
+
+
 class Framed:
     """A view of `shape` inside a wider 2-d buffer: two rows more, `pad` columns left and right.
 
@@ -148,7 +153,7 @@ class Framed:
 
 def framed(values: Array, pad: tuple[int, int] = (0, 0)) -> Array:
     """An input: `values` in a frame of NaN (or absurd integers)."""
-    frame = Framed(values.shape, values.dtype, pad, POISON[values.dtype.kind])
+    frame = Framed(values.shape, values.dtype, pad, poison(values.dtype))
     frame.view[...] = values
     return frame.view
 
@@ -165,9 +170,9 @@ class Output(Framed):
         pad: tuple[int, int] = (0, 0),
         values: Array | None = None,
     ) -> None:
-        kind = np.dtype(dtype).kind
-        super().__init__(shape, dtype, pad, SENTINEL[kind])
-        self.view[...] = POISON[kind] if values is None else values
+        kind = np.dtype(dtype)
+        super().__init__(shape, dtype, pad, 0x5E if kind == np.int8 else SENTINEL[kind.kind])
+        self.view[...] = poison(kind) if values is None else values
         self.before = self.buffer.copy()
 
     def check(self) -> Array:
@@ -266,6 +271,7 @@ class LinearCase:
     offset: int  # elements between an aligned address and the first weight
     seed: int
     gap: int = 0  # elements between the rows of a weight
+    activation: str = "silu"
     parts: list[tuple[Array, Array | None]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -281,7 +287,7 @@ class LinearCase:
 
     @property
     def out_features(self) -> int:
-        return self.outs[0] if self.kind == "silu_mul" else sum(self.outs)
+        return self.outs[0] if self.kind == "act_mul" else sum(self.outs)
 
     def prepare(self, b: Any) -> Any:
         pairs = [(tensor(w, self.dtype), tensor(bias, self.dtype)) for w, bias in self.parts]
@@ -290,30 +296,31 @@ class LinearCase:
     def expected(self, x: F64, residual: F64 | None) -> tuple[F64, F64]:
         """The oracle's result and the size of what is rounded on the way to it."""
         parts = [(load(w, self.dtype), None if c is None else load(c, self.dtype)) for w, c in self.parts]
-        want = oracle.linear(x, parts, self.kind, residual)  # type: ignore[arg-type]
+        want = oracle.linear(x, parts, self.kind, residual, self.activation)  # type: ignore[arg-type]
         # sqrt(sum (x w)^2): how large the partial sums are, whatever their sum is.
         sums = [np.sqrt((x * x) @ (w * w).T) + (0.0 if c is None else np.abs(c)) for w, c in parts]
-        if self.kind == "silu_mul":
+        if self.kind == "act_mul":
             gate, up = (x @ w.T + (0.0 if c is None else c) for w, c in parts)
-            # |silu'| < 1.1; an error in gate moves silu by that much, one in exp by |silu| itself.
-            scale = 1.1 * sums[0] * np.abs(up) + np.abs(oracle.silu(gate)) * (sums[1] + np.abs(up))
+            # |activation'| < 1.2: an error in gate moves it by that much, one in exp by |activation| itself.
+            activated = np.abs(oracle.ACTIVATIONS[self.activation](gate))
+            scale = 1.2 * sums[0] * np.abs(up) + activated * (sums[1] + np.abs(up))
         else:
             scale = np.concatenate(sums, axis=-1)
         return want, scale + (0.0 if residual is None else np.abs(residual))
 
 
 def linear_cases(
-    dtype: str, in_features: Any = sizes, outs: Any = sizes, kinds: tuple[str, ...] = ("plain", "silu_mul")
+    dtype: str, in_features: Any = sizes, outs: Any = sizes, kinds: tuple[str, ...] = ("plain", "act_mul")
 ) -> Any:
-    """Plain layers of one to three parts and silu_mul layers, biases on some parts, weights at odd
+    """Plain layers of one to three parts and act_mul layers, biases on some parts, weights at odd
     addresses, some with gaps between their rows.
     """
 
     def build(
-        features: int, out: list[int], bias: list[bool], kind: str, offset: int, seed: int, gap: int
+        features: int, out: list[int], bias: list[bool], kind: str, offset: int, seed: int, gap: int, activation: str
     ) -> LinearCase:
-        parts = (out[0], out[0]) if kind == "silu_mul" else tuple(out)
-        return LinearCase(features, parts, tuple(bias[: len(parts)]), kind, dtype, offset, seed, gap)
+        parts = (out[0], out[0]) if kind == "act_mul" else tuple(out)
+        return LinearCase(features, parts, tuple(bias[: len(parts)]), kind, dtype, offset, seed, gap, activation)
 
     return st.builds(
         build,
@@ -324,6 +331,7 @@ def linear_cases(
         st.integers(0, 7),
         seeds,
         st.sampled_from((0, 0, 1, 7)),
+        st.sampled_from(tuple(oracle.ACTIVATIONS)),
     )
 
 
@@ -336,9 +344,10 @@ def run_linear(
     pad_in: tuple[int, int] = (0, 0),
     pad_out: tuple[int, int] = (0, 0),
     in_place: bool = False,
+    activation: str = "silu",
 ) -> Array:
     """linear over framed copies; in_place: the residual is the output's own memory."""
     out = Output((len(x), out_features), pad=pad_out, values=residual if in_place else None)
     other: Any = None if residual is None else out if in_place else framed(residual, pad_in)
-    call(b, "linear", framed(x, pad_in), weight, out, other)
+    call(b, "linear", framed(x, pad_in), weight, out, other, None, None, 0.0, activation)
     return out.check()

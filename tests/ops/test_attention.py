@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, strategies as st
 from reference import ops as oracle
-from reference.ops import Array, load
+from reference.ops import FLOATING, Array, load, store_int8
 
 from ops import support
 from ops.support import (
@@ -17,11 +18,12 @@ from ops.support import (
     assert_close,
     backend,
     call,
-    each_dtype,
     each_isa,
-    every_backend,
+    each_threads,
     framed,
 )
+
+each_cache_dtype = pytest.mark.parametrize("dtype", (*FLOATING, "int8"))
 
 HEADS = ((1, 1), (4, 4), (2, 1), (8, 1), (8, 2), (6, 2), (7, 1), (15, 5))  # MHA, MQA, GQA
 HEAD_DIMS = (2, 6, 7, 16, 30, 64, 80, 96, 112, 128, 192, 256)
@@ -38,6 +40,7 @@ class Case:
     sliding_window: int
     seed: int
     pad: tuple[int, int] = (0, 0)
+    score_cap: float = 0
 
     @property
     def softmax_scale(self) -> float:
@@ -46,7 +49,7 @@ class Case:
 
 class Values:
     """q per sequence [queries, num_heads, head_dim]; k and v per sequence, stored, [context, num_kv_heads,
-    head_dim].
+    head_dim], and where they are int8 their scales [context, num_kv_heads].
     """
 
     def __init__(self, case: Case, dtype: str) -> None:
@@ -54,17 +57,29 @@ class Values:
         heads, kv_heads = case.heads
         self.case, self.dtype = case, dtype
         self.q = [support.activations(rng, n, heads, case.head_dim) for _, n in case.sequences]
-        self.k = [support.stored(rng, dtype, c, kv_heads, case.head_dim) for c, _ in case.sequences]
-        self.v = [support.stored(rng, dtype, c, kv_heads, case.head_dim) for c, _ in case.sequences]
+        kept = "float32" if dtype == "int8" else dtype
+        self.k = [support.stored(rng, kept, c, kv_heads, case.head_dim) for c, _ in case.sequences]
+        self.v = [support.stored(rng, kept, c, kv_heads, case.head_dim) for c, _ in case.sequences]
+        self.k_scales: list[Array] = []
+        self.v_scales: list[Array] = []
+        if dtype == "int8":
+            self.k, self.k_scales = map(list, zip(*map(store_int8, self.k), strict=True))
+            self.v, self.v_scales = map(list, zip(*map(store_int8, self.v), strict=True))
+
+    def exact(self, name: str) -> list[Array]:
+        """k or v in float64."""
+        rows: list[Array] = getattr(self, name)
+        scales = getattr(self, f"{name}_scales") or [np.ones(r.shape[:2]) for r in rows]
+        return [load(r, self.dtype) * s[..., None] for r, s in zip(rows, scales, strict=True)]
 
     def expected(self) -> tuple[Array, Array]:
         """out and magnitude of all queries, in float64."""
         results = [
             oracle.attention(
-                q.astype(np.float64), load(k, self.dtype), load(v, self.dtype),
-                self.case.softmax_scale, self.case.sliding_window,
+                q.astype(np.float64), k, v, self.case.softmax_scale, self.case.sliding_window,
+                self.case.score_cap,
             )
-            for q, k, v in zip(self.q, self.k, self.v, strict=True)
+            for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
             if len(q)
         ]  # fmt: skip
         return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
@@ -95,8 +110,9 @@ class Layout:
         _, kv_heads = values.case.heads
         shape = (num_blocks, kv_heads, self.block_size, values.case.head_dim)
         kind = values.k[0].dtype
-        frames = [framed(np.full((1, int(np.prod(shape))), support.POISON[kind.kind], kind), (2, 3)) for _ in "kv"]
+        frames = [framed(np.full((1, int(np.prod(shape))), support.poison(kind), kind), (2, 3)) for _ in "kv"]
         self.caches = [f.reshape(shape) for f in frames]
+        self.scales = [np.full(shape[:3], np.nan, np.float32) for _ in values.k_scales and "kv"]
         taken = 0
         for s, context in enumerate(contexts):
             blocks = order[taken : taken + needed[s]]
@@ -104,8 +120,11 @@ class Layout:
             self.table[s, : needed[s]] = blocks
             filled = context if upto is None else upto[s]
             positions = np.arange(filled)
+            place = blocks[positions // self.block_size], slice(None), positions % self.block_size
             for cache, rows in zip(self.caches, (values.k[s], values.v[s]), strict=True):
-                cache[blocks[positions // self.block_size], :, positions % self.block_size] = rows[:filled]
+                cache[place] = rows[:filled]
+            for scales, of_rows in zip(self.scales, (values.k_scales, values.v_scales), strict=False):
+                scales[place] = of_rows[s][:filled]
 
 
 def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tuple[int, int] = (0, 0)) -> list[Array]:
@@ -121,7 +140,18 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
     lengths_and_edges = framed(edges.astype(np.int32)), framed(np.array(ends, np.int32))
     caches = [(cache, values.dtype) for cache in layout.caches]
     scalars = case.softmax_scale, case.sliding_window
-    call(b, "paged_attention", framed(q, pad[::-1]), *caches, table, *lengths_and_edges, out, *scalars)
+    call(
+        b,
+        "paged_attention",
+        framed(q, pad[::-1]),
+        *caches,
+        table,
+        *lengths_and_edges,
+        out,
+        *scalars,
+        *(layout.scales or (None, None)),
+        case.score_cap,
+    )
     return np.split(out.check(), edges[1:-1])
 
 
@@ -166,13 +196,16 @@ def cases(**limits: Any) -> Any:
         st.sampled_from((0, 0, 1, 2, 7, 16, 33, 128)),
         support.seeds,
         support.pads,
+        st.sampled_from((0.0, 0.0, 0.5, 50.0)),
     )
 
 
 block_sizes = st.sampled_from((0, 1, 2, 3, 7, 8, 16, 19, 31, 32))
 
 
-@every_backend
+@each_isa
+@each_cache_dtype
+@each_threads
 @given(case=cases(), block_size=block_sizes)
 def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, block_size: int) -> None:
     """Prefill, chunked prefill and decode in one call, any head layout, windows, odd strides; NaN where
@@ -188,7 +221,7 @@ def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, bloc
 
 
 @each_isa
-@each_dtype
+@each_cache_dtype
 @given(
     case=cases(lengths=LONG, longest=989, most_queries=64, most=3),
     block_size=block_sizes,
@@ -228,7 +261,7 @@ def test_cutting_the_work_changes_nothing(isa: str, dtype: str, case: Case, bloc
 
 
 @each_isa
-@each_dtype
+@each_cache_dtype
 @given(case=cases(longest=128, most=2), block_size=block_sizes)
 def test_keys_of_the_future_are_not_read(isa: str, dtype: str, case: Case, block_size: int) -> None:
     """A chunk gives the same bits whether the slots after it are still NaN or already filled."""
@@ -244,7 +277,7 @@ def test_keys_of_the_future_are_not_read(isa: str, dtype: str, case: Case, block
 
 
 @each_isa
-@each_dtype
+@each_cache_dtype
 @given(
     heads=st.sampled_from(HEADS),
     head_dim=st.sampled_from(HEAD_DIMS),
@@ -270,8 +303,8 @@ def test_keys_outside_the_window_are_not_read(
     values = Values(case, dtype)
     want, magnitude = values.expected()
     first = max(0, context - queries - window + 1)
-    for rows in (*values.k, *values.v):
-        rows[:first] = support.POISON[rows.dtype.kind]
+    for rows in (*values.k, *values.v, *values.k_scales, *values.v_scales):
+        rows[:first] = support.poison(rows.dtype)
     b = backend(isa, 2)
     got = np.concatenate(attend(b, values, Layout(values, 16, seed), values.whole()))
     assert_close(got, want, length=head_dim + min(window, context), scale=magnitude)
@@ -285,7 +318,7 @@ def test_keys_outside_the_window_are_not_read(
 
 
 @each_isa
-@each_dtype
+@each_cache_dtype
 def test_large_scores(isa: str, dtype: str) -> None:
     """Scores of +-1000 neither overflow nor underflow: the softmax is taken against the running maximum."""
     case = Case((2, 1), 64, ((500, 7),), 0, 11)
@@ -298,7 +331,7 @@ def test_large_scores(isa: str, dtype: str) -> None:
 
 
 @each_isa
-@each_dtype
+@each_cache_dtype
 def test_many_sequences(isa: str, dtype: str) -> None:
     """70 decodes of different lengths in one call, against each alone: what a continuous batch is made of."""
     lengths = tuple((int(n), 1) for n in np.random.default_rng(7).integers(1, 300, 70))
@@ -311,7 +344,7 @@ def test_many_sequences(isa: str, dtype: str) -> None:
 
 
 @each_isa
-@each_dtype
+@each_cache_dtype
 def test_more_work_than_is_worth_splitting(isa: str, dtype: str) -> None:
     """64 queries of 64 heads over nine chunks of keys, whole and one by one: kernels may cut these
     differently.

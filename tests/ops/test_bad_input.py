@@ -14,7 +14,7 @@ from reference.ops import load
 from infinilm import _core
 from infinilm.errors import InfinilmError
 from ops import support
-from ops.calls import CALLS, Call
+from ops.calls import CALLS, EPS, HEAD_DIM, HEADS, KV_HEADS, Call
 from ops.support import each_isa, tensor
 
 INT_OPERANDS = [(c, o.name) for c in CALLS for o in CALLS[c].operands if o.array.dtype.kind == "i"]
@@ -63,12 +63,46 @@ def widened(array: Any, dim: int) -> Any:
 
 @pytest.mark.parametrize(("name", "operand"), TENSORS)
 def test_wrong_dtype(b: Any, name: str, operand: str) -> None:
-    """int8 is right nowhere; the message says int8 and what was wanted."""
+    """uint8 is right nowhere; the message says uint8 and what was wanted."""
     call = CALLS[name].fresh()
     array = call.operand(operand).array
     wanted = "int" if array.dtype.kind == "i" else "float"
-    message = refuse(b, call.with_array(operand, np.zeros(array.shape, np.int8)), operand, "int8")
-    assert wanted in message.replace("int8", ""), message
+    message = refuse(b, call.with_array(operand, np.zeros(array.shape, np.uint8)), operand, "uint8")
+    assert wanted in message.replace("uint8", ""), message
+
+
+@pytest.mark.parametrize("name", ["qk_norm_rope_store_kv-plain", "paged_attention"])
+def test_scales_of_an_int8_cache(b: Any, name: str) -> None:
+    """An int8 cache needs scales of its shape, and no other takes any."""
+    call = CALLS[name].fresh()
+    shape = call.operand("k_cache").array.shape
+    scales = tuple(np.ones(shape[:3], np.float32) for _ in "kv")
+
+    def run(dtype: Any, k_scales: Any, v_scales: Any) -> None:
+        bent = call
+        for cache in ("k_cache", "v_cache"):
+            bent = bent.with_array(cache, np.zeros(shape, dtype), None)
+        tensors = [None if o is None else tensor(o.array) for o in in_order(bent)]
+        scalars = (0.25, 0) if bent.op == "paged_attention" else (HEADS, KV_HEADS, HEAD_DIM, EPS)
+        getattr(b, bent.op)(*tensors, *scalars, tensor(k_scales), tensor(v_scales))
+
+    def in_order(bent: Call) -> list[Any]:
+        if bent.op == "paged_attention":
+            return list(bent.operands)
+        names = {o.name: o for o in bent.operands}
+        return [names.get(n) for n in ("qkv", "cos_sin", "q_norm", "k_norm", "slot_mapping", "k_cache", "v_cache")]
+
+    run(np.int8, *scales)
+    run(np.float32, None, None)
+    for dtype, given, message in (
+        (np.int8, (None, None), "k_scales: an int8 cache has scales.*int8"),
+        (np.int8, (scales[0], None), "v_scales: an int8 cache has scales"),
+        (np.float32, scales, "k_scales: .*no other has; k_cache is float32"),
+        (np.int8, (scales[0], scales[1][:, :1]), "v_scales: expected .* dimension 1|v_scales: .*num_kv_heads"),
+        (np.int8, (np.ones(shape[:3], np.int32), scales[1]), "k_scales: .*float32"),
+    ):
+        with pytest.raises(InfinilmError, match=message):
+            run(dtype, *given)
 
 
 @pytest.mark.parametrize(
@@ -233,16 +267,16 @@ def test_cache_dtypes_agree(b: Any) -> None:
 def test_unknown_linear_kind(b: Any, kind: str) -> None:
     """The message lists the kinds there are."""
     weight = tensor(np.ones((2, 2), np.float32))
-    with pytest.raises((InfinilmError, ValueError), match=r"silu_mul"):
+    with pytest.raises((InfinilmError, ValueError), match=r"act_mul"):
         b.prepare_linear([(weight, None)], kind=kind)
 
 
 @pytest.mark.parametrize("count", (1, 3))
-def test_silu_mul_wants_two_parts(b: Any, count: int) -> None:
+def test_act_mul_wants_two_parts(b: Any, count: int) -> None:
     """gate and up, no more and no less."""
     part = (tensor(np.ones((2, 2), np.float32)), None)
     with pytest.raises(InfinilmError, match=r"prepare_linear: .*(2|two)"):
-        b.prepare_linear([part] * count, kind="silu_mul")
+        b.prepare_linear([part] * count, kind="act_mul")
 
 
 def test_a_layer_has_parts(b: Any) -> None:

@@ -40,7 +40,7 @@ def packed(b: Any, type_name: str, parts: list[tuple[Array, int]], k: int, kind:
     """A prepared linear; parts: bytes and head_dim."""
     sizes = [len(data) // (k // 32 * SIZES[type_name][1]) for data, _ in parts]
     made = [(data, [n, k], head_dim) for (data, head_dim), n in zip(parts, sizes, strict=True)]
-    panels, scales = _core.gguf_pack(type_name, made, kind == "silu_mul", num_threads=num_threads)
+    panels, scales = _core.gguf_pack(type_name, made, kind == "act_mul", num_threads=num_threads)
     return b.adopt_linear(panels, scales, sizes, k, kind)
 
 
@@ -49,7 +49,7 @@ def packed(b: Any, type_name: str, parts: list[tuple[Array, int]], k: int, kind:
 @given(
     case=rows(size=st.sampled_from([32, 64, 320, 544, 1056])),
     out=st.lists(outs, min_size=1, max_size=3),
-    kind=st.sampled_from(("plain", "silu_mul")),
+    kind=st.sampled_from(("plain", "act_mul")),
     heads=st.booleans(),
     threads=st.sampled_from(support.THREADS),
 )
@@ -57,7 +57,7 @@ def test_matches_the_sums_of_the_stored_integers(
     isa: str, type_name: str, case: Rows, out: list[int], kind: str, heads: bool, threads: int
 ) -> None:
     rng, b, k = case.rng(), backend(isa, threads), case.size
-    sizes = (out[0], out[0]) if kind == "silu_mul" else (6 * out[0], *out[1:])
+    sizes = (out[0], out[0]) if kind == "act_mul" else (6 * out[0], *out[1:])
     parts = [(blocks(rng, type_name, n, k), 6 if heads and i == 0 and n % 6 == 0 else 0) for i, n in enumerate(sizes)]
     linear = packed(b, type_name, parts, k, kind, threads)
     layer = support.LinearCase(k, sizes, (False,) * len(sizes), kind, "float32", 0, case.seed)

@@ -118,12 +118,12 @@ def test_paged_attention_is_attention_per_sequence(seed: int, block_size: int) -
 
 
 def test_linear_by_hand() -> None:
-    """Two parts with one bias and a residual; silu_mul of the same."""
+    """Two parts with one bias and a residual; act_mul of the same."""
     x = np.array([[1.0, 2.0]])
     first, second = np.array([[1.0, 1.0]]), np.array([[0.5, -1.0]])
     got = oracle.linear(x, [(first, np.array([10.0])), (second, None)], "plain", np.array([[100.0, 200.0]]))
     assert got.tolist() == [[113.0, 198.5]]
-    gated = oracle.linear(x, [(first, np.array([10.0])), (second, None)], "silu_mul", np.array([[1.0]]))
+    gated = oracle.linear(x, [(first, np.array([10.0])), (second, None)], "act_mul", np.array([[1.0]]))
     assert np.allclose(gated, 1 - 1.5 * 13 / (1 + math.exp(-13)), rtol=1e-15)
 
 

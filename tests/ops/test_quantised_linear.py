@@ -110,7 +110,9 @@ def test_matches_the_sums_of_the_same_integers(
     residual = support.activations(rng, case.num_tokens, layer.out_features) if with_residual else None
     pairs = [(support.tensor(w, dtype), support.tensor(bias, dtype)) for w, bias in layer.parts]
     prepared = b.prepare_linear(pairs, kind=layer.kind, quantization=quantization)
-    got = support.run_linear(b, prepared, x, layer.out_features, residual, case.pad_in, case.pad_out)
+    got = support.run_linear(
+        b, prepared, x, layer.out_features, residual, case.pad_in, case.pad_out, activation=layer.activation
+    )
     for i, (w, bias) in enumerate(layer.parts):  # from here on the weights are what was packed
         layer.parts[i] = (stored_rows(b, np.ascontiguousarray(w), dtype, quantization), support_bias(bias, dtype))
     layer.dtype = "float32"
@@ -128,7 +130,7 @@ def support_bias(bias: Array | None, dtype: str) -> Array | None:
     seed=support.seeds,
     features=st.sampled_from(support.SIZES),
     out=widths,
-    kind=st.sampled_from(("plain", "silu_mul")),
+    kind=st.sampled_from(("plain", "act_mul")),
 )
 def test_a_row_does_not_depend_on_its_batch_or_the_threads(
     isa: str, quantization: str, seed: int, features: int, out: int, kind: str

@@ -249,6 +249,60 @@ def test_rounding_into_the_cache(isa: str, dtype: str) -> None:
     assert_bitwise(caches[1].check().reshape(1, -1), store(v, dtype), "v_cache")
 
 
+@each_isa
+@each_threads
+@given(case=cases())
+def test_int8_cache(isa: str, threads: int, case: Case) -> None:
+    """Each head of k and v is kept as integers of at most 127 times its largest magnitude / 127, and nothing elsewhere;
+    the same bits one token at a time.
+    """
+    inputs = Inputs(case, "float32")
+    q_width, kv_width = (h * case.head_dim for h in case.heads)
+
+    def run(edges: Any) -> tuple[Array, list[Array], list[Array]]:
+        parts = []
+        caches = [flat_cache(inputs.shape, np.int8) for _ in "kv"]
+        scales = [flat_cache(inputs.shape[:3], np.float32) for _ in "kv"]
+        for begin, end in itertools.pairwise(edges):
+            qkv = Output((end - begin, case.width), pad=case.pad, values=inputs.qkv[begin:end])
+            norms = [None if n is None else (framed(n), case.norm_dtype) for n in inputs.norms]
+            table, slots = framed(inputs.cos_sin[begin:end]), framed(inputs.slots[begin:end])
+            scalars = *case.heads, case.head_dim, EPS
+            b = backend(isa, threads)
+            call(b, "qk_norm_rope_store_kv", qkv, table, *norms, slots, *caches, *scalars, *scales)
+            parts.append(qkv.check())
+        return np.concatenate(parts), [c.check() for c in caches], [s.check() for s in scales]
+
+    qkv, caches, scales = run((0, case.num_tokens))
+    for at, cache, of_rows in zip((q_width, q_width + kv_width), caches, scales, strict=True):
+        rows = qkv[:, at : at + kv_width].reshape(case.num_tokens, case.heads[1], case.head_dim)
+        integers, want = oracle.store_int8(rows)
+        assert_bitwise(of_rows, oracle.store_kv(want, inputs.slots, np.full_like(of_rows, np.nan)), "scales")
+        placed = oracle.store_kv(integers, inputs.slots, np.full_like(cache, -128))
+        difference = np.abs(cache.astype(int) - placed)
+        assert difference.max() <= 1  # a tie of float32 may not be one of float64
+        exact = oracle.store_kv(rows / want[..., None].clip(2**-149), inputs.slots, np.full(cache.shape, np.nan))
+        assert np.nanmax(np.where(difference > 0, np.abs(cache - exact), 0), initial=0) <= 0.5 + 127 * 2**-22
+    again, same_caches, same_scales = run(range(case.num_tokens + 1))
+    for got, expected in ((again, qkv), *zip(same_caches, caches, strict=True), *zip(same_scales, scales, strict=True)):
+        assert_bitwise(got, expected)
+
+
+@each_isa
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_int8_head_with_nan_or_infinity_is_nan(isa: str, value: float) -> None:
+    """Its scale is, so that what attends to it cannot pass for right; its neighbours are not touched by it."""
+    case = Case(2, (2, 2), 20, 20, False, "float32", 4, (0, 0), 1)
+    inputs = Inputs(case, "float32")
+    inputs.qkv[1, -7] = value  # in the last head of v
+    caches = [flat_cache(inputs.shape, np.int8) for _ in "kv"]
+    of_heads = [flat_cache(inputs.shape[:3], np.float32) for _ in "kv"]
+    tensors = Output(inputs.qkv.shape, values=inputs.qkv), framed(inputs.cos_sin), None, None, np.array([0, 1])
+    call(backend(isa, 1), "qk_norm_rope_store_kv", *tensors, *caches, 2, 2, 20, EPS, *of_heads)
+    scales = np.array([s.check()[0, :, :2] for s in of_heads])  # [k or v, head, token]
+    assert np.argwhere(np.isnan(scales)).tolist() == [[1, 1, 1]]
+
+
 @pytest.mark.parametrize("norms", (False, True))
 @each_isa
 def test_no_tokens(isa: str, norms: bool) -> None:

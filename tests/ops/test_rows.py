@@ -1,14 +1,16 @@
-"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, silu_mul; and sum_parts."""
+"""Ops that work row by row: embedding, gather_rows, rms_norm, add_rms_norm, act_mul, soft_cap; and sum_parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 from reference import ops as oracle
 from reference.ops import Array, load, store
 
+from infinilm.errors import InfinilmError
 from ops import support
 from ops.support import (
     Output,
@@ -176,27 +178,33 @@ def test_norm_of_zero_and_of_large_values(isa: str) -> None:
 
 @each_isa
 @each_threads
+@pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
 @given(case=rows(num_tokens=support.sizes), spread=st.sampled_from((1.0, 30.0, 300.0)))
-def test_silu_mul(isa: str, threads: int, case: Rows, spread: float) -> None:
+def test_act_mul(isa: str, activation: str, threads: int, case: Rows, spread: float) -> None:
     """Against the oracle, gates of both signs far beyond the range of exp included."""
     rng = case.rng()
     gate_up = support.activations(rng, case.num_tokens, 2 * case.size)
     gate_up[:, : case.size] *= np.float32(spread)
     out = Output((case.num_tokens, case.size), pad=case.pad_out)
-    call(backend(isa, threads), "silu_mul", framed(gate_up, case.pad_in), out)
+    call(backend(isa, threads), "act_mul", framed(gate_up, case.pad_in), out, activation)
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
     # Where exp(-gate) leaves the range of float32, |gate| 2^-125 may be lost; tolerance(1) is a bit under
     # 2^-20.
     scale = np.abs(gate * up) * 2.0**-104
-    assert_close(out.check(), oracle.silu_mul(gate_up.astype(np.float64)), length=1, scale=scale)
+    want = oracle.act_mul(gate_up.astype(np.float64), activation)
+    if activation == "gelu_tanh":  # an error in the exponent of e^-2u is one of the result, of |2u| times the size
+        exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2)
+        scale += np.abs(want) * (1 + exponent)
+    assert_close(out.check(), want, length=1, scale=scale)
 
 
 @each_isa
-def test_silu_mul_extremes(isa: str) -> None:
+@pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
+def test_act_mul_extremes(isa: str, activation: str) -> None:
     """Very negative gates give zero, very positive ones themselves, never NaN."""
     gate = np.array([-3.4e38, -1e4, -200, -104, -88.8, -0.0, 0.0, 88.8, 104, 200, 1e4, 3.4e38], np.float32)
     out = Output((1, gate.size))
-    call(backend(isa, 1), "silu_mul", framed(np.concatenate([gate, np.ones_like(gate)])[None]), out)
+    call(backend(isa, 1), "act_mul", framed(np.concatenate([gate, np.ones_like(gate)])[None]), out, activation)
     got = out.check()[0]
     assert np.isfinite(got).all()
     assert_bitwise(got[7:], gate[7:])
@@ -206,7 +214,7 @@ def test_silu_mul_extremes(isa: str) -> None:
 
 @each_isa
 @given(size=support.sizes, seed=support.seeds)
-def test_silu_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: int) -> None:
+def test_act_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: int) -> None:
     """A row alone equals the row in a batch, by any number of threads."""
     gate_up = support.activations(np.random.default_rng(seed), 19, 2 * size)
     outs = []
@@ -214,11 +222,32 @@ def test_silu_mul_rows_do_not_depend_on_each_other(isa: str, size: int, seed: in
         parts = []
         for begin in range(0, 19, step):
             out = Output((len(gate_up[begin : begin + step]), size))
-            call(backend(isa, threads), "silu_mul", framed(gate_up[begin : begin + step]), out)
+            call(backend(isa, threads), "act_mul", framed(gate_up[begin : begin + step]), out)
             parts.append(out.check())
         outs.append(np.concatenate(parts))
     for got in outs[1:]:
         assert_bitwise(got, outs[0])
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), cap=st.sampled_from((0.5, 30.0, 1e4)))
+def test_soft_cap(isa: str, threads: int, case: Rows, cap: float) -> None:
+    """cap * tanh(x / cap) in place, to a small part of the cap; infinities become the cap, NaN stays."""
+    x = case.x(case.rng()) * np.float32(3 * cap)
+    x.flat[:3] = [np.inf, -np.inf, np.nan][: x.size]
+    out = Output(x.shape, pad=case.pad_out, values=x)
+    call(backend(isa, threads), "soft_cap", out, cap)
+    got, want = out.check(), oracle.soft_cap(x.astype(np.float64), float(np.float32(cap)))
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    known = ~np.isnan(want)
+    assert_close(got[known], want[known], length=1, scale=np.full(want[known].shape, 2 * cap))
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_soft_cap_is_positive(cap: float) -> None:
+    with pytest.raises(InfinilmError, match=r"soft_cap: cap must be positive and finite, got"):
+        call(backend("generic", 1), "soft_cap", Output((2, 3)), cap)
 
 
 @every_backend
@@ -248,6 +277,6 @@ def test_no_rows(isa: str, dtype: str) -> None:
     none = np.zeros(0, np.int32)
     call(b, "rms_norm", nothing, weight, Output((0, 7)), 1e-6)
     call(b, "add_rms_norm", nothing, Output((0, 7)), weight, Output((0, 7)), 1e-6)
-    call(b, "silu_mul", np.zeros((0, 14), np.float32), Output((0, 7)))
+    call(b, "act_mul", np.zeros((0, 14), np.float32), Output((0, 7)))
     call(b, "gather_rows", np.zeros((3, 7), np.float32), none, Output((0, 7)))
     call(b, "embedding", none, (support.stored(np.random.default_rng(0), dtype, 3, 7), dtype), Output((0, 7)))

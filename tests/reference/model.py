@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from reference.ops import ACTIVATIONS
 
-from infinilm.config.families import ModelFacts, model_facts
+from infinilm.config.families import ModelFacts, Rope, model_facts
 from infinilm.config.llama_config import LlamaConfig
 
 F64 = NDArray[np.float64]
@@ -37,7 +38,7 @@ class ReferenceModel:
     def forward(self, input_ids: NDArray[Any], positions: NDArray[Any] | None = None) -> F64:
         """Logits [n, vocab_size] of one sequence of tokens [n]; positions [n] are 0 .. n-1 unless given."""
         head = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
-        return self.hidden(input_ids, positions) @ self._weight(head).T
+        return _soft_cap(self.hidden(input_ids, positions) @ self._weight(head).T, self.facts.logit_cap)
 
     def hidden(self, input_ids: NDArray[Any], positions: NDArray[Any] | None = None) -> F64:
         """What the final norm makes of each token, [n, hidden_size]."""
@@ -56,7 +57,8 @@ class ReferenceModel:
             h = self._norm(x, f"{at}.{before_mlp}") if facts.pre_norms else x
             gate = self._linear(h, f"{at}.mlp.gate_proj", facts.mlp_bias)
             up = self._linear(h, f"{at}.mlp.up_proj", facts.mlp_bias)
-            down = self._linear(gate * _sigmoid(gate) * up, f"{at}.mlp.down_proj", facts.mlp_bias)
+            inner = ACTIVATIONS[facts.activation](gate) * up
+            down = self._linear(inner, f"{at}.mlp.down_proj", facts.mlp_bias)
             x = self._add(x, down, f"{at}.post_feedforward_layernorm")
         return self._norm(x, "model.norm") * facts.logit_multiplier
 
@@ -84,29 +86,34 @@ class ReferenceModel:
         elif facts.qk_norm == "all":
             q = self._norm(q.reshape(n, -1), f"{at}.q_norm").reshape(q.shape)
             k = self._norm(k.reshape(n, -1), f"{at}.k_norm").reshape(k.shape)
-        if facts.has_rope[layer]:
-            q, k = self._rope(q, positions), self._rope(k, positions)
+        if facts.rope_of_layer[layer] >= 0:
+            rope = facts.ropes[facts.rope_of_layer[layer]]
+            q, k = self._rope(q, positions, rope), self._rope(k, positions, rope)
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
         window = facts.sliding_window[layer]
         behind = positions[:, None] - positions[None, :]  # [n, n]: how far key j lies behind query i
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.einsum("ihd,jhd->hij", q, k) * facts.softmax_scale
-        scores = np.where(visible, scores, -np.inf)
+        scores = np.where(visible, _soft_cap(scores, facts.score_cap), -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         return np.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * dim)
 
-    def _rope(self, x: F64, positions: NDArray[Any]) -> F64:
+    def _rope(self, x: F64, positions: NDArray[Any], rope: Rope) -> F64:
         """Rotate element i with element i + R/2 of the first R by position * inv_freq[i]; x [n, heads, D]."""
-        angle = positions[:, None, None] * self.facts.inv_freq.astype(np.float64)  # [n, 1, R/2]
-        cos, sin = np.cos(angle) * self.facts.attention_factor, np.sin(angle) * self.facts.attention_factor
+        angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)  # [n, 1, R/2]
+        cos, sin = np.cos(angle) * rope.attention_factor, np.sin(angle) * rope.attention_factor
         first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
     def _norm(self, x: F64, name: str) -> F64:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean_square + self.config.rms_norm_eps) * self._weight(f"{name}.weight")
+        return (
+            x
+            / np.sqrt(mean_square + self.config.rms_norm_eps)
+            * (self._weight(f"{name}.weight") + self.facts.norm_offset)
+        )
 
     def _linear(self, x: F64, name: str, bias: bool) -> F64:
         y = x @ self._weight(f"{name}.weight").T  # weights are [out, in]
@@ -117,5 +124,5 @@ class ReferenceModel:
         return self.weights[name]
 
 
-def _sigmoid(x: F64) -> F64:
-    return 0.5 * (1 + np.tanh(0.5 * x))
+def _soft_cap(x: F64, cap: float) -> F64:
+    return cap * np.tanh(x / cap) if cap else x

@@ -47,6 +47,15 @@ def load(stored: Array, dtype: str) -> F64:
         return stored.astype(np.float64)
 
 
+def store_int8(values: Array) -> tuple[Array, Array]:
+    """Integers and a float32 scale for each row of the last axis: what an int8 KV cache keeps of a head."""
+    largest = np.abs(values.astype(np.float32)).max(axis=-1)
+    scales = largest / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        integers = np.where(largest[..., None] > 0, np.rint(values * (127 / largest.astype(np.float64))[..., None]), 0)
+    return integers.astype(np.int8), scales
+
+
 # ------------------------------------------------------------------------------------------------------- rows
 
 
@@ -72,15 +81,33 @@ def add_rms_norm(x: F64, residual: F64, weight: F64, eps: float) -> tuple[F64, F
 
 
 def silu(x: F64) -> F64:
-    """x / (1 + exp(-x)), written so that neither sign overflows."""
+    """x / (1 + exp(-x))."""
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x: F64) -> F64:
+    """1 / (1 + exp(-x)), written so that neither sign overflows."""
     small = np.exp(-np.abs(x))
-    return x * np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
-def silu_mul(gate_up: F64) -> F64:
-    """out = silu(gate) * up; gate_up [num_tokens, 2 * intermediate_size]: gate, then up."""
+def gelu_tanh(x: F64) -> F64:
+    """x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3), which is x / (1 + exp(-2 u))."""
+    return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def act_mul(gate_up: F64, activation: str = "silu") -> F64:
+    """out = activation(gate) * up; gate_up [num_tokens, 2 * intermediate_size]: gate, then up."""
     gate, up = np.split(gate_up, 2, axis=-1)
-    return silu(gate) * up
+    return ACTIVATIONS[activation](gate) * up
+
+
+def soft_cap(x: F64, cap: float) -> F64:
+    """cap * tanh(x / cap)."""
+    return cap * np.tanh(x / cap)
 
 
 def sum_parts(parts: F64) -> F64:
@@ -92,18 +119,19 @@ def sum_parts(parts: F64) -> F64:
 def linear(
     x: F64,
     parts: Sequence[tuple[F64, F64 | None]],
-    kind: Literal["plain", "silu_mul"] = "plain",
+    kind: Literal["plain", "act_mul"] = "plain",
     residual: F64 | None = None,
+    activation: str = "silu",
 ) -> F64:
     """out[t, n] = x[t] . weight[n] + bias[n] (+ residual[t, n]), the parts joined along n.
 
     x [num_tokens, in_features]; each part (weight [out_features, in_features], bias [out_features] or None).
-    "silu_mul": two parts, out = silu(gate) * up (+ residual).
+    "act_mul": two parts, out = activation(gate) * up (+ residual).
     """
     products = [x @ weight.T + (0.0 if bias is None else bias) for weight, bias in parts]
-    if kind == "silu_mul":
+    if kind == "act_mul":
         gate, up = products
-        out = silu(gate) * up
+        out = ACTIVATIONS[activation](gate) * up
     else:
         out = np.concatenate(products, axis=-1)
     return out if residual is None else out + residual
@@ -177,7 +205,9 @@ def gather_cache(cache: Array, blocks: Array, context: int) -> Array:
     return cache[blocks[positions // block_size], :, positions % block_size]
 
 
-def attention(q: F64, k: F64, v: F64, softmax_scale: float, sliding_window: int) -> tuple[F64, F64]:
+def attention(
+    q: F64, k: F64, v: F64, softmax_scale: float, sliding_window: int, score_cap: float = 0
+) -> tuple[F64, F64]:
     """Causal attention of one sequence, the queries being the last of its positions.
 
     q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position p
@@ -190,12 +220,14 @@ def attention(q: F64, k: F64, v: F64, softmax_scale: float, sliding_window: int)
     group = num_heads // num_kv_heads
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k) * softmax_scale
+    if score_cap > 0:
+        scores = soft_cap(scores, score_cap)
     position = (context - queries + np.arange(queries))[:, None]
     key = np.arange(context)[None, :]
     seen = key <= position
     if sliding_window > 0:
         seen &= key > position - sliding_window
-    largest = np.max(np.abs(scores), where=seen, initial=0.0, axis=-1)
+    largest = score_cap + np.max(np.abs(scores), where=seen, initial=0.0, axis=-1)  # a cap rounds to its own size
     weights = softmax(np.where(seen, scores, -np.inf))
     out = np.einsum("hqk,khd->qhd", weights, v)
     return out, np.einsum("hqk,khd->qhd", weights, np.abs(v)) * (1 + largest.T[:, :, None])

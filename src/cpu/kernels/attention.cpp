@@ -110,13 +110,14 @@ struct Workspace {
     float *chunk_max, *chunk_weight, *total_max, *total_weight;  // [rows]
     float* copied;                                               // [2, width, head_dim] keys that are not side by side
     int64_t* at;                                                 // [chunk_keys] where each key begins in the cache
+    int64_t* slots;                                              // [chunk_keys] at / head_dim: of the scales
     Interval* keys;                                              // [rows] keys of this chunk that a row sees
 
     static size_t bytes(const AttentionArgs& a) {
         const int64_t rows = max_rows(a), dim = padded_dim(a);
         const int64_t floats =
             3 * rows * dim + rows * chunk_keys + (tile_keys + 2 * width) * dim + 4 * round_up(rows, 16);
-        return (size_t)floats * sizeof(float) + chunk_keys * sizeof(int64_t) + (size_t)rows * sizeof(Interval);
+        return (size_t)floats * sizeof(float) + 2 * chunk_keys * sizeof(int64_t) + (size_t)rows * sizeof(Interval);
     }
     Workspace(const AttentionArgs& a, void* scratch) {
         const int64_t rows = max_rows(a), dim = padded_dim(a), padded_rows = round_up(rows, 16);
@@ -132,7 +133,8 @@ struct Workspace {
         sums = p, p += rows * dim;
         totals = p, p += rows * dim;
         at = (int64_t*)p;
-        keys = (Interval*)(at + chunk_keys);
+        slots = at + chunk_keys;
+        keys = (Interval*)(slots + chunk_keys);
     }
 };
 
@@ -172,9 +174,9 @@ struct Block {
         for (int64_t k = seen.begin; k < seen.end;) {
             const int64_t position = chunk * chunk_keys + k;
             const int64_t block = position / a.block_size, offset = position % a.block_size;
-            int64_t at = ((table[block] * (int64_t)a.num_kv_heads + first_kv) * a.block_size + offset) * a.head_dim;
-            for (int64_t end = smaller(seen.end, k + a.block_size - offset); k < end; ++k, at += a.head_dim)
-                w.at[k] = at;
+            int64_t slot = (table[block] * (int64_t)a.num_kv_heads + first_kv) * a.block_size + offset;
+            for (int64_t end = smaller(seen.end, k + a.block_size - offset); k < end; ++k, ++slot)
+                w.slots[k] = slot, w.at[k] = slot * a.head_dim;
         }
         const int64_t vector = seen.begin / width * width, apart = a.block_size % width ? 0 : a.head_dim;
         for (int64_t k = vector; k < seen.begin; ++k) w.at[k] = w.at[seen.begin] - (seen.begin - k) * apart;
@@ -210,6 +212,10 @@ static void softmax_row(const Block& b, int64_t row) {
     if (keys.begin >= keys.end) return;
     float* s = b.w.scores + row * chunk_keys;  // [chunk_keys]
     const int64_t begin = keys.begin / width * width, end = round_up(keys.end, width);
+    if (b.a.score_cap > 0) {  // scores are times log2(e), and so is the cap
+        const float cap = b.a.score_cap * 0x1.715476p0f;
+        for (int64_t k = begin; k < end; k += width) store(s + k, soft_cap(load(s + k), cap));
+    }
     for (int64_t k = begin; k < keys.begin; ++k) s[k] = -__builtin_inff();
     for (int64_t k = keys.end; k < end; ++k) s[k] = -__builtin_inff();
     vec largest = load(s + begin);
@@ -300,6 +306,22 @@ static void value_step(const Block& b, const Step<E>& step) {
     });
 }
 
+// An int8 cache has a scale for each key and value of a head, which are taken out of the sums over head_dim and over
+// keys: scores are multiplied by the scale of their key, weights by that of their value.
+template <class E>
+static void scale_columns(const Block& b, const Step<E>& step, const float* scales) {
+    if (!scales) return;
+    float of_tile[tile_keys] = {};
+    const int64_t* slots = b.w.slots + step.first;
+    for (int64_t k = step.keys.begin; k < step.keys.end; ++k) of_tile[k] = scales[slots[k] + step.kv * b.a.block_size];
+    const int64_t begin = step.keys.begin / width * width;
+    for (int64_t row = step.kv * b.kv_rows(); row < (step.kv + 1) * b.kv_rows(); ++row) {
+        float* const columns = b.w.scores + row * chunk_keys + step.first;
+        for (int64_t k = begin; k < step.keys.end; k += width)
+            store(columns + k, load(columns + k) * load(of_tile + k));
+    }
+}
+
 // Leaves sums, chunk_max and chunk_weight of every row that sees a key of the chunk.
 template <class E>
 static void attend_chunk(const Block& b) {
@@ -321,10 +343,18 @@ static void attend_chunk(const Block& b) {
                        begin,
                        {larger(b.seen.begin - begin, 0), smaller(b.seen.end - begin, tile_keys)}};
     };
-    for (int64_t i = 0; i < num_steps; ++i) score_step(b, step(i, b.a.k_cache, b.a.v_cache));
+    for (int64_t i = 0; i < num_steps; ++i) {
+        const Step<E> scores = step(i, b.a.k_cache, b.a.v_cache);
+        score_step(b, scores);
+        scale_columns(b, scores, b.a.k_scales);
+    }
     for (int64_t row = 0; row < b.rows(); ++row) softmax_row(b, row);
     memset(b.w.sums, 0, (size_t)(b.rows() * b.dim) * sizeof(float));
-    for (int64_t i = 0; i < num_steps; ++i) value_step(b, step(i, b.a.v_cache, b.a.v_cache));
+    for (int64_t i = 0; i < num_steps; ++i) {
+        const Step<E> values = step(i, b.a.v_cache, b.a.v_cache);
+        scale_columns(b, values, b.a.v_scales);
+        value_step(b, values);
+    }
 }
 
 // ---- Merging chunks ----
@@ -460,7 +490,7 @@ void attention(const AttentionArgs& args, Share share) {
     const Workspace workspace(args, args.scratch[share.thread]);
     Cursor seq;
     seq.start(args, share.count);
-    visit_element(args.cache_element, [&](auto element) {
+    visit_cache_element(args.cache_element, [&](auto element) {
         for (;;) {
             const int64_t item = __atomic_fetch_add(args.next_item, 1, __ATOMIC_RELAXED);
             while (item >= seq.item_end)

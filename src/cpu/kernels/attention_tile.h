@@ -69,7 +69,7 @@ INFINILM_INLINE void load_transposed(const E* keys, int64_t stride, uvec out[4])
         for (int i = 0; i < 4; ++i) out[i][j] = words[i];
     }
 #else
-    typedef uint32_t uvec4_mem __attribute__((vector_size(16), aligned(2), may_alias));
+    typedef uint32_t uvec4_mem __attribute__((vector_size(16), aligned(1), may_alias));
     auto piece = [&](int key) __attribute__((always_inline)) { return *(const uvec4_mem*)(keys + key * stride); };
     uvec a[4];  // 128-bit lane l of a[i]: key 4 l + i
 #if INFINILM_WIDTH == 16
@@ -112,6 +112,10 @@ INFINILM_INLINE vec element(F16, uvec bits, int part) {
     return widen_f16(__builtin_convertvector(part ? bits >> 16 : bits, hvec));
 }
 
+INFINILM_INLINE vec element(int8_t, uvec bits, int part) {
+    return __builtin_convertvector((ivec)bits << (24 - 8 * part) >> 24, vec);
+}
+
 // Calls f(i, element i of `width` keys) for the elements of the 16 bytes that keys[width][stride] begin with.
 template <class E, class F>
 INFINILM_INLINE void for_piece(const E* keys, int64_t stride, F f) {
@@ -120,7 +124,7 @@ INFINILM_INLINE void for_piece(const E* keys, int64_t stride, F f) {
     load_transposed(keys, stride, bits);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int part = 0; part < per_word; ++part) f(i * per_word + part, element(E{}, bits[i], part));
 }
 template <class E>
@@ -198,7 +202,7 @@ static void score_cached(const float* q, const E* keys0, const E* keys1, const A
         uvec words0[4], words1[4];
         load_transposed(keys0 + d, head_dim, words0);
         load_transposed(keys1 + d, head_dim, words1);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int e = 0; e < piece<E>; ++e) {
             constexpr int per_word = 4 / sizeof(E);
             if (e % per_word == 0 && e / per_word < width / 4) {

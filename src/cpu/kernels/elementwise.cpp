@@ -1,5 +1,5 @@
-// Embedding lookup and silu(gate) * up. Both write each element once, so any split over the shares gives the same
-// bits. Called by CpuBackend::embedding and silu_mul.
+// Embedding lookup, activation(gate) * up, and soft caps. They write each element once, so any split over the shares
+// gives the same bits. Called by CpuBackend::embedding, act_mul and soft_cap.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/pack.h"
 
@@ -54,25 +54,42 @@ void embedding(const EmbeddingArgs& args, Share share) {
     }
 }
 
-static void silu_mul_row(const float* gate, const float* up, float* out, int64_t n) {
-    int64_t i = 0;
-    for (; i + width <= n; i += width) store(out + i, silu(load(gate + i)) * load(up + i));
-    if (i < n) {
-        const int left = (int)(n - i);
-        store_partial(out + i, silu(load_partial(gate + i, left)) * load_partial(up + i, left), left);
+// Calls f(row, first, n) for pieces of the rows of a matrix: a single row is still split over the shares.
+template <class F>
+INFINILM_INLINE void for_pieces(int64_t num_rows, int64_t row_size, Share share, F f) {
+    constexpr int64_t columns = 512;
+    const int64_t per_row = (row_size + columns - 1) / columns, units = num_rows * per_row;
+    const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit % per_row * columns;
+        f(unit / per_row, first, smaller(row_size - first, columns));
     }
 }
 
-void silu_mul(const SiluMulArgs& args, Share share) {
-    constexpr int64_t columns = 512;  // of one unit of work: a single token is still split over the shares
-    const int64_t per_row = (args.intermediate_size + columns - 1) / columns, units = args.num_tokens * per_row;
-    const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
-    for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t t = unit / per_row, first = unit % per_row * columns;
-        const int64_t n = args.intermediate_size - first < columns ? args.intermediate_size - first : columns;
-        const float* gate = args.gate_up + t * args.gate_up_stride + first;  // [n]
-        silu_mul_row(gate, gate + args.intermediate_size, args.out + t * args.out_stride + first, n);
+static void act_mul_piece(Activation activation, const float* gate, const float* up, float* out, int64_t n) {
+    int64_t i = 0;
+    for (; i + width <= n; i += width) store(out + i, activate(activation, load(gate + i)) * load(up + i));
+    if (i < n) {
+        const int left = (int)(n - i);
+        store_partial(out + i, activate(activation, load_partial(gate + i, left)) * load_partial(up + i, left), left);
     }
+}
+
+void act_mul(const ActMulArgs& args, Share share) {
+    for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
+        const float* gate = args.gate_up + token * args.gate_up_stride + first;  // [n]
+        act_mul_piece(args.activation, gate, gate + args.intermediate_size, args.out + token * args.out_stride + first,
+                      n);
+    });
+}
+
+void soft_cap(const SoftCapArgs& args, Share share) {
+    for_pieces(args.num_rows, args.n, share, [&](int64_t row, int64_t first, int64_t n) {
+        float* const x = args.x + row * args.x_stride + first;  // [n]
+        int64_t i = 0;
+        for (; i + width <= n; i += width) store(x + i, soft_cap(load(x + i), args.cap));
+        if (i < n) store_partial(x + i, soft_cap(load_partial(x + i, (int)(n - i)), args.cap), (int)(n - i));
+    });
 }
 
 }  // namespace infinilm::cpu::INFINILM_ISA

@@ -10,6 +10,7 @@
 
 #include "cpu/kernels/int_dot.h"
 #include "cpu/kernels/pack.h"
+#include "cpu/kernels/round_int8.h"
 #include "cpu/kernels/simd.h"
 #if INFINILM_BF16_TILE
 #include "cpu/kernels/tile.h"
@@ -17,8 +18,7 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-typedef int8_t bvec __attribute__((vector_size(INFINILM_WIDTH)));  // as many bytes as vec has lanes
-constexpr int panel_parts = panel_outputs / width;                 // vectors of a panel
+constexpr int panel_parts = panel_outputs / width;  // vectors of a panel
 
 // ---- Weights widened to float32, multiplied by float32 x ----
 
@@ -121,18 +121,12 @@ template <class Dot>
 struct QuantisedX {
     static constexpr int num_quads = group_size / 4, x_rows = num_quads + 2;
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) {
-        vec largest = zero(), nothing = zero();
-        for (int k = 0; k < group_size; k += width) {
-            const vec magnitude = as_float(as_uint(load(x + k)) & 0x7fffffffu);
-            largest = max(magnitude, largest);
-            nothing += magnitude * 0.0f;  // NaN if one of them is infinite or NaN, which the scale becomes then
-        }
-        const float most = reduce_max(largest), scale = most / 127 + reduce_add(nothing);
-        const float inverse = most > 0x1p-119f ? 127 / most : 0;  // less than that is nothing: its inverse is infinite
+        Int8Rounding rounding;
+        for (int k = 0; k < group_size; k += width) rounding.see(load(x + k));
+        const float scale = rounding.scale();
         ivec sums{};
         for (int k = 0; k < group_size; k += width) {
-            const vec shifted = load(x + k) * inverse + 0x1.8p23f;  // rounds to an integer, in the low bits
-            const ivec q = (ivec)shifted - 0x4b400000;
+            const ivec q = rounding.round(load(x + k));
             const bvec bytes = __builtin_convertvector(q, bvec);
             memcpy((char*)rows + k, &bytes, sizeof bytes);
             sums += q;

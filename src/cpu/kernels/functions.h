@@ -34,7 +34,8 @@ void attention_merge(const AttentionArgs& args, Share share);
 
 // elementwise.cpp
 void embedding(const EmbeddingArgs& args, Share share);
-void silu_mul(const SiluMulArgs& args, Share share);
+void act_mul(const ActMulArgs& args, Share share);
+void soft_cap(const SoftCapArgs& args, Share share);
 
 // microbenchmarks.cpp
 uint64_t read_memory(const void* data, size_t bytes);

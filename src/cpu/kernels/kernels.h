@@ -11,12 +11,15 @@
 
 namespace infinilm::cpu {
 
-enum class Element : uint8_t { f32, bf16, f16 };  // how a weight or a cache entry is stored
+// How a weight or a cache entry is stored; int8: a cache entry alone.
+enum class Element : uint8_t { f32, bf16, f16, int8 };
 
 struct Share {
     int index, count;  // this share of the work, and how many there are
     int thread;        // who does it: owns scratch[thread]
 };
+
+enum class Activation : uint8_t { silu, gelu_tanh };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout.
 enum class Format : uint8_t { f32, bf16, f16, int8, int4, q8_0, q4_0 };
@@ -53,9 +56,10 @@ struct LinearArgs {
     int64_t x_stride;  // elements between rows
     int64_t num_tokens;
     PackedWeight weight;
-    int64_t out_features;   // of the result; of gate alone, where up follows it
-    bool pairs;             // panels of gate and of up take turns
-    bool silu_mul;          // .. and are joined: out[n] = silu(gate n) * up n; else [gate, up]
+    int64_t out_features;  // of the result; of gate alone, where up follows it
+    bool pairs;            // panels of gate and of up take turns
+    bool act_mul;          // .. and are joined: out[n] = activation(gate n) * up n; else [gate, up]
+    Activation activation;
     bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, format bf16)
     const float* bias;      // [num_panels, 16], in the order of the panels, or null
     const float* residual;  // [num_tokens, out_features] or null; may be out
@@ -89,6 +93,7 @@ struct RopeStoreArgs {
     Element norm_element;
     const int64_t* slot_mapping;  // [num_tokens] or null
     void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    float *k_scales, *v_scales;   // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
     int64_t num_tokens, block_size;
     int num_heads, num_kv_heads, head_dim;
@@ -98,7 +103,8 @@ struct RopeStoreArgs {
 struct AttentionArgs {
     const float* q;  // [num_tokens, num_heads, head_dim]
     int64_t q_stride;
-    const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    const void *k_cache, *v_cache;     // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
     const int32_t* block_table;  // [num_seqs, block_table_stride]
     int64_t block_table_stride;
@@ -108,7 +114,7 @@ struct AttentionArgs {
     int64_t out_stride;
     int64_t num_seqs, block_size;
     int num_heads, num_kv_heads, head_dim;
-    float softmax_scale;
+    float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;
     int64_t* next_item;    // 0 before attention; shares draw their work from it
     void* const* scratch;  // [num_threads], attention_scratch_bytes each
@@ -125,12 +131,20 @@ struct EmbeddingArgs {
     int64_t out_stride;
 };
 
-struct SiluMulArgs {
+struct ActMulArgs {
     const float* gate_up;  // [num_tokens, 2 * intermediate_size]
     int64_t gate_up_stride;
     float* out;  // [num_tokens, intermediate_size]
     int64_t out_stride;
     int64_t num_tokens, intermediate_size;
+    Activation activation;
+};
+
+struct SoftCapArgs {
+    float* x;  // [num_rows, n]
+    int64_t x_stride;
+    int64_t num_rows, n;
+    float cap;
 };
 
 struct Kernels {
@@ -151,7 +165,8 @@ struct Kernels {
     void (*attention)(const AttentionArgs&, Share);        // one partial result per (token, head, fixed chunk of keys)
     void (*attention_merge)(const AttentionArgs&, Share);  // sums the partial results in order
     void (*embedding)(const EmbeddingArgs&, Share);
-    void (*silu_mul)(const SiluMulArgs&, Share);
+    void (*act_mul)(const ActMulArgs&, Share);
+    void (*soft_cap)(const SoftCapArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
@@ -168,6 +183,6 @@ using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
 constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
                                     sizeof(NormArgs) << 20 ^ sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
-                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(SiluMulArgs);
+                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12;
 
 }  // namespace infinilm::cpu

@@ -3,7 +3,7 @@
 //
 // Invariant: an output is ONE accumulator to which the products of k = 0, 1, .. are added in that order, in the steps
 // of its format: one k (widened weights), two (vdpbf16ps), 32 (tiles; integers, whose sums over 32 k are exact), the
-// last step filled with zeros; then the scale of the output, + bias, silu_mul, + residual. So a row of the result has
+// last step filled with zeros; then the scale of the output, + bias, act_mul, + residual. So a row of the result has
 // the same bits for 1 token or 1000, any threads, any split.
 //
 // linear_pack_x packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
@@ -227,7 +227,7 @@ INFINILM_INLINE void multiply_tile(const TileArgs& args) {
 template <class F, int T>
 void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens, const float* sums) {
     for (int i = 0; i < num_tokens; ++i) {
-        for (int p = 0; p < (args.silu_mul ? 1 : 2); ++p) {
+        for (int p = 0; p < (args.act_mul ? 1 : 2); ++p) {
             const int64_t column = (args.pairs ? pair : 2 * pair + p) * panel_outputs;
             const int64_t first = args.pairs && p == 1 ? args.out_features : 0;  // of up
             for (int part = 0; part < panel_parts; ++part) {
@@ -240,7 +240,7 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
                     return args.bias ? v + load(args.bias + at) : v;
                 };
                 vec v = value(p);
-                if (args.silu_mul) v = silu(v) * value(1);
+                if (args.act_mul) v = activate(args.activation, v) * value(1);
                 const int64_t at = first + column + part * width;
                 const int count = (int)smaller(left, width);
                 float* const out = args.out + (token + i) * args.out_stride + at;
@@ -292,7 +292,7 @@ void multiply(const LinearArgs& args, const Groups& groups, Share share) {
         const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
         for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
             const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
-            for (int64_t first = 0; first < k_groups; first += block_groups) {
+            for (int64_t first = 0; first == 0 || first < k_groups; first += block_groups) {  // no k: sums of zero
                 tile.first = first == 0;
                 tile.k_groups = smaller(block_groups, k_groups - first);
                 for (int64_t group = 0; group < num_groups; ++group) {

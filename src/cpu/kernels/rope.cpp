@@ -1,9 +1,10 @@
 // Between the QKV projection and attention: per head of q and k an optional RMSNorm over head_dim, then rotate-half
 // RoPE (Su et al. 2021, as in Llama: pairs i, i + rotary_dim / 2) in place in qkv; then k and v are narrowed into the
-// cache at slot_mapping (-1: nowhere). The unit of work is one head of one token. Called by
-// CpuBackend::qk_norm_rope_store_kv.
+// cache at slot_mapping (-1: nowhere), to int8 with a scale for each head of a token. The unit of work is one head of
+// one token. Called by CpuBackend::qk_norm_rope_store_kv.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
+#include "cpu/kernels/round_int8.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
@@ -25,9 +26,24 @@ static void rotate(float* x, const float* cos_sin, int64_t half) {
     }
 }
 
-// cache: [head_dim] of one slot
+// Calls f(offset, count) for the vectors of a head, the last of which may be part of one.
+template <class F>
+INFINILM_INLINE void for_vectors(int head_dim, F f) {
+    for (int d = 0; d < head_dim; d += width) f(d, (int)smaller(width, head_dim - d));
+}
+
+// cache: [head_dim] of one slot; scale: of int8, else null
+static void store_head(const float* x, int8_t* cache, float* scale, int head_dim) {
+    Int8Rounding rounding;
+    for_vectors(head_dim, [&](int d, int count) { rounding.see(load_partial(x + d, count)); });
+    *scale = rounding.scale();
+    for_vectors(head_dim, [&](int d, int count) {
+        const bvec bytes = __builtin_convertvector(rounding.round(load_partial(x + d, count)), bvec);
+        memcpy(cache + d, &bytes, (size_t)count);
+    });
+}
 template <class E>
-static void store_head(const float* x, E* cache, int head_dim) {
+static void store_head(const float* x, E* cache, float*, int head_dim) {
     int d = 0;
     for (; d + width <= head_dim; d += width) store(cache + d, load(x + d));
     if (d < head_dim) store_partial(cache + d, load_partial(x + d, head_dim - d), head_dim - d);
@@ -52,9 +68,12 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     const bool is_key = head < value_begin;
     const int kv_head = head - (is_key ? a.num_heads : value_begin);
     const int64_t block = slot / a.block_size, offset = slot % a.block_size;
-    const int64_t at = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * a.head_dim;
-    visit_element(a.cache_element,
-                  [&](auto e) { store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + at, a.head_dim); });
+    const int64_t row = (block * a.num_kv_heads + kv_head) * a.block_size + offset;  // of the cache
+    float* const scales = is_key ? a.k_scales : a.v_scales;
+    visit_cache_element(a.cache_element, [&](auto e) {
+        store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + row * a.head_dim, scales ? scales + row : scales,
+                   a.head_dim);
+    });
 }
 
 void rope_store(const RopeStoreArgs& args, Share share) {

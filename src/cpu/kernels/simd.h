@@ -36,11 +36,13 @@ typedef float vec __attribute__((vector_size(4 * INFINILM_WIDTH)));
 typedef int32_t ivec __attribute__((vector_size(4 * INFINILM_WIDTH)));  // also the result of comparing two vec
 typedef uint32_t uvec __attribute__((vector_size(4 * INFINILM_WIDTH)));
 typedef uint16_t hvec __attribute__((vector_size(2 * INFINILM_WIDTH)));  // as many 16-bit elements as vec has lanes
+typedef int8_t bvec __attribute__((vector_size(INFINILM_WIDTH)));        // as many bytes
 // The same in memory: aligned like the element only, and allowed to alias (weights are mapped bytes).
 typedef float vec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(4), may_alias));
 typedef float float_mem __attribute__((aligned(4), may_alias));
 typedef uint32_t uvec_mem __attribute__((vector_size(4 * INFINILM_WIDTH), aligned(1), may_alias));  // of any data
 typedef uint16_t hvec_mem __attribute__((vector_size(2 * INFINILM_WIDTH), aligned(2), may_alias));
+typedef int8_t bvec_mem __attribute__((vector_size(INFINILM_WIDTH), aligned(1), may_alias));
 
 // Stored 16-bit floats. core/dtype.h has the same, with C++ headers that must not be included here.
 struct Bf16 {
@@ -59,7 +61,12 @@ INFINILM_INLINE auto visit_element(Element element, F f) {
         default: return f(float{});
     }
 }
-INFINILM_INLINE size_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
+INFINILM_INLINE size_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }  // of a weight
+// As visit_element, of a KV cache, which may also be int8.
+template <class F>
+INFINILM_INLINE auto visit_cache_element(Element element, F f) {
+    return element == Element::int8 ? f(int8_t{}) : visit_element(element, f);
+}
 
 // ---- Making vectors ----
 
@@ -211,6 +218,19 @@ INFINILM_INLINE hvec narrow_f16(vec v) {
 
 // ---- Memory: `width` elements of any stored type from any address, widened to float32, and back ----
 
+// gcc 12 goes through a table of shuffles otherwise.
+INFINILM_INLINE ivec widen_bytes(bvec bytes) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return (ivec)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)bytes);
+#elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
+    int64_t all;
+    memcpy(&all, &bytes, sizeof all);
+    return (ivec)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(all));
+#else
+    return __builtin_convertvector(bytes, ivec);
+#endif
+}
+
 INFINILM_INLINE hvec load_bits(const void* p) { return *(const hvec_mem*)p; }
 
 INFINILM_INLINE uvec load_uint(const void* p) { return *(const uvec_mem*)p; }
@@ -225,6 +245,7 @@ INFINILM_INLINE vec load(const Bf16* p) {
 #endif
 }
 INFINILM_INLINE vec load(const F16* p) { return widen_f16(load_bits(p)); }
+INFINILM_INLINE vec load(const int8_t* p) { return __builtin_convertvector(widen_bytes(*(const bvec_mem*)p), vec); }
 
 INFINILM_INLINE void store(float* p, vec v) { *(vec_mem*)p = v; }
 INFINILM_INLINE void store(Bf16* p, vec v) { *(hvec_mem*)p = narrow_bf16(v); }
@@ -251,6 +272,11 @@ INFINILM_INLINE hvec load_bits_partial(const void* p, int n) {
 }
 INFINILM_INLINE vec load_partial(const Bf16* p, int n) { return widen_bf16(load_bits_partial(p, n)); }
 INFINILM_INLINE vec load_partial(const F16* p, int n) { return widen_f16(load_bits_partial(p, n)); }
+INFINILM_INLINE vec load_partial(const int8_t* p, int n) {
+    bvec v{};
+    memcpy(&v, p, (size_t)n);
+    return __builtin_convertvector(widen_bytes(v), vec);
+}
 
 // Writes the first n lanes, 0 <= n <= width.
 INFINILM_INLINE void store_partial(float* p, vec v, int n) { memcpy(p, &v, (size_t)n * 4); }
@@ -291,6 +317,17 @@ INFINILM_INLINE vec exp(vec x) {
 }
 
 INFINILM_INLINE vec silu(vec x) { return x / (1.0f + exp(-x)); }
+// x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+INFINILM_INLINE vec gelu_tanh(vec x) {
+    const vec u = x * fma(x * x, set1(0.044715f), set1(1.0f));
+    return x / (1.0f + exp(u * -1.5957691f));
+}
+INFINILM_INLINE vec activate(Activation activation, vec x) {
+    return activation == Activation::silu ? silu(x) : gelu_tanh(x);
+}
+
+// cap * tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)): off by some 1e-7 of the cap.
+INFINILM_INLINE vec soft_cap(vec x, float cap) { return cap - 2 * cap / (1.0f + exp(x * (2 / cap))); }
 
 // ---- Dot product of bf16 pairs ----
 

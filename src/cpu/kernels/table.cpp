@@ -26,7 +26,8 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .attention = isa::attention,
     .attention_merge = isa::attention_merge,
     .embedding = isa::embedding,
-    .silu_mul = isa::silu_mul,
+    .act_mul = isa::act_mul,
+    .soft_cap = isa::soft_cap,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };

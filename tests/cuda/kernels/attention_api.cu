@@ -16,7 +16,8 @@ size_t attention_bytes(int type, int num_seqs, int num_heads, int num_kv_heads, 
 int run_attention(int type, const void* q, const void* k_cache, const void* v_cache, const int* block_table,
                   const int* cu_seqlens_q, const int* context_lens, void* out, void* workspace, int q_stride,
                   int out_stride, int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim,
-                  int block_size, int max_query_len, int max_context_len, float softmax_scale, int sliding_window) {
+                  int block_size, int max_query_len, int max_context_len, float softmax_scale, float score_cap,
+                  int sliding_window) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
@@ -35,6 +36,7 @@ int run_attention(int type, const void* q, const void* k_cache, const void* v_ca
                           max_query_len,
                           max_context_len,
                           softmax_scale,
+                          score_cap,
                           sliding_window,
                           workspace,
                           static_cast<Type>(type)};

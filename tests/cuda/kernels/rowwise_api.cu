@@ -39,10 +39,15 @@ int embed(const int* ids, const void* table, int n, int k, int type, void* out, 
                      nullptr);
 }
 
-int multiply_silu(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
-                  int intermediate_size, int type) {
-    return silu_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size, static_cast<Type>(type)},
-                    nullptr);
+int multiply_gate(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
+                  int intermediate_size, int activation, int type) {
+    return act_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size,
+                    static_cast<Activation>(activation), static_cast<Type>(type)},
+                   nullptr);
+}
+
+int cap_rows(float* x, int64_t x_stride, int num_rows, int n, float cap) {
+    return soft_cap({x, x_stride, num_rows, n, cap}, nullptr);
 }
 
 int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t out_stride, int num_rows,
@@ -65,11 +70,13 @@ int pack_rows(const void* src, int src_type, int first, int rows, void* data, in
 }
 
 int multiply_f32(const float* x, int64_t x_stride, int num_tokens, const float* weight, const float* bias, int n, int k,
-                 int order, const float* residual, int64_t residual_stride, float* out, int64_t out_stride) {
+                 int order, int activation, const float* residual, int64_t residual_stride, float* out,
+                 int64_t out_stride) {
     LinearArgs args{};
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
     args.weight = packed(weight, bias, n, k, static_cast<int>(Type::f32), order, 0);
     args.residual = residual, args.residual_stride = residual_stride, args.out = out, args.out_stride = out_stride;
+    args.activation = static_cast<Activation>(activation);
     return linear_f32(args, nullptr);
 }
 

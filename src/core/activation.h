@@ -1,0 +1,23 @@
+// What joins gate and up in an MLP: out = activation(gate) * up.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace infinilm {
+
+// silu(x) = x / (1 + e^-x); gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and
+// Gimpel 2016).
+enum class Activation : uint8_t { silu, gelu_tanh };
+
+constexpr Activation activations[] = {Activation::silu, Activation::gelu_tanh};
+
+constexpr std::string_view name(Activation activation) {
+    switch (activation) {
+        case Activation::silu: return "silu";
+        case Activation::gelu_tanh: return "gelu_tanh";
+    }
+    return "?";
+}
+
+}  // namespace infinilm

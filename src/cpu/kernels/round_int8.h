@@ -1,0 +1,32 @@
+// Rounding of floats to int8 with one scale for all: value = scale * integer, the largest magnitude being 127. What x
+// of quantised linears and an int8 KV cache have in common.
+#pragma once
+
+#include "cpu/kernels/simd.h"
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+class Int8Rounding {
+public:
+    // First every vector of the floats; lanes beyond them are zero.
+    INFINILM_MEMBER void see(vec v) {
+        const vec magnitude = as_float(as_uint(v) & 0x7fffffffu);
+        largest_ = max(magnitude, largest_);
+        nothing_ += magnitude * 0.0f;
+    }
+    // Then the scale, NaN if a float was infinite or NaN, and with it round().
+    INFINILM_MEMBER float scale() {
+        const float most = reduce_max(largest_);
+        inverse_ = most > 0x1p-119f ? 127 / most : 0;  // less than that is nothing: its inverse is infinite
+        return most / 127 + reduce_add(nothing_);
+    }
+    INFINILM_MEMBER ivec round(vec v) const {
+        return (ivec)(v * inverse_ + 0x1.8p23f) - 0x4b400000;  // the sum rounds to an integer, in the low bits
+    }
+
+private:
+    vec largest_ = zero(), nothing_ = zero();  // of the magnitudes; zero, or NaN
+    float inverse_ = 0;
+};
+
+}  // namespace infinilm::cpu::INFINILM_ISA
