@@ -34,7 +34,7 @@ class Tensor:
 
     def memory(self) -> Any:
         """
-        The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only.
+        The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only where the tensor is.
         """
 
     def __dlpack__(self, **kwargs: object) -> Any: ...
@@ -432,7 +432,12 @@ def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
-    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
+    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8, int4, q8_0 or q4_0.
+    """
+
+def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]:
+    """
+    By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.
     """
 
 PACKED_LAYOUT_VERSION: int = 1
@@ -594,3 +599,45 @@ class InferEngine:
 
     def close(self) -> None:
         """Frees weights, cache and threads; idempotent."""
+
+class GgufHeader:
+    """The checked header of a GGUF file."""
+
+    @staticmethod
+    def parse(bytes: bytes, file_size: int) -> GgufHeader | None:
+        """
+        Of a file of so many bytes that begins with these; None: the header goes on behind them. WeightError: the file is damaged.
+        """
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the metadata."""
+
+    def value(self, key: str) -> bool | int | float | str | list[Any]:
+        """
+        Of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.
+        """
+
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+        """
+        Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.
+        """
+
+def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], dtype: str, *, interleaved_head_dim: int = 0, num_threads: int = 0) -> Tensor:
+    """
+    The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
+    """
+
+def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+    """
+    The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.
+    """
+
+def gguf_type(name: str) -> tuple[int, int, bool]:
+    """
+    Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.
+    """

@@ -206,6 +206,10 @@ def _seconds(text: str) -> float:
 
 
 def _model_name(model: str) -> str:
-    """The folder's name, or the hub id as it is."""
+    """The name of the folder or of the file, or the hub id as it is."""
+    from infinilm.gguf.file import is_gguf
+
     path = Path(model)
+    if is_gguf(path):
+        return path.stem
     return path.resolve().name if path.is_dir() else model

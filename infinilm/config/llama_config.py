@@ -26,8 +26,8 @@ from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_rope
 from infinilm.config.text_part import text_part
 from infinilm.errors import ConfigError, did_you_mean
-from infinilm.files import read_json
 from infinilm.logs import logger
+from infinilm.model_files import path_of, read_model_json
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -413,16 +413,16 @@ class LlamaConfig:
 
 
 class AutoConfig:
-    """Reads the configuration of a checkpoint folder."""
+    """Reads the configuration of a checkpoint."""
 
     @staticmethod
     def from_pretrained(path: str | os.PathLike[str]) -> LlamaConfig:
-        """Read and validate `path`/config.json.
+        """Read and validate `path`/config.json, or the metadata of a GGUF file.
 
         Parameters
         ----------
         path
-            Folder of a Hugging Face checkpoint.
+            Folder of a Hugging Face checkpoint, or a GGUF file.
 
         Raises
         ------
@@ -432,11 +432,12 @@ class AutoConfig:
             The file is not a JSON object, has no model_type or an unknown one, or asks for what is not
             supported.
         """
-        file = Path(path) / "config.json"
+        model = Path(path)
+        file = path_of(model, "config.json")
         try:
-            values = read_json(file)
+            values = read_model_json(model, "config.json")
         except FileNotFoundError:
-            raise FileNotFoundError(f"{file}: {_what_is_there(file.parent)}") from None
+            raise FileNotFoundError(f"{file}: {_what_is_there(model)}") from None
         try:
             return LlamaConfig.from_dict(values)
         except ConfigError as error:
@@ -458,7 +459,7 @@ def _what_is_there(folder: Path) -> str:
             "merge it into its base model once where peft is installed (merge_and_unload, then save_pretrained)"
         )
     elif any(folder.glob("*.gguf")):
-        return "the folder has none, only a GGUF file, which this version does not read; use the safetensors checkpoint"
+        return "the folder has none, only a GGUF file: pass the path of that"
     else:
         problem = "the folder has no config.json"
     return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import Rope, build_spec, model_facts
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import to_array
@@ -130,7 +131,7 @@ class ReferenceModel(GenerationMixin):
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
-        with Checkpoint(resolve_model(path)) as checkpoint:
+        with open_checkpoint(resolve_model(path)) as checkpoint:
             load_weights(
                 checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
             )

@@ -46,9 +46,12 @@ cpu::Format format_from_string(const std::string& text) {
                                        {"bfloat16", Format::bf16},
                                        {"float16", Format::f16},
                                        {"int8", Format::int8},
-                                       {"int4", Format::int4}})
+                                       {"int4", Format::int4},
+                                       {"q8_0", Format::q8_0},
+                                       {"q4_0", Format::q4_0}})
         if (text == name) return format;
-    throw ConfigError("unknown format '" + text + "' of weights; expected float32, bfloat16, float16, int8 or int4");
+    throw ConfigError("unknown format '" + text +
+                      "' of weights; expected float32, bfloat16, float16, int8, int4, q8_0 or q4_0");
 }
 
 nb::dict packed_shapes(const Params& params, const std::string& format) {
@@ -168,7 +171,23 @@ void bind_spec(nb::module_& m) {
         nb::arg("spec"), nb::arg("format"),
         nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
         "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
-        "float32, bfloat16, float16, int8 or int4.");
+        "float32, bfloat16, float16, int8, int4, q8_0 or q4_0.");
+    m.def(
+        "linears",
+        [](const ModelSpec& spec) {
+            const Params params(spec);
+            nb::dict out;
+            for (const LinearWeights* linear : params.linears()) {
+                nb::list names;
+                for (const size_t index : linear->rows)
+                    if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
+                const bool pairs = linear->kind == LinearKind::act_mul;
+                out[linear->name.c_str()] = nb::make_tuple(names, pairs);
+            }
+            return out;
+        },
+        nb::arg("spec"), nb::sig("def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]"),
+        "By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.");
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
     m.def(
         "weight_bytes",

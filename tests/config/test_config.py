@@ -443,9 +443,9 @@ def test_no_config_json_says_what_to_do(tmp_path):
         AutoConfig.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nowhere.*there is no such folder"):
         AutoConfig.from_pretrained(tmp_path / "nowhere")
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.bin").touch()
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        AutoConfig.from_pretrained(tmp_path / "model.gguf")
+        AutoConfig.from_pretrained(tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
         memcpy(&value, &bits, 4);
         return value;
     };
+    const auto scale = [&](int64_t k) {  // of its group
+        const int64_t at = k / group_size * panel_outputs + lane;
+        return weight.format == Format::int4 ? bf16(scales, at) : load_partial((const F16*)scales + at, 1)[0];
+    };
     for (int64_t k = 0; k < n; ++k) {
         const char* const line = lines + k / k_per_line(weight.format) * line_bytes;
         switch (weight.format) {
@@ -26,9 +30,11 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
             case Format::int8:
                 f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * ((const float*)scales)[lane]);
                 break;
-            case Format::int4: {
+            case Format::q8_0: f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * scale(k)); break;
+            case Format::int4:
+            case Format::q4_0: {
                 const int byte = ((const uint8_t*)line)[4 * lane + k % 4], q = (k % 8 < 4 ? byte & 15 : byte >> 4);
-                f(k, (float)(q - int4_offset) * bf16(scales, k / group_size * panel_outputs + lane));
+                f(k, (float)(q - int4_offset) * scale(k));
                 break;
             }
         }

@@ -22,7 +22,7 @@ struct Share {
 enum class Activation : uint8_t { silu, gelu_tanh };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout.
-enum class Format : uint8_t { f32, bf16, f16, int8, int4 };
+enum class Format : uint8_t { f32, bf16, f16, int8, int4, q8_0, q4_0 };
 
 // Rows of a linear before they are packed.
 struct PackSource {
@@ -46,7 +46,7 @@ struct PackArgs {
 // The weights of a linear, packed.
 struct PackedWeight {
     const void* panels;
-    const void* scales;  // of int8 and int4
+    const void* scales;  // of integers
     Format format;
     int64_t in_features, num_panels;
 };

@@ -279,7 +279,7 @@ template <class F, int T>
 void multiply(const LinearArgs& args, const Groups& groups, Share share) {
     constexpr int P = num_panels<F>(T);
     constexpr int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
-    constexpr int64_t group_scale_bytes = F::format == Format::int4 ? 2 * panel_outputs : 0;
+    constexpr int64_t group_scale_bytes = scale_bytes_of_group(F::format);
     constexpr int64_t group_bytes = group_size / k_per_line(F::format) * line_bytes;
     const Area area = area_of(args, groups, share);
     const int64_t in_features = args.weight.in_features, k_groups = num_groups(in_features);
@@ -346,6 +346,8 @@ INFINILM_INLINE auto visit_format(const LinearArgs& args, Use use) {
         case Format::f16: return use(F16Widened{});
         case Format::int8: return use(Int8{});
         case Format::int4: return use(Int4{});
+        case Format::q8_0: return use(Q8_0{});
+        case Format::q4_0: return use(Q4_0{});
         default: return use(F32{});
     }
 }
