@@ -170,7 +170,7 @@ std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const Tens
     if (!staging.fits(arrays)) {
         while_quiet([&] {
             staging.reset({});
-            staging.reset(allocate(DType::uint8, std::array{2 * Staging::bytes_of(arrays)}));
+            staging.reset(allocate(DType::uint8, std::array{upload_growth * Staging::bytes_of(arrays)}));
         });
     }
     // The next upload for this purpose is in the next step, which begins when the result of this one has come.

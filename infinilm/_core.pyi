@@ -34,7 +34,7 @@ class Tensor:
 
     def memory(self) -> Any:
         """
-        The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only.
+        The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only where the tensor is.
         """
 
     def __dlpack__(self, **kwargs: object) -> Any: ...
@@ -141,6 +141,11 @@ class Backend:
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1) -> None: ...
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
+        """gate_up, down: [num_experts], put together for this call."""
+
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
     def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
@@ -215,6 +220,42 @@ class MlpSpec:
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
 
+class ExpertsSpec:
+    """What layers with experts have in place of the MLP."""
+
+    @property
+    def count(self) -> int:
+        """0: no layer has any."""
+
+    @count.setter
+    def count(self, arg: int, /) -> None: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @top_k.setter
+    def top_k(self, arg: int, /) -> None: ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of each expert."""
+
+    @intermediate_size.setter
+    def intermediate_size(self, arg: int, /) -> None: ...
+
+    @property
+    def shared_intermediate_size(self) -> int:
+        """Of one that all tokens go to; 0: there is none."""
+
+    @shared_intermediate_size.setter
+    def shared_intermediate_size(self, arg: int, /) -> None: ...
+
+    @property
+    def norm_topk_prob(self) -> bool: ...
+
+    @norm_topk_prob.setter
+    def norm_topk_prob(self, arg: bool, /) -> None: ...
+
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0) -> None: ...
 
@@ -234,7 +275,7 @@ class RopeSpec:
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, experts: bool = False) -> None: ...
 
     @property
     def sliding_window(self) -> int:
@@ -249,6 +290,13 @@ class LayerSpec:
 
     @rope.setter
     def rope(self, arg: int, /) -> None: ...
+
+    @property
+    def experts(self) -> bool:
+        """It has experts in place of the MLP."""
+
+    @experts.setter
+    def experts(self, arg: bool, /) -> None: ...
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
@@ -358,6 +406,12 @@ class ModelSpec:
     def mlp(self, arg: MlpSpec, /) -> None: ...
 
     @property
+    def experts(self) -> ExpertsSpec: ...
+
+    @experts.setter
+    def experts(self, arg: ExpertsSpec, /) -> None: ...
+
+    @property
     def ropes(self) -> list[RopeSpec]: ...
 
     @ropes.setter
@@ -378,7 +432,12 @@ def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
-    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
+    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8, int4, q8_0 or q4_0.
+    """
+
+def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]:
+    """
+    By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.
     """
 
 PACKED_LAYOUT_VERSION: int = 1
@@ -540,3 +599,45 @@ class InferEngine:
 
     def close(self) -> None:
         """Frees weights, cache and threads; idempotent."""
+
+class GgufHeader:
+    """The checked header of a GGUF file."""
+
+    @staticmethod
+    def parse(bytes: bytes, file_size: int) -> GgufHeader | None:
+        """
+        Of a file of so many bytes that begins with these; None: the header goes on behind them. WeightError: the file is damaged.
+        """
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the metadata."""
+
+    def value(self, key: str) -> bool | int | float | str | list[Any]:
+        """
+        Of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.
+        """
+
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+        """
+        Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.
+        """
+
+def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], dtype: str, *, interleaved_head_dim: int = 0, num_threads: int = 0) -> Tensor:
+    """
+    The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
+    """
+
+def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+    """
+    The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.
+    """
+
+def gguf_type(name: str) -> tuple[int, int, bool]:
+    """
+    Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.
+    """

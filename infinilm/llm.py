@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.cache import CacheConfig
-from infinilm.checkpoint.folder import Checkpoint
-from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
@@ -60,7 +59,7 @@ class LLM(OfThisProcess):
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, "demo" (the bundled model), or a hub id.
+        Folder of a Hugging Face checkpoint, a GGUF file, "demo" (the bundled model), or a hub id.
     device
         "cpu", "cuda", "cuda:<index>", or "auto": the first GPU if one is usable, else the CPU.
     dtype
@@ -202,8 +201,8 @@ class LLM(OfThisProcess):
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
-                with Checkpoint(plan.path) as checkpoint:
-                    load_weights(checkpoint, self._engine, dtype=plan.dtype, config=plan.config, progress=use_tqdm)
+                with open_checkpoint(plan.path) as checkpoint:
+                    load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
             self._engine.finish_loading()
         self.tokenizer, self.chat_template = texts.result()
         self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype

@@ -17,6 +17,8 @@ class _Unconfigured(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers and logger.handlers == [self] and sys.stderr is not None:
             print(f"infinilm: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            if record.exc_info:
+                print(logging.Formatter().formatException(record.exc_info), file=sys.stderr)
 
 
 if not logger.handlers:

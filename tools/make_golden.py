@@ -37,6 +37,13 @@ QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 
 
+# Of checkpoints that have a tensor for each expert: where experts are in a layer, and their gate, up and down.
+EXPERT_NAMES = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
 def sizes(vocab: int, hidden: int, inter: int, layers: int, heads: int, kv_heads: int | None = None) -> dict[str, Any]:
     values = {
         "vocab_size": vocab,
@@ -723,6 +730,93 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "mixtral": (
+        {
+            "model_type": "mixtral",
+            "architectures": ["MixtralForCausalLM"],
+            **sizes(160, 48, 40, 2, 4, 2),
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": None,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "qwen2-moe": (
+        {
+            "model_type": "qwen2_moe",
+            "architectures": ["Qwen2MoeForCausalLM"],
+            **sizes(128, 48, 64, 3, 4, 2),
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 32768,
+            "use_sliding_window": False,
+            "max_window_layers": 21,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "qwen3-moe": (
+        {
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            **sizes(128, 48, 64, 2, 4, 2),
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "gemma3-text": (
+        {
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            **sizes(150, 40, 56, 3, 4, 1),
+            "head_dim": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 128,
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 8,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
 }
 
 
@@ -756,13 +850,30 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             value = noise / (math.sqrt(parameter.shape[1]) if tied else 1.0)
         else:
             gain = 1.5 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "lm_head")) else 1.0
-            value = gain * noise / math.sqrt(parameter[0].numel())
+            inputs = parameter.shape[-1] if ".experts." in name else parameter[0].numel()
+            value = gain * noise / math.sqrt(inputs)
         for prefix, stored in STORED_NAMES.get(folder.name, {}).items():
             if name.startswith(prefix):
                 name = stored + name.removeprefix(prefix)
                 break
-        weights[name] = value.to(dtype).contiguous()
+        for own, tensor in experts_apart(folder.name, name, value):
+            weights[own] = tensor.to(dtype).contiguous()
     return weights
+
+
+def experts_apart(checkpoint: str, name: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of each expert, as older versions of transformers write what newer ones have stacked."""
+    parts = EXPERT_NAMES.get(checkpoint)
+    if parts is None or ".mlp.experts." not in name:
+        return [(name.replace(".mlp.gate.", f".{parts[0]}.gate.") if parts else name, value)]
+    folder, gate, up, down = parts
+    own = {"gate_up_proj": (gate, up), "down_proj": (down,)}[name.rpartition(".")[2]]
+    at = f"{name.partition('.mlp.')[0]}.{folder}.experts"
+    return [
+        (f"{at}.{expert}.{part}.weight", tensor)
+        for expert, matrix in enumerate(value)
+        for part, tensor in zip(own, matrix.chunk(len(own)), strict=True)
+    ]
 
 
 def write_weights(folder: Path, weights: dict[str, torch.Tensor], files: int) -> None:

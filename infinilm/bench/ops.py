@@ -16,7 +16,19 @@ __all__ = ["OpResult", "OpSeconds", "format_ops", "judge_ops", "per_step"]
 OpSeconds = Mapping[str, float]
 """By op, the seconds of a step, or of a prompt."""
 
-_ORDER = ("embedding", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "lm_head", "sampling", "other")
+_ORDER = (
+    "embedding",
+    "qkv_proj",
+    "attention",
+    "o_proj",
+    "gate_up_proj",
+    "down_proj",
+    "router",
+    "experts",
+    "lm_head",
+    "sampling",
+    "other",
+)
 _TITLES = {
     "qkv_proj": "norm, q, k, v, rope",
     "gate_up_proj": "norm, gate, up, silu",

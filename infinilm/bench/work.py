@@ -1,7 +1,8 @@
 """What a step costs, counted from the shape of the model: the bytes it must move and the operations it must do.
 
-By op, so that the time of each can be held against the limits of the machine. Weights count once a step, keys and
-values once a step and sequence; activations stay in the caches of the cores and are not counted.
+By op, so that the time of each can be held against the limits of the machine. Weights count once a step, those of
+experts as far as its tokens ask for them, keys and values once a step and sequence; activations stay in the caches of
+the cores and are not counted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _OPS = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
     "down_proj": "down_proj",
+    "mlp.gate": "router",
+    "shared_expert_gate": "router",
     "model.norm": "lm_head",
     "lm_head": "lm_head",
 }
@@ -65,6 +68,8 @@ class Work:
         num_heads * head_dim; logits of a row.
     sliding_window : tuple of int
         Per layer; 0 is none.
+    num_experts, top_k : int
+        Experts of a layer, and of a token; "experts" in `elements` and `weight_bytes_by_op` are all of them.
     """
 
     elements: Mapping[str, int]
@@ -74,24 +79,40 @@ class Work:
     q_dim: int
     vocab_size: int
     sliding_window: tuple[int, ...]
+    num_experts: int = 1
+    top_k: int = 1
 
     @property
     def weight_bytes(self) -> int:
-        """Weights read by a decode step: all but an embedding table that is not the output head too."""
+        """All weights but an embedding table that is not the output head too."""
         return sum(self.weight_bytes_by_op.values())
+
+    def weights_read(self, name: str, num_tokens: float) -> float:
+        """Bytes of weights that an op reads in a step; of experts on average, where each is as likely as any other."""
+        missed = (1 - self.top_k / self.num_experts) ** num_tokens if name == "experts" else 0.0
+        return self.weight_bytes_by_op[name] * (1 - missed)
+
+    def _elements(self, name: str) -> float:
+        """What a token multiplies with."""
+        elements = self.elements.get(name, 0)  # 0: of a norm alone
+        return elements * self.top_k / self.num_experts if name == "experts" else elements
 
     def prefill_flops(self, num_tokens: int) -> int:
         """Multiplications and additions of the linears for a prompt of which the last token is sampled from.
 
         Attention itself is left out: for short prompts it is small, and every definition of it is another one.
         """
-        layers = sum(count for name, count in self.elements.items() if name != "lm_head")
-        return 2 * (num_tokens * layers + self.elements["lm_head"])
+        layers = sum(self._elements(name) for name in self.elements if name != "lm_head")
+        return round(2 * (num_tokens * layers + self.elements["lm_head"]))
 
     def decode_bytes(self, batch_size: int, context_len: float) -> float:
-        """Bytes a decode step must read: every weight once, and the keys and values of every sequence."""
+        """Bytes a decode step must read: the weights, and the keys and values of every sequence.
+
+        An embedding table that is not the output head too is not among them.
+        """
         seen = sum(min(context_len, window or math.inf) for window in self.sliding_window)
-        return self.weight_bytes + batch_size * self.kv_bytes_per_token_layer * seen
+        weights = sum(self.weights_read(name, batch_size) for name in self.weight_bytes_by_op)
+        return weights + batch_size * self.kv_bytes_per_token_layer * seen
 
     def ops(self, batch_size: int, num_new: int, context_len: float, num_steps: int = 1) -> dict[str, OpWork]:
         """Of each op while `batch_size` sequences get `num_new` tokens each, up to context_len, in `num_steps` steps.
@@ -101,9 +122,10 @@ class Work:
         tokens = batch_size * num_new
         stored = {"qkv_proj": tokens * self.kv_bytes_per_token_layer * len(self.sliding_window)}
         work = {}
-        for name, weight_bytes in self.weight_bytes_by_op.items():
+        for name in self.weight_bytes_by_op:
             rows, steps = (batch_size, 1) if name == "lm_head" else (tokens, num_steps)
-            work[name] = OpWork(steps * weight_bytes + stored.get(name, 0), 2 * rows * self.elements[name])
+            read = steps * self.weights_read(name, tokens / num_steps)
+            work[name] = OpWork(read + stored.get(name, 0), 2 * rows * self._elements(name))
         pairs = sum(_pairs(num_new, context_len, window) for window in self.sliding_window)
         read = sum(min(context_len, window + num_new - 1 if window else math.inf) for window in self.sliding_window)
         work["attention"] = OpWork(
@@ -133,7 +155,8 @@ def count_work(llm: LLM) -> Work:
     num_bytes: dict[str, int] = {}
     for name, count in _core.param_bytes(spec, kept).items():
         module = name.rpartition(".")[0]
-        op = _OPS[module] if module in _OPS else _OPS[module.rpartition(".")[2]]
+        ends = (module, ".".join(module.split(".")[-2:]), module.rpartition(".")[2])
+        op = "experts" if ".experts." in module else next(_OPS[end] for end in ends if end in _OPS)
         num_bytes[op] = num_bytes.get(op, 0) + count
         if len(shapes[name]) == 2:
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
@@ -149,4 +172,6 @@ def count_work(llm: LLM) -> Work:
         q_dim=spec.attention.num_heads * spec.attention.head_dim,
         vocab_size=spec.vocab_size,
         sliding_window=tuple(layer.sliding_window for layer in spec.layers),
+        num_experts=max(1, spec.experts.count),
+        top_k=max(1, spec.experts.top_k),
     )

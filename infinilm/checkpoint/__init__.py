@@ -2,5 +2,6 @@
 
 from infinilm.checkpoint.folder import Checkpoint, resolve_model
 from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 
-__all__ = ["Checkpoint", "load_weights", "resolve_model"]
+__all__ = ["Checkpoint", "load_weights", "open_checkpoint", "resolve_model"]

@@ -8,18 +8,17 @@ the model.
 
 from __future__ import annotations
 
-import mmap
 import os
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.checkpoint.hub import HUB_FILE, HUB_ID, download, download_gguf
+from infinilm.checkpoint.mapped import FileState, MappedTensors, file_state
 from infinilm.checkpoint.packed import PackedInfo, read_packed
 from infinilm.checkpoint.safetensors_header import (
     STORED_DTYPES,
@@ -28,11 +27,12 @@ from infinilm.checkpoint.safetensors_header import (
     read_header,
 )
 from infinilm.checks import DTYPES, short_repr
-from infinilm.errors import ConfigError, WeightError, did_you_mean
-from infinilm.files import open_regular, os_errors, read_json
+from infinilm.errors import ConfigError, WeightError
+from infinilm.files import read_json
+from infinilm.gguf.file import find_gguf, is_gguf
 from infinilm.logs import logger
 
-__all__ = ["FLOATS", "Checkpoint", "TensorInfo", "resolve_model"]
+__all__ = ["FLOATS", "Checkpoint", "TensorInfo", "is_used_in_place", "resolve_model"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -43,6 +43,11 @@ _ADAPTER = (
 
 FLOATS = (*DTYPES, "float64")
 """Dtypes that weights may be stored in."""
+
+
+def is_used_in_place(stored: str, compute: str) -> bool:
+    """Whether a tensor needs no conversion: 16 bits are exact in float32."""
+    return stored == compute or (compute == "float32" and stored in ("bfloat16", "float16"))
 
 
 def _read_index(folder: Path) -> dict[str, Path]:
@@ -74,12 +79,8 @@ def _no_weights(folder: Path) -> WeightError:
         return WeightError(f"{folder}: {_ADAPTER}")
     names = sorted(entry.name for entry in folder.iterdir())
     torch_files = [n for n in names if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-    gguf_files = [n for n in names if n.endswith(".gguf")]
-    if gguf_files:
-        return WeightError(
-            f"{folder}: only GGUF weights ({gguf_files[0]}), which this version does not read; use the "
-            "model's safetensors checkpoint"
-        )
+    if gguf_files := [n for n in names if n.endswith(".gguf")]:
+        return WeightError(f"{folder}: no safetensors, only GGUF files such as {gguf_files[0]}: pass the path of one")
     if torch_files:
         return WeightError(
             f"{folder}: only pickled PyTorch weights ({torch_files[0]}), which infinilm does not read; "
@@ -90,14 +91,6 @@ def _no_weights(folder: Path) -> WeightError:
     return WeightError(
         f"{folder}: no weights: expected {_SINGLE}, {_INDEX} or other *.safetensors files; is the download complete?"
     )
-
-
-_State = tuple[int, int, int, int]
-
-
-def _state(status: os.stat_result) -> _State:
-    """What tells a file from another, or from itself after a change: device, inode; size, time of the last write."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
@@ -121,14 +114,14 @@ def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     return files, index
 
 
-def _read_headers(files: Sequence[Path]) -> tuple[dict[str, TensorInfo], dict[Path, _State], PackedInfo | None]:
+def _read_headers(files: Sequence[Path]) -> tuple[dict[str, TensorInfo], dict[Path, FileState], PackedInfo | None]:
     """Tensors by name, what each file was before its header was read, and how the weights are packed, if they are."""
     tensors: dict[str, TensorInfo] = {}
-    states: dict[Path, _State] = {}
+    states: dict[Path, FileState] = {}
     metadata: dict[Path, Mapping[str, str]] = {}
     for file in files:
         with file_errors(file):
-            states[file] = _state(file.stat())
+            states[file] = file_state(file.stat())
         header = read_header(file)
         metadata[file] = header.metadata
         for name, info in header.tensors.items():
@@ -145,7 +138,7 @@ def _check_index(folder: Path, index: Mapping[str, Path], tensors: Mapping[str, 
             raise WeightError(f"{file}: lacks tensor {name!r}, which {folder / _INDEX} places there{where}")
 
 
-class Checkpoint:
+class Checkpoint(MappedTensors):
     """A Hugging Face checkpoint folder, opened for reading. A context manager.
 
     Parameters
@@ -170,76 +163,14 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        super().__init__()
+        self.path = self.folder = Path(folder)
         is_file = self.folder.suffix == ".safetensors" and self.folder.is_file()
         files, index = ([self.folder], {}) if is_file else _find_files(self.folder)
         tensors, self._states, self.packed = _read_headers(files)
         _check_index(self.folder, index, tensors)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
-        self._maps: dict[Path, mmap.mmap] | None = {}
-
-    def __enter__(self) -> Checkpoint:
-        """Return self."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
-
-    def __repr__(self) -> str:
-        """Name the folder, the number of tensors and their size."""
-        nbytes = sum(t.nbytes for t in self.tensors.values())
-        return f"<Checkpoint {self.folder}: {len(self.tensors)} tensors, {nbytes} bytes>"
-
-    def close(self) -> None:
-        """Let go of the files. Arrays handed out stay valid: each keeps its mapping alive."""
-        for mapping in (self._maps or {}).values():
-            with suppress(BufferError):  # arrays are alive; the mapping goes with the last of them
-                mapping.close()
-        self._maps = None
-
-    def info(self, name: str) -> TensorInfo:
-        """Return `tensors[name]`; an unknown name is a `WeightError` with the nearest names."""
-        if name not in self.tensors:
-            raise WeightError(f"{self.folder}: no tensor {name!r}{did_you_mean(name, self.tensors, count=3)}")
-        return self.tensors[name]
-
-    def _mapping(self, info: TensorInfo) -> mmap.mmap:
-        if self._maps is None:
-            raise WeightError(f"{self.folder}: the checkpoint is closed; tensor {info.name!r} cannot be read")
-        mapping = self._maps.get(info.file)
-        if mapping is None:
-            try:
-                with file_errors(info.file), open_regular(info.file, WeightError) as file:
-                    self._check_state(info.file, os.fstat(file.fileno()))
-                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError as error:  # "cannot mmap an empty file"
-                raise WeightError(f"{info.file}: shrank after it was opened: {error}") from error
-            self._maps[info.file] = mapping
-        return mapping
-
-    def _check_state(self, file: Path, now: os.stat_result) -> None:
-        if _state(now) != self._states[file]:
-            raise WeightError(
-                f"{file}: was changed or replaced while it was being read; open the model again when nothing writes "
-                "to its files any more"
-            )
-
-    def check_unchanged(self) -> None:
-        """Check that no mapped file was written to since its header was read; one replaced by a rename still is mapped.
-
-        Raises
-        ------
-        WeightError
-            Names the file.
-        """
-        for file in self._maps or {}:
-            with suppress(FileNotFoundError), os_errors(file, WeightError):
-                now = file.stat()
-                if _state(now)[:2] == self._states[file][:2]:
-                    self._check_state(file, now)
+        self.dtypes = frozenset(FLOATS)
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a tensor as a read-only view of the mapped file.
@@ -270,21 +201,10 @@ class Checkpoint:
             self.release(name)  # so that the tensor is not in memory twice
         return data.view(dtype.numpy).reshape(info.shape)
 
-    def release(self, name: str, rows: slice = slice(None)) -> None:
-        """Tell the kernel that a tensor's pages may leave memory; reading them again is correct, only slower.
-
-        Covers the whole pages inside the tensor, or some rows of it: pages shared with a neighbour stay.
-        """
-        info = self.info(name)
-        if not self._maps or info.file not in self._maps or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        num_rows = info.shape[0] if info.shape else 1
-        first, last, _ = rows.indices(num_rows)
-        row_bytes = info.nbytes // max(num_rows, 1)
-        begin = -(-(info.offset + first * row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (info.offset + last * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > begin:
-            self._maps[info.file].madvise(mmap.MADV_DONTNEED, begin, end - begin)
+    def kept_dtype(self, dtype: str) -> str:
+        """See `MappedTensors.kept_dtype`."""
+        stored = self.checkpoint_dtype()
+        return stored if is_used_in_place(stored, dtype) else dtype
 
     def checkpoint_dtype(self) -> str:
         """Return the floating dtype that holds most bytes: float32, bfloat16, float16 or float64.
@@ -312,24 +232,21 @@ class Checkpoint:
         return best
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
-_HUB_SKIP = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
-
-
 def resolve_model(model: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Return the checkpoint folder that `model` names.
+    """Return the checkpoint folder or the GGUF file that `model` names.
 
     Parameters
     ----------
     model : str or path
-        `"demo"` (the bundled model; a path of this name is a folder), a folder, or a hub id `"org/name"`.
+        `"demo"` (the bundled model; a path of this name is a folder), a folder, a GGUF file, a hub id `"org/name"`, or
+        `"org/name:file.gguf"` of the hub, for which `"org/name:Q4_K_M"` is short.
     revision : str, optional
         Branch, tag or commit of a hub id.
 
     Returns
     -------
     Path
+        A folder, or a GGUF file.
 
     Raises
     ------
@@ -338,14 +255,17 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     FileNotFoundError
         A folder that does not exist.
     ConfigError
-        A file instead of a folder, a revision of something else than a hub id, a hub id without huggingface_hub, or a
-        download that failed.
+        Another file, a folder with several models as GGUF files, a revision of something else than a hub id, a hub id
+        without huggingface_hub, or a download that failed.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
-    if isinstance(model, str) and _HUB_ID.fullmatch(text) and not Path(text).exists():
-        return _download(text, revision)
+    if isinstance(model, str) and not Path(text).exists():
+        if HUB_ID.fullmatch(text):
+            return download(text, revision)
+        if match := HUB_FILE.fullmatch(text):
+            return download_gguf(match[1], match[2], revision)
     if revision is not None:
         raise ConfigError(f"revision={revision!r} is for models of the hub, and {text!r} is none; leave it out")
     if not text:
@@ -356,10 +276,13 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
         return Path(__file__).parents[1] / "assets" / "demo"
     path = Path(text).expanduser()
     if path.is_dir():
+        return _weights_of(path)
+    if is_gguf(path):
         return path
     if path.exists():
-        what = "a GGUF file, which this version does not read" if path.suffix.lower() == ".gguf" else "a file"
-        raise ConfigError(f"model {text!r} is {what}; pass the folder that holds config.json and *.safetensors")
+        raise ConfigError(
+            f"model {text!r} is a file; pass a .gguf file, or the folder that holds config.json and *.safetensors"
+        )
     raise FileNotFoundError(
         f"model folder {text!r} does not exist (looked at {path.absolute()}); pass the folder of a Hugging "
         "Face checkpoint (config.json, *.safetensors, tokenizer.json), 'demo' for the bundled model, or a "
@@ -367,18 +290,8 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     )
 
 
-def _download(hub_id: str, revision: str | None) -> Path:
-    """Fetch a model from the Hugging Face hub into its cache; what is there already is not fetched again."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigError(
-            f"model {hub_id!r} is no folder here; to fetch it from the Hugging Face hub, run "
-            "pip install huggingface_hub, or pass the path of a downloaded folder"
-        ) from error
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIP))
-    except Exception as error:  # the hub's errors share no base class of their own
-        raise ConfigError(
-            f"model {hub_id!r} is no folder here and could not be fetched from the Hugging Face hub: {error}"
-        ) from error
+def _weights_of(folder: Path) -> Path:
+    """The folder, or the GGUF file in it where it has no other weights."""
+    if any(folder.glob("*.safetensors")) or (folder / _INDEX).exists():
+        return folder
+    return find_gguf(folder) or folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import FLOATS, Checkpoint
+from infinilm.checkpoint.folder import Checkpoint, is_used_in_place
+from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES
 from infinilm.checkpoint.sources import FoundTensors, find_tensors
@@ -25,7 +28,7 @@ from infinilm.errors import ConfigError, WeightError
 from infinilm.logs import logger
 from infinilm.progress import progress_bar
 
-__all__ = ["WeightEngine", "is_used_in_place", "load_weights"]
+__all__ = ["WeightEngine", "load_weights"]
 
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _MAX_LISTED = 20  # names of one kind in one error message
@@ -70,7 +73,7 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_MAX_LISTED]) + more
 
 
-def _missing_shards(checkpoint: Checkpoint) -> str | None:
+def _missing_shards(checkpoint: MappedTensors) -> str | None:
     """Name the shards that a file name like model-00001-of-00003.safetensors promises and that are absent."""
     present: dict[str, set[int]] = {}
     for file in {t.file.name for t in checkpoint.tensors.values()}:
@@ -84,7 +87,7 @@ def _missing_shards(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _causes(checkpoint: Checkpoint, missing: list[str], unexpected: list[str], shaped: list[str]) -> list[str]:
+def _causes(checkpoint: MappedTensors, missing: list[str], unexpected: list[str], shaped: list[str]) -> list[str]:
     """Guess what went wrong from the pattern of differences."""
     causes = []
     if missing and (shards := _missing_shards(checkpoint)):
@@ -103,7 +106,7 @@ def _causes(checkpoint: Checkpoint, missing: list[str], unexpected: list[str], s
     return causes
 
 
-def _check_quantised(checkpoint: Checkpoint) -> None:
+def _check_quantised(checkpoint: MappedTensors) -> None:
     found = [
         t for t in checkpoint.tensors.values() if t.dtype in _QUANTISED_DTYPES or t.name.endswith(_QUANTISED_SUFFIXES)
     ]
@@ -127,12 +130,12 @@ def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
         return  # of another precision or padding: not to be compared bit by bit
     if not np.array_equal(arrays[0][rows], arrays[1][rows]):
         raise WeightError(
-            f'{checkpoint.folder}: config.json says "tie_word_embeddings": true, but {head} and {embedding} differ; '
+            f'{checkpoint.path}: config.json says "tie_word_embeddings": true, but {head} and {embedding} differ; '
             "set it to false there, so that both are used"
         )
 
 
-def _match(checkpoint: Checkpoint, found: FoundTensors, packed_dtypes: Mapping[str, str]) -> None:
+def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mapping[str, str]) -> None:
     """Compare headers with the expected set.
 
     `packed_dtypes`: of the tensors of packed linears; others have any floating dtype.
@@ -155,7 +158,7 @@ def _match(checkpoint: Checkpoint, found: FoundTensors, packed_dtypes: Mapping[s
     typed = [
         f"{name} ({stored[name].dtype} in {stored[name].file.name})"
         for name in expected
-        if name in stored and name not in packed_dtypes and stored[name].dtype not in FLOATS
+        if name in stored and name not in packed_dtypes and stored[name].dtype not in checkpoint.dtypes
     ]
     typed += [
         f"{name} (expected {dtype}, got {stored[name].dtype} in {stored[name].file.name})"
@@ -175,16 +178,17 @@ def _match(checkpoint: Checkpoint, found: FoundTensors, packed_dtypes: Mapping[s
     if report:
         causes = "; ".join(_causes(checkpoint, missing, unexpected, shaped))
         raise WeightError(
-            f"{checkpoint.folder}: the weights do not fit the model:{''.join(report)}\n  Likely cause: {causes}"
+            f"{checkpoint.path}: the weights do not fit the model:{''.join(report)}\n  Likely cause: {causes}"
         )
-    for name in skipped:
-        _check_tied(checkpoint, name, found)
+    if isinstance(checkpoint, Checkpoint):
+        for name in skipped:
+            _check_tied(checkpoint, name, found)
     if skipped:
-        logger.info("%s: not needed by this model and skipped: %s", checkpoint.folder, _listed(skipped))
+        logger.info("%s: not needed by this model and skipped: %s", checkpoint.path, _listed(skipped))
     if found.not_read:
         logger.warning(
             "%s: only the text part of this model is computed; not read: %d tensors, such as %s",
-            checkpoint.folder,
+            checkpoint.path,
             len(found.not_read),
             found.not_read[0],
         )
@@ -197,19 +201,15 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-def is_used_in_place(stored: str, compute: str) -> bool:
-    """Whether a tensor needs no conversion: 16 bits are exact in float32."""
-    return stored == compute or (compute == "float32" and stored in ("bfloat16", "float16"))
-
-
 def load_weights(
-    checkpoint: Checkpoint,
+    checkpoint: MappedTensors,
     engine: WeightEngine,
     *,
     dtype: str,
     config: LlamaConfig | None = None,
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
+    natively: bool = False,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -220,7 +220,7 @@ def load_weights(
 
     Parameters
     ----------
-    checkpoint : Checkpoint
+    checkpoint : Checkpoint or GgufCheckpoint
     engine : WeightEngine
     dtype : str
         The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
@@ -231,6 +231,9 @@ def load_weights(
     from_numpy : callable, optional
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
+    natively : bool
+        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on one CPU rank, computes
+        with such.
 
     Raises
     ------
@@ -248,6 +251,8 @@ def load_weights(
         checkpoint.packed.check_dtype(dtype)
         expected, packed_dtypes = expected_tensors(engine, expected, checkpoint.tensors, checkpoint.packed)
         config = None  # its tensors are called as the engine does
+    elif isinstance(checkpoint, GgufCheckpoint):
+        config = None  # it gives them the engine's names
     else:
         _check_quantised(checkpoint)
     found = find_tensors(config, expected, checkpoint.tensors)
@@ -257,31 +262,55 @@ def load_weights(
     else:
         make = from_numpy
 
-    def place(name: str) -> tuple[Path, int, int]:
-        info = checkpoint.info(found.sources[name].tensor)
-        return info.file, info.offset, found.sources[name].begin
+    def place(name: str) -> tuple[Path, int, int, int]:
+        source = found.sources[name]
+        info = checkpoint.info(source.tensor)
+        return info.file, info.offset, source.matrix or 0, source.begin
 
     def release(name: str) -> None:
         source = found.sources[name]
-        checkpoint.release(source.tensor, slice(source.begin, source.end))
+        checkpoint.release(source.tensor, source.places)
 
+    def read(name: str) -> tuple[npt.NDArray[Any], str]:
+        """A parameter, in the dtype that it keeps."""
+        source = found.sources[name]
+        if not isinstance(checkpoint, Checkpoint):
+            assert isinstance(checkpoint, GgufCheckpoint)
+            return checkpoint.read(source.tensor, dtype)
+        stored = checkpoint.info(source.tensor).dtype
+        array = source.take(checkpoint.array(source.tensor))
+        if source.order is not None:
+            release(name)  # it was copied
+        if name in packed_dtypes or is_used_in_place(stored, dtype):
+            # A vector is small, and read in every step, also when the file is not what it was: it is copied.
+            return _own(array.copy() if array.ndim == 1 else array), stored
+        array = convert(array, stored, dtype, name=source.tensor)
+        release(name)
+        return array, dtype
+
+    blocks = _native_blocks(checkpoint, engine) if natively and isinstance(checkpoint, GgufCheckpoint) else {}
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):
-            source = found.sources[param]
-            stored = checkpoint.info(source.tensor).dtype
-            array = source.take(checkpoint.array(source.tensor))
-            num_bytes = array.nbytes
-            if source.order is not None:
-                release(param)  # it was copied
-            if param in packed_dtypes or is_used_in_place(stored, dtype):
-                if array.ndim == 1:  # small, and read in every step, also when the file is not what it was
-                    array = array.copy()
-                for name in engine.load_param(param, make(_own(array), dtype=stored)) or ():
-                    release(name)  # packed: not read again
+            if param in blocks:
+                for name, tensor in blocks[param]():
+                    engine.load_param(name, tensor)
             else:
-                array = convert(array, stored, dtype, name=source.tensor)
-                release(param)
-                engine.load_param(param, make(array, dtype=dtype))
-            advance(num_bytes)
+                array, kept = read(param)
+                for name in engine.load_param(param, make(array, dtype=kept)) or ():
+                    release(name)  # packed: not read again
+            source = found.sources[param]
+            info = checkpoint.info(source.tensor)
+            advance(info.nbytes * (source.end - source.begin) // max(info.shape[0], 1))
     checkpoint.check_unchanged()
+
+
+def _native_blocks(checkpoint: GgufCheckpoint, engine: Any) -> dict[str, Callable[[], Sequence[tuple[str, Any]]]]:
+    """What to load in the place of weights whose blocks are kept: all of a linear with the first of its weights."""
+    linears = importlib.import_module("infinilm._core").linears(engine.spec)
+    found: dict[str, Callable[[], Sequence[tuple[str, Any]]]] = {}
+    for linear in checkpoint.native_linears(linears):
+        infos = sorted((checkpoint.tensors[n] for n in linears[linear][0]), key=lambda t: (t.file, t.offset))
+        found |= {info.name: lambda: () for info in infos}
+        found[infos[0].name] = partial(checkpoint.pack, linear, linears)
+    return found

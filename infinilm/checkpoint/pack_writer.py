@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from infinilm import _core
-from infinilm.checkpoint.folder import Checkpoint, resolve_model
-from infinilm.checkpoint.loading import is_used_in_place, load_weights
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
@@ -23,6 +24,8 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.errors import ConfigError, DeviceError
 from infinilm.files import read_json
+from infinilm.gguf.file import is_gguf
+from infinilm.model_files import MODEL_FILES, read_model_file
 
 __all__ = ["pack_model"]
 
@@ -96,10 +99,15 @@ def _new_folder(path: Path) -> Iterator[None]:
 
 def _copy_texts(source: Path, out: Path, dtype: str) -> None:
     """Configuration, tokenizer and templates; config.json says the dtype that the weights have now."""
-    for entry in sorted(source.iterdir()):
-        if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
-            shutil.copyfile(entry, out / entry.name)
-    config = read_json(source / "config.json")
+    if is_gguf(source):
+        for name in MODEL_FILES:
+            with suppress(FileNotFoundError):
+                (out / name).write_bytes(read_model_file(source, name))
+    else:
+        for entry in sorted(source.iterdir()):
+            if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
+                shutil.copyfile(entry, out / entry.name)
+    config = read_json(out / "config.json")
     changed = False
     for part in (config, config.get("text_config")):
         for key in ("dtype", "torch_dtype"):
@@ -124,7 +132,7 @@ def pack_model(
     Parameters
     ----------
     model
-        A folder, "demo" or a hub id; its weights are not packed yet.
+        A folder, a GGUF file, "demo" or a hub id; its weights are not packed yet.
     out
         A new folder, or an empty one.
     quantization
@@ -153,15 +161,16 @@ def pack_model(
         raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
     source, out = resolve_model(model, revision), Path(out)
     config = AutoConfig.from_pretrained(source)
-    wanted = "float32" if dtype == "auto" else dtype
     if quantization == "fp8":
         raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")
-    spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
-    with Checkpoint(source) as checkpoint:
+    with open_checkpoint(source) as checkpoint:
         if checkpoint.packed:
             raise ConfigError(f"{source} is packed already; pass the checkpoint that it was packed from")
-        stored = checkpoint.checkpoint_dtype()
-        kept = stored if is_used_in_place(stored, wanted) else wanted
+        wanted = "float32" if dtype == "auto" else dtype  # in which 16 bits stay as they are
+        if dtype == "auto" and quantization is None and is_gguf(source):
+            wanted = checkpoint.checkpoint_dtype()
+        spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
+        kept = checkpoint.kept_dtype(wanted)
         core = _core.InferEngine(spec, "cpu", num_threads or 0)
         try:
             with _new_folder(out):

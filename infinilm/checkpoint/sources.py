@@ -22,6 +22,7 @@ __all__ = ["FoundTensors", "Source", "find_tensors"]
 Shape = tuple[int, ...]
 
 _OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,16 +37,24 @@ class Source:
         Its rows there.
     order : numpy.ndarray, optional
         [end - begin]: which of these rows each row of the parameter is. None: in their order.
+    matrix : int, optional
+        Which of the matrices of a tensor of three dimensions has these rows.
     """
 
     tensor: str
     begin: int
     end: int
     order: npt.NDArray[np.int64] | None = None
+    matrix: int | None = None
+
+    @property
+    def places(self) -> slice:
+        """Of the tensor's first dimension, those that hold the parameter."""
+        return slice(self.begin, self.end) if self.matrix is None else slice(self.matrix, self.matrix + 1)
 
     def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Take the parameter from the whole tensor: a view, or a copy where the order of rows changes."""
-        rows = array[self.begin : self.end]
+        rows = (array if self.matrix is None else array[self.matrix])[self.begin : self.end]
         return rows if self.order is None else rows[self.order]
 
 
@@ -86,7 +95,10 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
     names = family.names
     not_read = tuple(name for name in stored if name.startswith(names.not_read)) if names.not_read else ()
     model, head = _prefix(names, stored)
-    joined = {part: (whole, parts) for whole, parts in names.joined.items() for part in parts}
+    joined, stacked = (
+        {part: (whole, parts) for whole, parts in table.items() for part in parts}
+        for table in (names.joined, names.stacked)
+    )
     order = _halves_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
 
     sources: dict[str, Source] = {}
@@ -99,11 +111,27 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
             sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
             continue
         layer, module, kind = match.groups()
-        whole, parts = joined.get(module, (names.renamed.get(module, module), (module,)))
-        tensor = f"{model}{layer}{whole}.{kind}"
+        expert = _EXPERT.search(module)
+        number = expert.group() if expert else ""
+        any_expert = _EXPERT.sub("{}", module)
+        stacks = any(f"{model}{layer}{whole}" in stored for whole in names.stacked)
+        is_stacked = stacks and any_expert in stacked
+        if is_stacked:
+            whole, parts = stacked[any_expert]
+            tensor, parts = f"{model}{layer}{whole}", tuple(part.format(number) for part in parts)
+        else:
+            renamed = module if stacks else names.renamed.get(any_expert, module).format(number)
+            whole, parts = joined.get(module, (renamed, (module,)))
+            tensor = f"{model}{layer}{whole}.{kind}"
         sizes = [expected[f"model.{layer}{part}.{kind}"][0] for part in parts]
         begin = sum(sizes[: parts.index(module)])
         turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
+        if is_stacked:
+            matrix = int(number)
+            sources[name] = Source(tensor, begin, begin + rows, matrix=matrix)
+            num_experts = max(matrix + 1, shapes.get(tensor, (0,))[0])
+            shapes[tensor] = (num_experts, sum(sizes), *shape[1:])
+            continue
         sources[name] = Source(tensor, begin, begin + rows, _of_heads(order, rows) if turned else None)
         shapes[tensor] = (sum(sizes), *shape[1:])
     return FoundTensors(sources, shapes, not_read)

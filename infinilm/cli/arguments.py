@@ -53,7 +53,7 @@ def add_model_settings(
     default = ", which is bundled and the default" if model else ", which is bundled"
     parser.set_defaults(model=model)  # not of the arguments: the one that is absent would overwrite the other
     either = group.add_mutually_exclusive_group()
-    about = f'checkpoint folder, hub id, or "demo"{default}'
+    about = f'checkpoint folder, GGUF file, hub id, or "demo"{default}'
     either.add_argument("--model", default=argparse.SUPPRESS, help=about)
     if positional:
         either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")

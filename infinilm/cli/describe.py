@@ -10,8 +10,10 @@ from typing import Any
 from infinilm import _core
 from infinilm.cache import PagedKVCacheConfig
 from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
+from infinilm.gguf.file import is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.memory import ModelPlan, format_bytes, plan_model
 from infinilm.sampling_params import SamplingParams
@@ -22,7 +24,7 @@ def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
     """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
     settings = dict(settings)
     path = resolve_model(model, settings.pop("revision", None))
-    has_weights = not path.is_dir() or any(path.glob("*.safetensors"))
+    has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
     return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
 
 
@@ -41,12 +43,22 @@ def _count_parameters(plan: ModelPlan) -> int:
 
 def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
     return {
+        "gguf_types": _gguf_types(plan),
+        "native_types": list(plan.native_types),
         "stored_dtype": plan.stored_dtype,
         "quantization": plan.quantization,
         "packed": plan.packed,
         "devices": list(plan.devices),
         "dtype": plan.dtype,
     }
+
+
+def _gguf_types(plan: ModelPlan) -> dict[str, int] | None:
+    """Weights stored in each type of a GGUF file, most first; None: it is none."""
+    if not is_gguf(plan.path):
+        return None
+    with GgufCheckpoint(plan.path) as checkpoint:
+        return checkpoint.types()
 
 
 def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,15 +145,23 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _model_line(model: Mapping[str, Any]) -> str:
-    stored = f"{'packed' if model['packed'] else 'stored'} as {model['stored_dtype']}"
+    types = model["gguf_types"]
+    stored_as = ", ".join(f"{name} ({_share(types, name)})" for name in types) if types else model["stored_dtype"]
+    stored = f"{'packed' if model['packed'] else 'stored'} as {stored_as}"
     if model["quantization"]:
         stored = (
             f"packed as {model['quantization']}" if model["packed"] else f"{stored}, used as {model['quantization']}"
         )
+    if model["native_types"]:
+        stored += f", {' and '.join(model['native_types'])} used as they are"
     return (
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
         f"computed in {model['dtype']} on {_devices(model['devices'])}"
     )
+
+
+def _share(types: Mapping[str, int], name: str) -> str:
+    return f"{100 * types[name] / sum(types.values()):.3g} %"
 
 
 def _devices(devices: Sequence[str]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from infinilm.cli.arguments import add_model_settings, flag, model_settings, non_negative, positive
@@ -16,6 +19,22 @@ __all__ = ["add_serve", "run_serve"]
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_model_settings(parser, positional=True)
+    texts = parser.add_argument_group("what the model reads")
+    texts.add_argument(
+        "--tokenizer", metavar="PATH", help="a tokenizer.json or the folder of one; default: the model's"
+    )
+    texts.add_argument(
+        "--chat-template", metavar="TEMPLATE", help="Jinja text, a file, or the name of one of the model's templates"
+    )
+    texts.add_argument(
+        "--generation-config",
+        default="auto",
+        metavar="PATH",
+        help="defaults of sampling: another generation_config.json, or none",
+    )
+    texts.add_argument(
+        "--load-format", default="auto", metavar="FORMAT", help="auto, or dummy: random weights, for benchmarks"
+    )
     loads = parser.add_argument_group("requests")
     loads.add_argument("--max-num-seqs", type=positive, default=64, metavar="N", help="sequences at a time; default 64")
     loads.add_argument(
@@ -27,13 +46,25 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     loads.add_argument(
         "--max-queued-tokens", type=positive, default=1 << 22, metavar="N", help="tokens of prompts that may wait"
     )
-    loads.add_argument("--request-timeout", type=float, default=0, metavar="S", help="seconds; default: no limit")
+    loads.add_argument("--request-timeout", type=_seconds, default=0, metavar="S", help="seconds; default: no limit")
+    loads.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep what was computed for prompts that begin alike; default",
+    )
+    loads.add_argument(
+        "--batch-invariant",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="on a GPU: answers never depend on what runs beside them; default",
+    )
     loads.add_argument("--seed", type=non_negative, metavar="N", help="makes requests without a seed repeatable")
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
     )
-    group.add_argument("--port", type=non_negative, default=8000, help="default 8000; 0: a free one")
+    group.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
     group.add_argument(
         "--api-key",
         action="append",
@@ -41,6 +72,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="ask for this key; may be repeated; better: INFINILM_API_KEY, which `ps` does not show",
     )
+    group.add_argument("--api-key-file", metavar="FILE", help="the same, from a file with a key in each line")
     group.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
     )
@@ -56,7 +88,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-bytes", type=positive, default=16 << 20, metavar="N", help="default 16 MiB")
     group.add_argument(
         "--drain-timeout",
-        type=float,
+        type=_seconds,
         default=30,
         metavar="S",
         help="seconds for running requests at SIGTERM; default 30",
@@ -84,7 +116,9 @@ def run_serve(args: argparse.Namespace) -> int:
         path = getattr(args, name)
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"{flag(name)}: there is no file {path}")
-    keys = tuple(args.api_key or filter(None, os.environ.get("INFINILM_API_KEY", "").split(",")))
+    if args.ssl_keyfile is not None:
+        _check_certificate(args.ssl_certfile, args.ssl_keyfile)
+    keys = _api_keys(args.api_key, args.api_key_file)
     local = {"127.0.0.1", "localhost", "[::1]", "::1"}
     settings = ServerSettings(
         model_names=tuple(args.served_model_name or [_model_name(args.model)]),
@@ -108,6 +142,12 @@ def run_serve(args: argparse.Namespace) -> int:
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             seed=args.seed,
+            tokenizer=args.tokenizer,
+            chat_template=args.chat_template,
+            generation_config=args.generation_config,
+            load_format=args.load_format,
+            enable_prefix_caching=args.enable_prefix_caching,
+            batch_invariant=args.batch_invariant,
             **model_settings(args),
         )
 
@@ -123,7 +163,53 @@ def run_serve(args: argparse.Namespace) -> int:
     )
 
 
+def _api_keys(given: Sequence[str] | None, file: str | None) -> tuple[str, ...]:
+    """The keys of the command line and of a file, or else of the environment."""
+    keys = list(given or ())
+    if file is not None:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--api-key-file: {file} cannot be read: {error.strerror}") from None
+        keys += [line for line in text.splitlines() if line.strip()] or [""]
+    if given is None and file is None:
+        keys = [key for key in os.environ.get("INFINILM_API_KEY", "").split(",") if key.strip()]
+    if not all(key.strip() for key in keys):  # such as --api-key "$KEY" where KEY is not set
+        raise ConfigError("--api-key: a key is empty, which would let everybody in")
+    return tuple(key.strip() for key in keys)
+
+
+def _check_certificate(certificate: str, key: str) -> None:
+    """ConfigError: TLS cannot be spoken with these files."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:  # those of ssl among them
+        raise ConfigError(f"--ssl-certfile {certificate}, --ssl-keyfile {key}: {error.strerror or error}") from None
+
+
+def _port(text: str) -> int:
+    """Argument type: a port of TCP."""
+    port = non_negative(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port in 0..65535, got {text!r}")
+    return port
+
+
+def _seconds(text: str) -> float:
+    """Argument type: a number >= 0."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number of seconds >= 0, got {text!r}")
+
+
 def _model_name(model: str) -> str:
-    """The folder's name, or the hub id as it is."""
+    """The name of the folder or of the file, or the hub id as it is."""
+    from infinilm.gguf.file import is_gguf
+
     path = Path(model)
+    if is_gguf(path):
+        return path.stem
     return path.resolve().name if path.is_dir() else model

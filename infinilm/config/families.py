@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from infinilm.checks import DTYPES, as_integer
+from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.family_table import COMMON_DEFAULTS, FAMILIES, Family, family_of, family_of_model_type
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
@@ -44,7 +45,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-class ModelConfig(Protocol):
+class ModelConfig(ExpertConfig, Protocol):
     """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
 
     vocab_size: int
@@ -123,6 +124,7 @@ class ModelFacts:
     embedding_multiplier: float
     residual_multiplier: float  # of what a sublayer adds
     logit_multiplier: float
+    experts: ExpertFacts
     logit_cap: float  # cap * tanh(logit / cap); 0: none
 
 
@@ -145,10 +147,11 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.rope_local_base_freq is not None:
         local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
         ropes.append(Rope(*inverse_frequencies(rotary_dim(config), config.rope_local_base_freq, local, *lengths)))
+    _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     return ModelFacts(
-        qkv_bias=_bias(family, "attention_bias", family.qkv_bias, config),
+        qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
-        mlp_bias=_bias(family, "mlp_bias", family.mlp_bias, config),
+        mlp_bias=_decided(family, "mlp_bias", family.mlp_bias, config),
         qk_norm=family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
@@ -165,6 +168,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
+        experts=expert_facts(config),
         logit_cap=float(config.final_logit_softcapping or 0),
     )
 
@@ -189,8 +193,8 @@ def _layers_with_rope(config: ModelConfig) -> tuple[bool, ...]:
     return tuple(not interval or (layer + 1) % interval != 0 for layer in range(layers))
 
 
-def _bias(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
-    """Tell whether there is a bias; where the family has no choice, the config must not ask for the other."""
+def _decided(family: Family, key: str, column: str | bool, config: ModelConfig) -> bool:
+    """Return a switch of the config; where the family has no choice, the config must not ask for the other."""
     value = bool(getattr(config, key))
     if isinstance(column, bool) and value != column:
         raise ConfigError(
@@ -312,6 +316,11 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
+    spec.experts.count = facts.experts.count
+    spec.experts.top_k = facts.experts.top_k
+    spec.experts.intermediate_size = facts.experts.intermediate_size
+    spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
+    spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
     spec.pre_norms = facts.pre_norms
     spec.post_norms = facts.post_norms
     spec.norm_offset = facts.norm_offset
@@ -321,7 +330,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.logit_cap = facts.logit_cap
     spec.ropes = [RopeSpec(rope.inv_freq.tolist(), rope.attention_factor) for rope in facts.ropes]
     spec.layers = [
-        LayerSpec(sliding_window=window, rope=rope)
-        for window, rope in zip(facts.sliding_window, facts.rope_of_layer, strict=True)
+        LayerSpec(sliding_window=window, rope=rope, experts=has_experts)
+        for window, rope, has_experts in zip(
+            facts.sliding_window, facts.rope_of_layer, facts.experts.layers, strict=True
+        )
     ]
     return spec

@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from infinilm.config.tensor_names import GEMMA3, GLM, GLM4, LLAMA, MISTRAL3, PHI3, QWEN_VL, TensorNames
+from infinilm.config.experts import EXPERT_DEFAULTS, EXPERT_KEYS
+from infinilm.config.tensor_names import (
+    GEMMA3,
+    GLM,
+    GLM4,
+    LLAMA,
+    MISTRAL3,
+    MIXTRAL,
+    PHI3,
+    QWEN_MOE,
+    QWEN_VL,
+    TensorNames,
+)
 from infinilm.errors import ConfigError
 
 __all__ = ["COMMON_DEFAULTS", "FAMILIES", "Family", "family_of", "family_of_model_type"]
@@ -39,6 +51,8 @@ class Family:
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
+    # Whether the weights of a token's experts are made to add up to 1.
+    norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
     scaled_embedding: bool = False  # by the root of hidden_size
     # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
@@ -82,6 +96,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
+        **EXPERT_DEFAULTS,
         "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -102,6 +117,12 @@ _QWEN_DEFAULTS: Mapping[str, Any] = {
     "use_sliding_window": False,
     "bos_token_id": (),
     "eos_token_id": (),
+}
+
+_QWEN_MOE_DEFAULTS: Mapping[str, Any] = {
+    **_QWEN_DEFAULTS,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
 }
 
 # Of a text_config, where its family has others when it stands alone.
@@ -388,6 +409,68 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 rope_pairs="neighbours",
                 names=GLM4,
                 keys=frozenset({"partial_rotary_factor"}),
+            ),
+            Family(
+                architecture="MixtralForCausalLM",
+                model_type="mixtral",
+                defaults={
+                    **_MISTRAL_DEFAULTS,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 1000000.0,
+                    "sliding_window": None,
+                    "num_experts": 8,
+                    "num_experts_per_tok": 2,
+                    "norm_topk_prob": True,
+                },
+                qkv_bias=False,
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="all",
+                names=MIXTRAL,
+                norm_topk_prob=True,
+                keys=frozenset({"num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob"}),
+            ),
+            Family(
+                architecture="Qwen2MoeForCausalLM",
+                model_type="qwen2_moe",
+                defaults={
+                    **_QWEN_MOE_DEFAULTS,
+                    "intermediate_size": 5632,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 16,
+                    "attention_bias": True,
+                    "num_experts": 60,
+                    "num_experts_per_tok": 4,
+                    "moe_intermediate_size": 1408,
+                    "shared_expert_intermediate_size": 5632,
+                },
+                qkv_bias="attention_bias",
+                out_bias=False,
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",  # transformers has them, of a kind of their own; no published checkpoint does
+                names=QWEN_MOE,
+                keys=EXPERT_KEYS | {"num_local_experts", "qkv_bias"},
+            ),
+            Family(
+                architecture="Qwen3MoeForCausalLM",
+                model_type="qwen3_moe",
+                defaults={
+                    **_QWEN_MOE_DEFAULTS,
+                    "intermediate_size": 6144,
+                    "num_key_value_heads": 4,
+                    "num_experts": 128,
+                    "num_experts_per_tok": 8,
+                    "moe_intermediate_size": 768,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="head",
+                windows="none",  # as Qwen2-MoE
+                names=QWEN_MOE,
+                keys=(EXPERT_KEYS | {"num_local_experts"}) - {"shared_expert_intermediate_size"},
             ),
             Family(
                 architecture="GemmaForCausalLM",

@@ -22,13 +22,17 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
             (None,),
             "ready-made quantised checkpoints are not read; use the unquantised one",
         ),
-        "num_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
-        "num_local_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
-        "n_routed_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
-        "n_shared_experts": (_NONE_OF, "mixture-of-experts models are not supported"),
-        "num_experts_per_tok": (_NONE_OF, "mixture-of-experts models are not supported"),
-        "moe_intermediate_size": (_NONE_OF, "mixture-of-experts models are not supported"),
-        "shared_expert_intermediate_size": (_NONE_OF, "mixture-of-experts models are not supported"),
+        "num_experts": (_NONE_OF, "this family has no experts"),
+        "num_local_experts": (_NONE_OF, "this family has no experts"),
+        "n_routed_experts": (_NONE_OF, "experts as DeepSeek has them are not supported"),
+        "n_shared_experts": (_NONE_OF, "experts as DeepSeek has them are not supported"),
+        "num_experts_per_tok": (_NONE_OF, "this family has no experts"),
+        "moe_intermediate_size": (_NONE_OF, "this family has no experts"),
+        "shared_expert_intermediate_size": (_NONE_OF, "this family has no experts"),
+        "norm_topk_prob": (_NEVER, "this family has no experts"),
+        "decoder_sparse_step": (_ONE, "this family has no experts"),
+        "mlp_only_layers": ((None, [], ()), "this family has no experts"),
+        "qkv_bias": (_NEVER, "whether q, k and v have biases is said by attention_bias"),
         "kv_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
         "q_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
         "partial_rotary_factor": (_ONE, "RoPE rotates the whole head in this family"),
@@ -78,8 +82,9 @@ INERT = frozenset(
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
     is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
     min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep
-    num_return_sequences output_attentions output_hidden_states output_scores prefix problem_type
+    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix problem_type
     remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
     tokenizer_class top_k top_p torchscript transformers_version typical_p unk_token_id
     unsloth_fixed unsloth_version use_bfloat16 use_return_dict

@@ -26,8 +26,8 @@ from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_rope
 from infinilm.config.text_part import text_part
 from infinilm.errors import ConfigError, did_you_mean
-from infinilm.files import read_json
 from infinilm.logs import logger
+from infinilm.model_files import path_of, read_model_json
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -70,6 +70,12 @@ class LlamaConfig:
     attention_multiplier, embedding_multiplier, residual_multiplier, logits_scaling
         None, 1.0, 1.0, 1.0: multiply the scores of attention (None: head_dim ** -0.5), the embedding and what a
         sublayer adds; the last divides the logits.
+    num_experts, num_experts_per_tok, moe_intermediate_size, shared_expert_intermediate_size, norm_topk_prob
+        0, 0, None (intermediate_size), 0, False: experts of a layer, those of a token, the size of each, that of one
+        that all tokens go to, and whether the weights of a token's experts add up to 1. `num_local_experts` is another
+        name of the first. Only families of experts have these and the next.
+    decoder_sparse_step, mlp_only_layers
+        1, []: each so-manieth layer has experts, but for those listed, from 0 on.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
         None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
         logits.
@@ -119,6 +125,13 @@ class LlamaConfig:
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int | None
+    shared_expert_intermediate_size: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int
+    mlp_only_layers: list[int]
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
     final_logit_softcapping: float | None
@@ -142,6 +155,9 @@ class LlamaConfig:
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
         family = _family(values.pop("model_type", None), values.pop("architectures", None))
         unify_rope(values, family)
+        for old, new in (("num_local_experts", "num_experts"), ("qkv_bias", "attention_bias")):
+            if old in family.keys:
+                rename(values, old, new)
         _refuse_unsupported(values, family)
         self.model_type = family.model_type
         self.architectures = [family.architecture]
@@ -397,16 +413,16 @@ class LlamaConfig:
 
 
 class AutoConfig:
-    """Reads the configuration of a checkpoint folder."""
+    """Reads the configuration of a checkpoint."""
 
     @staticmethod
     def from_pretrained(path: str | os.PathLike[str]) -> LlamaConfig:
-        """Read and validate `path`/config.json.
+        """Read and validate `path`/config.json, or the metadata of a GGUF file.
 
         Parameters
         ----------
         path
-            Folder of a Hugging Face checkpoint.
+            Folder of a Hugging Face checkpoint, or a GGUF file.
 
         Raises
         ------
@@ -416,11 +432,12 @@ class AutoConfig:
             The file is not a JSON object, has no model_type or an unknown one, or asks for what is not
             supported.
         """
-        file = Path(path) / "config.json"
+        model = Path(path)
+        file = path_of(model, "config.json")
         try:
-            values = read_json(file)
+            values = read_model_json(model, "config.json")
         except FileNotFoundError:
-            raise FileNotFoundError(f"{file}: {_what_is_there(file.parent)}") from None
+            raise FileNotFoundError(f"{file}: {_what_is_there(model)}") from None
         try:
             return LlamaConfig.from_dict(values)
         except ConfigError as error:
@@ -442,7 +459,7 @@ def _what_is_there(folder: Path) -> str:
             "merge it into its base model once where peft is installed (merge_and_unload, then save_pretrained)"
         )
     elif any(folder.glob("*.gguf")):
-        return "the folder has none, only a GGUF file, which this version does not read; use the safetensors checkpoint"
+        return "the folder has none, only a GGUF file: pass the path of that"
     else:
         problem = "the folder has no config.json"
     return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
@@ -473,6 +490,7 @@ _SIZES = {
 _NULLABLE = frozenset(
     {
         "attention_multiplier",
+        "moe_intermediate_size",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "no_rope_layer_interval",
@@ -536,8 +554,8 @@ def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None
     layers = values.pop("mlp_layer_types", None)
     if layers is not None and (not isinstance(layers, list) or any(kind != "dense" for kind in layers)):
         raise ConfigError(
-            f"mlp_layer_types is {short_repr(layers)}, but only 'dense' layers are supported: "
-            "mixture-of-experts models are not supported"
+            f"mlp_layer_types is {short_repr(layers)}, but only 'dense' layers are supported in it; which have experts "
+            "is said by decoder_sparse_step and mlp_only_layers"
         )
     for key in INERT.intersection(values):
         del values[key]

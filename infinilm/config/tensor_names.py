@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["GEMMA3", "GLM", "GLM4", "LLAMA", "MISTRAL3", "PHI3", "QWEN_VL", "TensorNames"]
+__all__ = ["GEMMA3", "GLM", "GLM4", "LLAMA", "MISTRAL3", "MIXTRAL", "PHI3", "QWEN_MOE", "QWEN_VL", "TensorNames"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,12 @@ class TensorNames:
     prefixes : tuple of (str, str)
         What stands for `model.` and before `lm_head`: the first pair under which the files have an embedding.
     renamed : Mapping of str to str
-        Modules of a layer: the engine's name to that of the checkpoint.
+        Modules of a layer: the engine's name to that of the checkpoint. `{}` stands for the number of an expert.
     joined : Mapping of str to tuple of str
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
+    stacked : Mapping of str to tuple of str
+        Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
+        several modules one behind the other. Nothing is renamed in a layer that has them.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -32,6 +35,7 @@ class TensorNames:
     prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     not_read: tuple[str, ...] = ()
 
 
@@ -53,6 +57,24 @@ GLM4 = TensorNames(
         "pre_feedforward_layernorm": "post_attention_layernorm",
         "post_feedforward_layernorm": "post_mlp_layernorm",
     },
+)
+
+# transformers 5 has the experts of a layer in one tensor, and writes it on demand.
+_STACKED: Mapping[str, tuple[str, ...]] = {
+    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj",),
+}
+
+QWEN_MOE = TensorNames(stacked=_STACKED)
+
+MIXTRAL = TensorNames(
+    renamed={
+        "mlp.gate": "block_sparse_moe.gate",
+        "mlp.experts.{}.gate_proj": "block_sparse_moe.experts.{}.w1",
+        "mlp.experts.{}.up_proj": "block_sparse_moe.experts.{}.w3",
+        "mlp.experts.{}.down_proj": "block_sparse_moe.experts.{}.w2",
+    },
+    stacked=_STACKED,
 )
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.

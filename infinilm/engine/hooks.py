@@ -14,7 +14,7 @@ import itertools
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +36,8 @@ class Site:
     dotted: tuple[str, ...]
     shape: str
     in_layer: bool = True
-    needs: frozenset[str] = frozenset()  # only in models that have all of it: qk_norm, pre_norms, post_norms
+    # Only in models that have all of it: qk_norm, pre_norms, post_norms; in layers that have it: mlp, experts.
+    needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
         """All names of the site in a layer, the core's first; a leading "model." may be left out."""
@@ -52,6 +53,7 @@ _HIDDEN, _Q, _KV = (
 )
 _INNER = "[num_tokens, intermediate_size]"
 _BOTH = frozenset({"pre_norms", "post_norms"})
+_MLP, _EXPERTS = frozenset({"mlp"}), frozenset({"experts"})
 
 SITES: tuple[Site, ...] = (
     Site("embedding", ("model.embed_tokens",), _HIDDEN, in_layer=False),
@@ -71,11 +73,14 @@ SITES: tuple[Site, ...] = (
     # Before the MLP; in models with post_norms of what o_proj gives, and the norm before the MLP is the next.
     Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
     Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN, needs=_BOTH),
-    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER),
-    Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER),
+    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER, needs=_MLP),
+    Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER, needs=_MLP),
     # activation(gate) * up.
-    Site("activation", ("mlp.activation",), _INNER),
-    Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN),
+    Site("activation", ("mlp.activation",), _INNER, needs=_MLP),
+    Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN, needs=_MLP),
+    Site("router_logits", ("mlp.router_logits",), "[num_tokens, num_experts]", needs=_EXPERTS),
+    # The sum over a token's experts.
+    Site("experts", ("mlp.experts",), _HIDDEN, needs=_EXPERTS),
     Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN, needs=frozenset({"post_norms"})),
     # The residual stream at the end of the layer.
     Site("residual", ("residual",), _HIDDEN),
@@ -203,19 +208,33 @@ class HookRegistry:
 class ModelSites:
     """The sites of one model, by all their names."""
 
-    def __init__(self, num_layers: int, qk_norm: str, pre_norms: bool = True, post_norms: bool = False) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        qk_norm: str,
+        pre_norms: bool = True,
+        post_norms: bool = False,
+        experts: Sequence[bool] | None = None,
+    ) -> None:
+        """experts: [num_layers], which layers have them in place of an MLP; None: no layer."""
         has = {"qk_norm": qk_norm != "none", "pre_norms": pre_norms, "post_norms": post_norms}
         features = {name for name, is_there in has.items() if is_there}
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
-        self.sites = tuple(site for site in SITES if site.needs <= features)
-        self._aliases: list[tuple[str, ...]] = [
-            site.aliases(layer) for site in self.sites for layer in (range(num_layers) if site.in_layer else (-1,))
+        of_layers = [features | {"experts" if own else "mlp"} for own in experts or [False] * num_layers]
+        places = [
+            (site, layer)
+            for site in SITES
+            for layer, own in (enumerate(of_layers) if site.in_layer else [(-1, features)])
+            if site.needs <= own
         ]
+        self.sites = tuple(dict.fromkeys(site for site, _ in places))
+        self._aliases: list[tuple[str, ...]] = [site.aliases(layer) for site, layer in places]
 
     @classmethod
     def of(cls, spec: _core.ModelSpec) -> ModelSites:
         """The sites of an engine's model."""
-        return cls(spec.num_layers, spec.attention.qk_norm, spec.pre_norms, spec.post_norms)
+        experts = [layer.experts for layer in spec.layers]
+        return cls(spec.num_layers, spec.attention.qk_norm, spec.pre_norms, spec.post_norms, experts)
 
     def select(self, pattern: str) -> list[str]:
         """The core's names of the sites that fit; ConfigError if there are none."""

@@ -22,8 +22,9 @@ import numpy as np
 from infinilm import _core
 from infinilm.cache import CacheConfig, CacheLayout, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checks import OfThisProcess
 from infinilm.config.families import build_spec, check_quantization
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
@@ -231,7 +232,7 @@ class InferEngine(OfThisProcess):
                     f"{len(self._loaded)} parameters are loaded already, such as {min(self._loaded)!r}; load_weights "
                     "loads all: make a new engine"
                 )
-            with Checkpoint(resolve_model(folder)) as checkpoint:
+            with open_checkpoint(resolve_model(folder)) as checkpoint:
                 if checkpoint.packed:
                     checkpoint.packed.check_device(self.device)
                     checkpoint.packed.resolve_quantization(self._quantization)

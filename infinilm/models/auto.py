@@ -83,7 +83,7 @@ class AutoLlamaModel:
         Parameters
         ----------
         path
-            Folder of a Hugging Face checkpoint, "demo", or a hub id.
+            Folder of a Hugging Face checkpoint, a GGUF file, "demo", or a hub id.
         device
             "cpu", "cuda", "cuda:<index>", or None: a GPU if one is usable, else the CPU. The python backend
             has None and "cpu".

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import Rope, build_spec, model_facts
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import to_array
@@ -75,7 +76,11 @@ class ReferenceModel(GenerationMixin):
         self.facts = model_facts(config, self.max_model_len)
         self.weights: dict[str, Array] = {}
         self._sites = ModelSites(
-            config.num_hidden_layers, self.facts.qk_norm, self.facts.pre_norms, self.facts.post_norms
+            config.num_hidden_layers,
+            self.facts.qk_norm,
+            self.facts.pre_norms,
+            self.facts.post_norms,
+            self.facts.experts.layers,
         )
         self._registry: HookRegistry | None = None
 
@@ -126,7 +131,7 @@ class ReferenceModel(GenerationMixin):
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
-        with Checkpoint(resolve_model(path)) as checkpoint:
+        with open_checkpoint(resolve_model(path)) as checkpoint:
             load_weights(
                 checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
             )
@@ -250,11 +255,40 @@ class ReferenceModel(GenerationMixin):
 
         norm = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
         h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
+        if facts.experts.layers[layer]:
+            logits = emit("router_logits", layer, linear("mlp.gate", h, False))
+            out = self._experts(h, logits, f"{at}.mlp")
+            return emit("residual", layer, add("experts", out, "post_feedforward_layernorm"))
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias))
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
         inner = emit("activation", layer, _ACTIVATIONS[facts.activation](gate) * up)  # [num_tokens, intermediate_size]
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
+
+    def _experts(self, x: Array, router_logits: Array, at: str) -> Array:
+        """Each token's best experts, and that of all tokens: x [num_tokens, hidden_size] -> the same.
+
+        router_logits: [num_tokens, num_experts].
+        """
+        facts = self.facts.experts
+        weights = np.exp(router_logits - router_logits.max(axis=-1, keepdims=True))
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        best = np.argsort(-weights, axis=-1, kind="stable")[:, : facts.top_k]  # [num_tokens, top_k]
+        weights = np.take_along_axis(weights, best, axis=-1)
+        if facts.norm_topk_prob:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+
+        def mlp(h: Array, name: str) -> Array:
+            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", False) for part in ("gate", "up"))
+            return self._linear(_ACTIVATIONS[self.facts.activation](gate) * up, f"{at}.{name}.down_proj", False)
+
+        out = np.zeros_like(x)
+        for token, k in np.ndindex(*best.shape):
+            out[token] += weights[token, k] * mlp(x[[token]], f"experts.{best[token, k]}")[0]
+        if facts.shared_intermediate_size:
+            gate = self._linear(x, f"{at}.shared_expert_gate", False)  # [num_tokens, 1]
+            out = out + mlp(x, "shared_expert") / (1 + np.exp(-gate))
+        return out
 
     def _attend(self, q: Array, k: Array, v: Array, window: int) -> Array:
         """Causal attention of one row's last tokens over all of it.

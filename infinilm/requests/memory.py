@@ -299,6 +299,12 @@ class ModelPlan:
     cache: CacheSizing
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
+    native_types: tuple[str, ...] = ()  # of a GGUF file's weights, those that are computed with as they are stored
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keywords of `load_weights`."""
+        return {"dtype": self.dtype, "config": self.config, "natively": bool(self.native_types)}
 
     @property
     def device(self) -> str:
@@ -328,7 +334,9 @@ def plan_model(
 
     `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
     """
-    from infinilm.checkpoint.folder import Checkpoint, resolve_model
+    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.checkpoint.gguf import GgufCheckpoint
+    from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -342,12 +350,9 @@ def plan_model(
     given = None if memory is None else parse_size("memory", memory)
     path = resolve_model(model, revision)
     config = AutoConfig.from_pretrained(path)
-    packed = None
-    if load_format == "dummy":
-        stored = config.dtype
-    else:
-        with Checkpoint(path) as checkpoint:
-            stored, packed = checkpoint.checkpoint_dtype(), checkpoint.packed
+    checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # of which only the headers are read
+    stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
+    packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
     devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)
     on_cpu = devices[0] == "cpu"
@@ -373,7 +378,17 @@ def plan_model(
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
+    if checkpoint is not None and on_cpu and not packed:
+        kept = checkpoint.kept_dtype(computed)
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
+    native_types: tuple[str, ...] = ()
+    is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu and num_ranks == 1:
+        sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
+        native = checkpoint.native_linears(linears)
+        for name in (name for linear in native for name in linears[linear][0]):
+            sizes[name] = checkpoint.tensors[name].nbytes
+        weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
         spec,
@@ -402,7 +417,9 @@ def plan_model(
     )
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
-    return ModelPlan(path, config, devices, stored, computed, quantization, cache, plan, packed is not None)
+    return ModelPlan(
+        path, config, devices, stored, computed, quantization, cache, plan, packed is not None, native_types
+    )
 
 
 def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:

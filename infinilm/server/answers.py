@@ -150,6 +150,7 @@ class ChoiceMaker:
         self._splitter = ReasoningSplitter.after(prompt) if has_reasoning else None
         self._parser = ToolCallParser(form, names) if form is not None else None
         self._max_calls = max_calls
+        self._has_short_ids = form is not None and form.has_short_ids
         self.num_calls = 0
 
     def push(self, text: str, *, final: bool = False) -> Choice:
@@ -169,13 +170,12 @@ class ChoiceMaker:
                 self.num_calls = delta.index + 1
         return piece
 
-    @staticmethod
-    def _call(index: int, name: str | None, arguments: str) -> dict[str, Any]:
+    def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
         if name is None:
             return {"index": index, "function": {"arguments": arguments}}
         return {
             "index": index,
-            "id": new_id("call"),
+            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id("call"),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }

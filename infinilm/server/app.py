@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,11 +22,11 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
-from infinilm.server.bodies import ApiError, Body, anything, boolean, text
+from infinilm.server.bodies import ApiError, Body, anything, boolean, mapping, text
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
-from infinilm.server.guard import App, Guard, error_body
+from infinilm.server.guard import App, Guard, error_body, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
@@ -206,7 +206,7 @@ class _Stream(Response):
                 await self._service.attended(receive, self._send_all(running, send))
                 end = "" if self._path else "data: [DONE]\n\n"
             except ApiError as error:
-                end = sent_event(error_body(error, self._path))
+                end = sent_event(error_event(error, self._path))
             await send({"type": "http.response.body", "body": end.encode()})
 
     async def _send_all(self, running: AsyncRequests, send: Any) -> None:
@@ -231,7 +231,7 @@ async def _json(service: Service, request: Request) -> dict[str, Any]:
     _ = service.llm  # an error, if nothing can be served
     data = await request.body()
     try:
-        values = json.loads(data)
+        values = json.loads(data, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from error
     if _SURROGATE.search(data):  # may be one half of a pair, which is no text
@@ -242,6 +242,10 @@ async def _json(service: Service, request: Request) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ApiError(f"the body must be a JSON object, got {type(values).__name__}")
     return values
+
+
+def _no_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 # ---- the rest ----
@@ -277,14 +281,13 @@ async def _tokenize(service: Service, request: Request) -> Response:
         if name is not None:
             service.check_model(name)
         if "messages" in values:
-            kwargs = body.take("chat_template_kwargs", anything)
+            kwargs = body.take("chat_template_kwargs", mapping) or {}
             generate = body.take("add_generation_prompt", boolean)
             tools = body.take("tools", anything)
             body.skip("add_special_tokens", "continue_final_message")
             messages: Any = body.need("messages", anything)
-            extra: Any = kwargs or {}
             chosen: Any = tools or None
-            _, ids = service.render(messages, chosen, generate is not False, extra)
+            _, ids = service.render(messages, chosen, generate is not False, kwargs)
         else:
             special = body.take("add_special_tokens", boolean)
             with bad_request("prompt"):

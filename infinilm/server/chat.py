@@ -22,7 +22,7 @@ from infinilm.server.answers import (
     usage,
 )
 from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import (
     answer_constraint,
@@ -32,7 +32,7 @@ from infinilm.server.structured import (
     take_tools,
 )
 from infinilm.text.reasoning import thinks
-from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, tool_call_format
+from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
 
@@ -70,11 +70,25 @@ class ChatCall:
         ]
 
 
-def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "response_format") -> ChatCall:
+def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
-    `format_name`: what the API calls `response_format`. Raises ApiError that names the field.
+    `names`: what another API calls fields of this one. Raises ApiError that names the field.
     """
+    names = names or {}
+    try:
+        return _read_chat(service, values, names.get("response_format", "response_format"))
+    except ApiError as error:
+        name = names.get(error.param or "")
+        if name is None or error.param is None:
+            raise
+        message = error.message
+        if message.startswith(error.param):
+            message = name + message[len(error.param) :]
+        raise ApiError(message, error.status, param=name, code=error.code, headers=error.headers) from None
+
+
+def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) -> ChatCall:
     llm, body = service.llm, Body(values)
     model = service.check_model(body.need("model", text))
     messages = body.need("messages", list_of(mapping))
@@ -88,10 +102,7 @@ def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "r
         kwargs.setdefault("enable_thinking", effort != "none")
     generate = body.take("add_generation_prompt", boolean)
     is_stream = bool(body.take("stream", boolean))
-    options = Body(body.take("stream_options", mapping) or {}, "stream_options.")
-    include_usage = bool(options.take("include_usage", boolean))
-    options.skip("include_obfuscation", "continuous_usage_stats")
-    options.finish()
+    include_usage = take_stream_options(body, is_stream)
     wants_logprobs = bool(body.take("logprobs", boolean))
     top = body.take("top_logprobs", integer(0, MAX_TOP_LOGPROBS))
     if top is not None and not wants_logprobs:
@@ -100,6 +111,7 @@ def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "r
     body.refuse("audio", "this server makes text")
     body.refuse("modalities", "this server makes text", ["text"])
     body.refuse("web_search_options", "this server searches nothing")
+    body.refuse("moderation", "this server judges nothing")
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
     body.skip("prediction")
@@ -116,6 +128,7 @@ def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "r
                 param="tools",
             )
         form = PLAIN_CALLS
+    is_single = parallel is False or choice.is_named or takes_one_call(template)
     constraint = answer_constraint(
         service,
         constraint,
@@ -123,7 +136,7 @@ def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "r
         form,
         prompt,
         has_reasoning=thinks(template),
-        several=parallel is not False and not choice.is_named,
+        several=not is_single,
     )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
@@ -140,7 +153,7 @@ def read_chat(service: Service, values: Mapping[str, Any], format_name: str = "r
         tools=choice.used,
         form=form,
         has_reasoning=thinks(template),
-        max_calls=1 if parallel is False or choice.is_named else None,
+        max_calls=1 if is_single else None,
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,

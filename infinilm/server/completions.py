@@ -11,8 +11,8 @@ from infinilm.outputs import CompletionOutput, RequestOutput, TokenEvent
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogprob, by_choice, new_id, usage
-from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, mapping, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling
+from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, text
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import take_constraint
 
@@ -50,10 +50,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     echo = bool(body.take("echo", boolean))
     top = body.take("logprobs", integer(0, MAX_TOP_LOGPROBS))
     is_stream = bool(body.take("stream", boolean))
-    options = Body(body.take("stream_options", mapping) or {}, "stream_options.")
-    include_usage = bool(options.take("include_usage", boolean))
-    options.skip("include_obfuscation", "continuous_usage_stats")
-    options.finish()
+    include_usage = take_stream_options(body, is_stream)
     return_token_ids = bool(body.take("return_token_ids", boolean))
     body.refuse("suffix", "no model that is known here fills in a middle", "")
     best_of = body.take("best_of", integer(1))

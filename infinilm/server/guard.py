@@ -12,10 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["Guard", "error_body"]
+__all__ = ["Guard", "error_body", "error_event"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,14 +29,25 @@ logger = logging.getLogger("infinilm.server")
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
 
 
+# Types of errors that Anthropic names otherwise.
+_MESSAGES_TYPES = {403: "permission_error", 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+
+
 def error_body(error: ApiError, path: str = "") -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read, and on the paths that have another also in that."""
+    """An error in the form that OpenAI's clients read, and on the paths of Anthropic's also in that of theirs."""
     told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     if path.startswith("/v1/messages"):
-        return {"type": "error", "error": told}
-    if path.startswith("/v1/responses"):
-        return {"type": "error", **told, "error": told}
+        otherwise = "api_error" if error.status >= 500 else error.type
+        return {"type": "error", "error": told | {"type": _MESSAGES_TYPES.get(error.status, otherwise)}}
     return {"error": told}
+
+
+def error_event(error: ApiError, path: str) -> dict[str, Any]:
+    """An error as an event of a stream."""
+    body = error_body(error, path)
+    if path.startswith("/v1/responses"):  # whose events have their fields at the top, as well as where clients look
+        body |= {**body["error"], "type": "error"}
+    return body
 
 
 class Guard:
@@ -58,6 +71,8 @@ class Guard:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         origin = self._allowed_origin(headers.get("origin"))
+        if scope["http_version"] == "1.0":
+            send = _whole(send)
         started = complete = False
 
         async def sending(message: Message) -> None:
@@ -76,12 +91,15 @@ class Guard:
 
         try:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await self._preflight(sending, origin)
+                await self._preflight(sending, origin, headers)
                 return
+            self._check_host(scope)
             self._check(scope["method"], scope["path"], headers)
             await self._app(scope, self._bounded(receive, headers), sending)
         except ApiError as error:
             await send_error(sending, error, scope["path"])
+        except ClientDisconnect:
+            pass  # before its request was all there
         except Exception:
             logger.exception("a request to %s failed", scope["path"])
             if not started:
@@ -95,12 +113,17 @@ class Guard:
             return None
         return "*" if "*" in allowed else origin if origin in allowed else None
 
-    def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
+    def _check_host(self, scope: Message) -> None:
         hosts = self._settings.allowed_hosts
-        host = headers.get("host", "")
-        name = host[: host.rfind("]") + 1] if host.startswith("[") else host.split(":", 1)[0]
-        if "*" not in hosts and name.lower() not in hosts:
-            raise ApiError(f"host {name!r} is not served here; start the server with --allowed-hosts {name}", 403)
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(given) > 1 or (not given and scope["http_version"] != "1.0"):  # no browser speaks HTTP/1.0
+            raise ApiError(f"expected one Host header, got {len(given)}", 400)
+        for host in given:
+            name = host[: host.rfind("]") + 1] if host.startswith("[") else host.split(":", 1)[0]
+            if "*" not in hosts and name.lower() not in hosts:
+                raise ApiError(f"host {name!r} is not served here; start the server with --allowed-hosts {name}", 403)
+
+    def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
         if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
             raise ApiError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
@@ -112,12 +135,16 @@ class Guard:
             kind = headers.get("content-type", "").split(";", 1)[0].strip().lower()
             if kind != "application/json":  # other kinds can be sent by any web page without being asked
                 raise ApiError(f"content-type must be application/json, got {kind or 'none'}", 415)
+            coding = headers.get("content-encoding", "identity")
+            if coding.strip().lower() != "identity":
+                raise ApiError(f"content-encoding {coding!r} is not supported: send the body as it is", 415)
 
     def _has_key(self, headers: dict[str, str]) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", "").strip()]  # agents may send both, one of them for another server
+        given += [bearer.strip()] if scheme.lower() == "bearer" else []
         # Every key is compared, each in constant time: how long it takes tells nothing.
-        matches = [hmac.compare_digest(given.encode("utf-8", "replace"), key) for key in self._keys]
+        matches = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in self._keys]
         return any(matches)
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
@@ -138,11 +165,12 @@ class Guard:
 
         return receiving
 
-    async def _preflight(self, send: Send, origin: str | None) -> None:
+    async def _preflight(self, send: Send, origin: str | None, asked: dict[str, str]) -> None:
         allowed = origin is not None
+        wanted = asked.get("access-control-request-headers", "authorization, content-type, x-api-key")
         headers = [
             (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+            (b"access-control-allow-headers", wanted.encode("latin-1")),  # OpenAI's clients send a dozen of their own
             (b"access-control-max-age", b"600"),
         ]
         await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": headers * allowed})
@@ -151,7 +179,27 @@ class Guard:
 
 async def send_error(send: Send, error: ApiError, path: str) -> None:
     """Answer with an error."""
-    headers = [(b"content-type", b"application/json")]
+    body = json.dumps(error_body(error, path)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error_body(error, path)).encode()})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _whole(send: Send) -> Send:
+    """Sends an answer at its end with its length: HTTP/1.0 has no chunks, in which streams would go out."""
+    start: Message = {}
+    parts: list[bytes] = []
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+            return
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            body = b"".join(parts)
+            fixed = [item for item in start.get("headers", []) if item[0] != b"content-length"]
+            await send({**start, "headers": [*fixed, (b"content-length", b"%d" % len(body))]})
+            await send({"type": "http.response.body", "body": body})
+
+    return sending

@@ -9,11 +9,26 @@ from typing import Any
 from infinilm.outputs import RequestOutput
 from infinilm.server.answers import finish_reason, new_id, usage
 from infinilm.server.blocks import BlockBuilder, Event
-from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, text
+from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, one_of, text
 from infinilm.server.chat import ChatCall, read_chat
 from infinilm.server.service import Service
 
 __all__ = ["MessageBuilder", "read_message"]
+
+
+_NAMES = {"response_format": "output_config.format", "reasoning_effort": "output_config.effort"}
+
+# No effect here: they are about caches, accounts and machines of a hosted service.
+_HARMLESS = (
+    "betas",
+    "cache_control",
+    "context_management",
+    "diagnostics",
+    "inference_geo",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+)
 
 
 def read_message(
@@ -27,13 +42,16 @@ def read_message(
     thinking = body.take("thinking", mapping)
     tools = [_tool(i, tool) for i, tool in enumerate(body.take("tools", list_of(mapping)) or [])]
     choice = body.take("tool_choice", mapping) or {}
-    config = body.take("output_config", mapping) or {}
-    body.skip("context_management", "betas")
+    config = Body(body.take("output_config", mapping) or {}, "output_config.")
+    effort, form = config.take("effort", anything), config.take("format", anything)
+    config.skip("task_budget")
+    config.finish()
+    body.skip(*_HARMLESS)
     body.refuse("mcp_servers", "tools are called by the client", [])
     body.refuse("container", "tools are called by the client")
     for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "stop"):
         body.refuse(name, "it is a field of /v1/chat/completions")
-    chosen = choice.get("type")
+    chosen = None if not choice else one_of("auto", "any", "tool", "none")("tool_choice.type", choice.get("type"))
     named = {"type": "function", "function": {"name": choice.get("name")}}
     chat: dict[str, Any] = {
         "messages": ([{"role": "system", "content": system}] if system else [])
@@ -43,13 +61,14 @@ def read_message(
         "tools": tools or None,
         "tool_choice": {None: None, "any": "required", "tool": named}.get(chosen, chosen),
         "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
-        "reasoning_effort": config.get("effort"),
-        "response_format": config.get("format"),
+        "reasoning_effort": effort,
+        "response_format": form,
     }
     if thinking is not None:
-        chat["chat_template_kwargs"] = {"enable_thinking": thinking.get("type") != "disabled"}
+        kind = one_of("enabled", "disabled", "adaptive")("thinking.type", thinking.get("type"))
+        chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"}
     chat |= body.rest()
-    call = read_chat(service, chat, "output_config.format")
+    call = read_chat(service, chat, _NAMES)
     return call, MessageBuilder(call.model)
 
 

@@ -9,11 +9,14 @@ from typing import Any
 from infinilm.outputs import RequestOutput
 from infinilm.server.answers import new_id, usage
 from infinilm.server.blocks import BlockBuilder, Event
-from infinilm.server.bodies import ApiError, Body, anything, list_of, mapping, text
+from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, text
 from infinilm.server.chat import ChatCall, read_chat
 from infinilm.server.service import Service
 
 __all__ = ["ResponseBuilder", "read_response"]
+
+
+_NAMES = {"response_format": "text.format", "messages": "input", "reasoning_effort": "reasoning.effort"}
 
 
 def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall, ResponseBuilder]:
@@ -34,18 +37,23 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     for item in body.take("include", list_of(text)) or []:
         if item == "message.output_text.logprobs":
             raise ApiError(f"include: {item} is not supported; ask /v1/chat/completions", param="include")
-    reasoning = body.take("reasoning", mapping) or {}
-    style = body.take("text", mapping) or {}
+    reasoning = Body(body.take("reasoning", mapping) or {}, "reasoning.")
+    style = Body(body.take("text", mapping) or {}, "text.")
+    effort, form = reasoning.take("effort", anything), style.take("format", anything)
+    reasoning.skip("summary", "generate_summary", "context", "mode")  # the reasoning itself is told
+    style.skip("verbosity")
+    reasoning.finish()
+    style.finish()
     chat: dict[str, Any] = {
         "messages": ([{"role": "system", "content": instructions}] if instructions else []) + _messages(given),
-        "max_completion_tokens": body.take("max_output_tokens", anything),
+        "max_completion_tokens": body.take("max_output_tokens", integer(1)),
         "tools": [_tool(i, tool) for i, tool in enumerate(body.take("tools", list_of(mapping)) or [])] or None,
-        "reasoning_effort": reasoning.get("effort"),
-        "response_format": _format(style.get("format")),
+        "reasoning_effort": effort,
+        "response_format": _format(form),
     }
     body.skip("client_metadata")
     chat |= body.rest()
-    return read_chat(service, chat, "text.format"), ResponseBuilder(values, instructions)
+    return read_chat(service, chat, _NAMES), ResponseBuilder(values, instructions)
 
 
 def _format(value: Any) -> Any:
@@ -87,7 +95,8 @@ def _messages(given: object) -> list[dict[str, Any]]:
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
             continue
         elif kind == "reasoning":
-            thought = "".join(str(part.get("text", "")) for part in item.get("content") or [])
+            parts = list_of(mapping)(f"input[{i}].content", item.get("content") or [])
+            thought = "".join(text(f"input[{i}].content.text", part.get("text", "")) for part in parts)
             continue
         else:
             raise ApiError(f"input[{i}]: items of type {kind!r} are not supported", param="input")

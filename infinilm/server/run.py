@@ -16,10 +16,11 @@ import uvicorn
 from infinilm.errors import ConfigError
 from infinilm.llm import LLM
 from infinilm.server.app import make_app
+from infinilm.server.protocol import HttpProtocol
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["serve"]
+__all__ = ["make_config", "serve"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -60,6 +61,7 @@ def serve(
         What made the loading fail.
     """
     listener = _listen(host, port)
+    _allow_connections()
     try:
         return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, log_requests, tell))
     finally:
@@ -77,6 +79,28 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
     listener.listen(2048)
     return listener
+
+
+def _allow_connections() -> None:
+    """As many open connections as the system lets this process have; the usual limit of 1024 is soon met."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def make_config(service: Service, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves a service; `options`: more of its settings."""
+    return uvicorn.Config(
+        make_app(service),
+        http=HttpProtocol,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=1,  # by then nothing runs, or it had its time
+        lifespan="off",
+        **options,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -99,17 +123,12 @@ async def _serve(
     tell: Callable[[str], object],
 ) -> int:
     service = Service(settings)
-    config = uvicorn.Config(
-        make_app(service),
-        ssl_keyfile=ssl_keyfile,
-        ssl_certfile=ssl_certfile,
-        log_level="info" if log_requests else "warning",
-        access_log=log_requests,
-        server_header=False,
-        timeout_graceful_shutdown=1,  # by then nothing runs, or it had its time
-        lifespan="off",
+    level = "info" if log_requests else "warning"
+    server = _Server(
+        make_config(
+            service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile, log_level=level, access_log=log_requests
+        )
     )
-    server = _Server(config)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     num_signals = 0

@@ -9,7 +9,7 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, number, some_text
 from infinilm.server.service import bad_request
 
-__all__ = ["MAX_CHOICES", "MAX_TOP_LOGPROBS", "take_sampling"]
+__all__ = ["HARMLESS", "MAX_CHOICES", "MAX_TOP_LOGPROBS", "make_params", "take_sampling", "take_stream_options"]
 
 MAX_CHOICES = 128  # n, as OpenAI's
 MAX_TOP_LOGPROBS = 20
@@ -40,6 +40,7 @@ HARMLESS = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
     "verbosity",
 )
 
@@ -82,6 +83,18 @@ def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, 
     return keywords
 
 
+def take_stream_options(body: Body, is_stream: bool) -> bool:
+    """Whether a stream shall end with its usage. ApiError: there are options, but no stream."""
+    values = body.take("stream_options", mapping)
+    if values and not is_stream:
+        raise ApiError("stream_options needs stream: true", param="stream_options")
+    options = Body(values or {}, "stream_options.")
+    options.skip("include_obfuscation", "continuous_usage_stats")
+    include_usage = bool(options.take("include_usage", boolean))
+    options.finish()
+    return include_usage
+
+
 def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingParams:
     """The parameters of a request. Raises ApiError that names the field."""
     with bad_request():
@@ -89,6 +102,6 @@ def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingP
 
 
 def _token_id(key: str) -> int:
-    if not key.isascii() or not key.isdecimal():
-        raise ApiError(f"logit_bias: expected token ids as keys, got {key!r}", param="logit_bias")
+    if not key.isascii() or not key.isdecimal() or len(key) > 10:
+        raise ApiError(f"logit_bias: expected token ids as keys, got {key!r:.40}", param="logit_bias")
     return int(key)

@@ -32,6 +32,9 @@ T = TypeVar("T")
 _REST_SECONDS = 0.02  # faster than people read
 _EVENTS_PER_SECOND = 2500  # of all streams together, about
 
+# Variables of a template that `chat_template_kwargs` cannot set.
+_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
+
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
 
@@ -128,6 +131,10 @@ class Service:
     ) -> tuple[str, list[int]]:
         """The prompt of a conversation, as text and token ids."""
         template = self.llm.chat_template
+        for name in sorted(kwargs.keys() & _OF_TEMPLATES):
+            raise ApiError(
+                f"chat_template_kwargs.{name}: it is a field of the body, or of nobody", param="chat_template_kwargs"
+            )
         with bad_request("messages"):
             prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
             return prompt, self.llm.tokenizer.encode(prompt, add_special_tokens=False)
@@ -137,8 +144,9 @@ class Service:
         limit = self.llm.max_model_len
         if num_tokens >= limit:
             raise ApiError(
-                f"the prompt has {num_tokens} tokens; the context of this server holds {limit}, and one must be left "
-                "for the answer: shorten the prompt",
+                # By these words LiteLLM and Claude Code know that a conversation must be shortened.
+                f"prompt is too long: {num_tokens} tokens; this model's maximum context length is {limit} tokens, one "
+                "of which must be left for the answer",
                 code="context_length_exceeded",
                 param=param,
             )

@@ -8,7 +8,7 @@ from typing import Any
 from infinilm.constraint import Constraint
 from infinilm.errors import RequestError
 from infinilm.json_schema import check_schema
-from infinilm.server.bodies import ApiError, Body, anything, boolean, list_of, mapping, one_of, text
+from infinilm.server.bodies import ApiError, Body, anything, boolean, list_of, mapping, one_of, some_text, text
 from infinilm.server.service import Service, bad_request
 from infinilm.text.call_grammar import AnswerGrammar, Tool
 from infinilm.text.constraint import lark_rule
@@ -119,16 +119,16 @@ def take_tools(body: Body) -> list[Mapping[str, Any]]:
     """Tools that are functions; those of other types are for other servers, and are passed over."""
     tools: list[Mapping[str, Any]] = []
     for i, tool in enumerate(body.take("tools", list_of(mapping, _MAX_TOOLS)) or []):
-        if tool.get("type", "function") != "function":
+        if text(f"tools[{i}].type", tool.get("type", "function")) != "function":
             continue
         function = mapping(f"tools[{i}].function", tool.get("function"))
-        text(f"tools[{i}].function.name", function.get("name"))
+        some_text(f"tools[{i}].function.name", function.get("name"))
         tools.append({"type": "function", "function": function})
     return tools
 
 
 def take_tool_choice(body: Body, tools: list[Mapping[str, Any]]) -> ToolChoice:
-    """`tool_choice`: none, auto, required, or the name of a function. ApiError: it is something else."""
+    """`tool_choice`: none, auto, required, a function by name, or some of them. ApiError: it is something else."""
     value = body.take("tool_choice", anything)
     everything = list(range(len(tools)))
     if value in (None, "auto"):
@@ -139,14 +139,38 @@ def take_tool_choice(body: Body, tools: list[Mapping[str, Any]]) -> ToolChoice:
         if not tools:
             raise ApiError("tool_choice: 'required' needs tools", param="tool_choice")
         return ToolChoice(tools, everything, is_forced=True)
-    named = value.get("function", value) if isinstance(value, dict) and value.get("type") == "function" else None
+    chosen = value if isinstance(value, dict) else {}
+    if chosen.get("type") == "allowed_tools":
+        inner = Body(mapping("tool_choice", chosen.get("allowed_tools", chosen)), "tool_choice.allowed_tools.")
+        inner.skip("type")
+        is_forced = inner.need("mode", one_of("auto", "required")) == "required"
+        names = [_function_name(tool) for tool in inner.need("tools", list_of(mapping, _MAX_TOOLS))]
+        inner.finish()
+        if is_forced and not names:
+            raise ApiError("tool_choice.allowed_tools.mode: 'required' needs tools", param="tool_choice")
+        return ToolChoice(tools, sorted({_place(tools, name) for name in names}), is_forced)
+    place = _place(tools, _function_name(chosen if chosen.get("type") == "function" else None))
+    return ToolChoice(tools, [place], is_forced=True, is_named=True)
+
+
+def _function_name(tool: object) -> str:
+    """Of a function as `tool_choice` names it: by an object in it, as chats do, or flat, as responses do."""
+    named: object = tool.get("function", tool) if isinstance(tool, dict) else None
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
-        raise ApiError("tool_choice: expected 'none', 'auto', 'required', or a function by name", param="tool_choice")
-    places = [i for i in everything if tools[i]["function"]["name"] == name]
-    if not places:
-        raise ApiError(f"tool_choice: there is no function {name!r} in tools", param="tool_choice")
-    return ToolChoice(tools, places[:1], is_forced=True, is_named=True)
+        raise ApiError(
+            "tool_choice: expected 'none', 'auto', 'required', a function by name, or allowed_tools",
+            param="tool_choice",
+        )
+    return name
+
+
+def _place(tools: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Of a function in `tools`."""
+    for place, tool in enumerate(tools):
+        if tool["function"]["name"] == name:
+            return place
+    raise ApiError(f"tool_choice: there is no function {name!r} in tools", param="tool_choice")
 
 
 def answer_constraint(
@@ -213,6 +237,11 @@ def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         if function.get("strict") is True:
             raise ApiError(str(error), param=where) from None
         return {"type": "object"}
+    # Any other argument would be one that the function does not know, and a model that names such has no end to find.
+    closed = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(schema)
+    names = schema.get("properties", {})
+    if closed and names and set(schema.get("required", ())) <= names.keys():
+        schema["additionalProperties"] = False
     return schema
 
 

@@ -18,8 +18,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.files import read_optional_json, read_text
+from infinilm.files import read_text
 from infinilm.logs import logger
+from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.text.messages import TemplateTraits, check_messages, check_tools
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
@@ -110,11 +111,11 @@ def _named_templates(value: object, where: Path) -> dict[str, str]:
 
 
 def _folder_templates(folder: Path) -> dict[str, str]:
-    """Return the templates of a checkpoint folder by name; the .jinja files win over the JSON files."""
+    """Return the templates of a checkpoint folder or a GGUF file by name; .jinja files win over the JSON files."""
     templates: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
-        path = folder / name
-        templates |= _named_templates(read_optional_json(path).get("chat_template"), path)
+        said = read_optional_model_json(folder, name).get("chat_template")
+        templates |= _named_templates(said, path_of(folder, name))
     with suppress(FileNotFoundError):
         templates["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):

@@ -15,6 +15,7 @@ from typing import Any
 from infinilm.errors import ConfigError, RequestError
 from infinilm.files import read_optional_json
 from infinilm.logs import logger
+from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.sampling_params import SamplingParams
 from infinilm.token_ids import token_id_tuple
 
@@ -103,12 +104,12 @@ class GenerationConfig:
     def from_folder(
         cls, folder: str | os.PathLike[str], generation_config: str | os.PathLike[str] = "auto"
     ) -> GenerationConfig:
-        """Read the generation_config.json of a checkpoint folder; nothing is loaded.
+        """Read the generation_config.json of a checkpoint folder, or a GGUF file's metadata; nothing is loaded.
 
         Parameters
         ----------
         folder
-            Of a checkpoint.
+            Of a checkpoint, or a GGUF file.
         generation_config
             "auto": what the folder's file says. "none": only its special tokens, which are facts of the model. Or the
             path of another such file, or of the folder that has it.
@@ -119,14 +120,16 @@ class GenerationConfig:
             A file is damaged or holds an impossible value, which is named; or the path leads to no file.
         """
         home = Path(folder)
-        path = home / _FILE if generation_config in ("auto", "none") else _given_path(generation_config)
-        values = read_optional_json(path)
-        config = read_optional_json(home / "config.json")
+        own = generation_config in ("auto", "none")
+        path = path_of(home, _FILE) if own else _given_path(generation_config)
+        said = read_optional_model_json(home, _FILE)
+        values = said if own else read_optional_json(path)
+        config = read_optional_model_json(home, "config.json")
         nested = config.get("text_config")
         places = [(path, values)]
-        if path != home / _FILE:
-            places.append((home / _FILE, read_optional_json(home / _FILE)))
-        places += [(home / "config.json", part) for part in (config, nested) if isinstance(part, dict)]
+        if not own:
+            places.append((path_of(home, _FILE), said))
+        places += [(path_of(home, "config.json"), part) for part in (config, nested) if isinstance(part, dict)]
         ids = {key: next(filter(None, (_ids(str(file), key, part) for file, part in places)), ()) for key in _IDS}
         chosen = {} if generation_config == "none" else {key: values[key] for key in values if key not in _IDS}
         return cls.from_dict(chosen | {key: list(value) for key, value in ids.items()}, str(path))

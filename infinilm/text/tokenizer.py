@@ -16,7 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError, RequestError
-from infinilm.files import FETCH_AGAIN, parse_json, read_bytes, read_optional_json
+from infinilm.files import FETCH_AGAIN, parse_json
+from infinilm.gguf.file import is_gguf
+from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -36,11 +38,11 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json."""
+def read_special_tokens(model: Path) -> dict[str, str]:
+    """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json, or of a GGUF file."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_optional_json(folder / name).items():
+        for key, value in read_optional_model_json(model, name).items():
             if key in _SPECIAL_KEYS and (text := _token_text(value)) is not None:
                 result[key] = text
     return result
@@ -112,9 +114,10 @@ class Tokenizer:
         ----------
         folder : str or path
             Holds tokenizer.json; eos ids come from generation_config.json, else config.json, else the
-            eos_token of tokenizer_config.json.
+            eos_token of tokenizer_config.json. Or a GGUF file.
         tokenizer : str or path, optional
-            Another folder, or a tokenizer.json, to take the tokenizer from; eos ids still come from `folder`.
+            Another folder or GGUF file, or a tokenizer.json, to take the tokenizer from; eos ids still come from
+            `folder`.
         generation_config : GenerationConfig, optional
             Has the eos ids; None: that of `folder`.
 
@@ -125,10 +128,11 @@ class Tokenizer:
         """
         home = Path(folder)
         place = home if tokenizer is None else Path(tokenizer).expanduser()
-        path = place / "tokenizer.json" if place.is_dir() else place
+        whole = place.is_dir() or is_gguf(place)  # else it is a tokenizer.json by itself
+        path = path_of(place, "tokenizer.json") if whole else place
         backend = None
         try:
-            backend = _open_backend(path)
+            backend = _open_backend(place if whole else place.parent, "tokenizer.json" if whole else place.name, path)
         except FileNotFoundError:
             if tokenizer is not None:
                 raise ConfigError(
@@ -136,7 +140,7 @@ class Tokenizer:
                     f"{_how_to_convert(path.parent)}"
                 ) from None
         generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
-        special = read_special_tokens(path.parent)
+        special = read_special_tokens(place if whole else place.parent)
         return cls(
             backend,
             eos_token_ids=generation.eos_token_ids,
@@ -285,11 +289,11 @@ def _checked_id(token_id: int) -> int:
     return value
 
 
-def _open_backend(path: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer.json; FileNotFoundError: there is none."""
+def _open_backend(model: Path, name: str, path: Path) -> tokenizers.Tokenizer:
+    """Read a tokenizer.json, which is called `path` in errors; FileNotFoundError: there is none."""
     import tokenizers
 
-    raw = read_bytes(path, limit=_MAX_TOKENIZER_BYTES)
+    raw = read_model_file(model, name, limit=_MAX_TOKENIZER_BYTES)
     _refuse_what_aborts(raw, path)
     try:
         return tokenizers.Tokenizer.from_buffer(raw)

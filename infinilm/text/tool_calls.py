@@ -16,7 +16,7 @@ from typing import Any
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "tool_call_format"]
+__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "takes_one_call", "tool_call_format"]
 
 _SPACE = " \t\r\n"
 
@@ -43,6 +43,8 @@ class ToolCallFormat:
         What stands between two calls.
     around : tuple of str
         What stands before the first and behind the last.
+    has_short_ids : bool
+        The template takes ids of calls that are nine letters and digits, and refuses any other.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ToolCallFormat:
     pattern: str = '{"name": $NAME, "arguments": $ARGUMENTS}'
     between: str = "\n"
     around: tuple[str, str] = ("", "")
+    has_short_ids: bool = False
 
 
 # Sources: the chat templates of the models' repositories.
@@ -69,6 +72,7 @@ _MISTRAL = ToolCallFormat(
     name_before="[ARGS]",
     between=", ",
     around=("[TOOL_CALLS][", "]"),
+    has_short_ids=True,
 )
 _MISTRAL_NAMES = replace(  # of 2025
     _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
@@ -89,6 +93,11 @@ def tool_call_format(template: str) -> ToolCallFormat | None:
     if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
         return _LLAMA3
     return None
+
+
+def takes_one_call(template: str) -> bool:
+    """Whether a chat template refuses messages with more calls than one, as those of Llama 3 do."""
+    return "only supports single tool-calls" in template
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,12 @@ cpu::Format format_from_string(const std::string& text) {
                                        {"bfloat16", Format::bf16},
                                        {"float16", Format::f16},
                                        {"int8", Format::int8},
-                                       {"int4", Format::int4}})
+                                       {"int4", Format::int4},
+                                       {"q8_0", Format::q8_0},
+                                       {"q4_0", Format::q4_0}})
         if (text == name) return format;
-    throw ConfigError("unknown format '" + text + "' of weights; expected float32, bfloat16, float16, int8 or int4");
+    throw ConfigError("unknown format '" + text +
+                      "' of weights; expected float32, bfloat16, float16, int8, int4, q8_0 or q4_0");
 }
 
 nb::dict packed_shapes(const Params& params, const std::string& format) {
@@ -100,6 +103,13 @@ void bind_spec(nb::module_& m) {
         .def_prop_rw(
             "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
             [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
+    nb::class_<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.")
+        .def_rw("count", &ExpertsSpec::count, "0: no layer has any.")
+        .def_rw("top_k", &ExpertsSpec::top_k)
+        .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
+        .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
+                "Of one that all tokens go to; 0: there is none.")
+        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob);
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",
@@ -112,10 +122,13 @@ void bind_spec(nb::module_& m) {
     nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
         .def(
             "__init__",
-            [](LayerSpec* self, int sliding_window, int rope) { new (self) LayerSpec{sliding_window, rope}; },
-            nb::arg("sliding_window") = 0, nb::arg("rope") = 0)
+            [](LayerSpec* self, int sliding_window, int rope, bool experts) {
+                new (self) LayerSpec{sliding_window, rope, experts};
+            },
+            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("experts") = false)
         .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
-        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.");
+        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
+        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP.");
     nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def(nb::init<>())
         .def_prop_rw(
@@ -139,6 +152,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
+        .def_rw("experts", &ModelSpec::experts)
         .def_rw("ropes", &ModelSpec::ropes)
         .def_rw("layers", &ModelSpec::layers, "[num_layers]")
         .def(
@@ -157,7 +171,23 @@ void bind_spec(nb::module_& m) {
         nb::arg("spec"), nb::arg("format"),
         nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
         "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
-        "float32, bfloat16, float16, int8 or int4.");
+        "float32, bfloat16, float16, int8, int4, q8_0 or q4_0.");
+    m.def(
+        "linears",
+        [](const ModelSpec& spec) {
+            const Params params(spec);
+            nb::dict out;
+            for (const LinearWeights* linear : params.linears()) {
+                nb::list names;
+                for (const size_t index : linear->rows)
+                    if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
+                const bool pairs = linear->kind == LinearKind::act_mul;
+                out[linear->name.c_str()] = nb::make_tuple(names, pairs);
+            }
+            return out;
+        },
+        nb::arg("spec"), nb::sig("def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]"),
+        "By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.");
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
     m.def(
         "weight_bytes",

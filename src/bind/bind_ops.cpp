@@ -38,6 +38,12 @@ LinearKind linear_kind(const std::string& text) {
     throw ConfigError("unknown kind of linear '" + text + "'; expected plain, act_mul or qkv");
 }
 
+Scoring scoring_from_string(const std::string& text) {
+    for (const Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
+        if (text == name(scoring)) return scoring;
+    throw ConfigError("unknown scoring '" + text + "'; expected softmax or sigmoid");
+}
+
 // A backend serves one thread at a time, as that of a rank does; but several threads of Python may have this one.
 struct SharedBackend {
     std::unique_ptr<Backend> backend;
@@ -320,6 +326,48 @@ void bind_ops(nb::module_& m) {
                 ops::gather_rows(b, {.x = x, .rows = rows, .out = output("gather_rows", "out", out)});
             },
             "x"_a, "rows"_a, "out"_a, Release())
+        .def(
+            "route",
+            [](SharedBackend& shared, const Tensor& logits, const Tensor& ids, const Tensor& weights,
+               const std::string& scoring, bool normalize, float scale, const OptionalTensor& correction_bias,
+               int num_groups, int top_groups) {
+                const InUse b(shared);
+                ops::route(b, {.logits = logits,
+                               .correction_bias = optional_view(correction_bias),
+                               .ids = output("route", "ids", ids),
+                               .weights = output("route", "weights", weights),
+                               .scoring = scoring_from_string(scoring),
+                               .normalize = normalize,
+                               .scale = scale,
+                               .num_groups = num_groups,
+                               .top_groups = top_groups});
+            },
+            "logits"_a, "ids"_a, "weights"_a, "scoring"_a = "softmax", "normalize"_a = false, "scale"_a = 1.0f,
+            "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, Release())
+        .def(
+            "experts",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& ids, const Tensor& weights,
+               const std::vector<std::shared_ptr<PreparedLinear>>& gate_up,
+               const std::vector<std::shared_ptr<PreparedLinear>>& down, const Tensor& out, const Tensor& inner,
+               const Tensor& parts, const OptionalTensor& shared_expert, const OptionalTensor& shared_gate,
+               const OptionalTensor& residual) {
+                const InUse b(shared);
+                const auto experts =
+                    ops::prepare_experts(b, {gate_up.begin(), gate_up.end()}, {down.begin(), down.end()});
+                ops::experts(b, {.x = x,
+                                 .ids = ids,
+                                 .weights = weights,
+                                 .experts = *experts,
+                                 .shared = optional_view(shared_expert),
+                                 .shared_gate = optional_view(shared_gate),
+                                 .residual = optional_view(residual),
+                                 .out = output("experts", "out", out),
+                                 .inner = output("experts", "inner", inner),
+                                 .parts = output("experts", "parts", parts)});
+            },
+            "x"_a, "ids"_a, "weights"_a, "gate_up"_a, "down"_a, "out"_a, "inner"_a, "parts"_a, "shared"_a = nb::none(),
+            "shared_gate"_a = nb::none(), "residual"_a = nb::none(), Release(),
+            "gate_up, down: [num_experts], put together for this call.")
         .def(
             "sum_parts",
             [](SharedBackend& shared, const Tensor& parts, const Tensor& out) {

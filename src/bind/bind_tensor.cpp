@@ -203,11 +203,14 @@ void bind_tensor(nb::module_& m) {
             [](nb::handle_t<Tensor> self) {
                 const Tensor& t = nb::cast<const Tensor&>(self);
                 if (!t.is_contiguous()) throw Error("memory: expected a contiguous tensor; take a copy");
-                return nb::ndarray<nb::numpy, nb::ro, nb::ndim<1>, uint8_t>(t.data(), {static_cast<size_t>(t.bytes())},
-                                                                            self);
+                const size_t size = static_cast<size_t>(t.bytes());
+                if (t.read_only)
+                    return nb::cast(nb::ndarray<nb::numpy, nb::ro, nb::ndim<1>, uint8_t>(t.data(), {size}, self));
+                return nb::cast(nb::ndarray<nb::numpy, nb::ndim<1>, uint8_t>(t.data(), {size}, self));
             },
             nb::sig("def memory(self) -> typing.Any"),
-            "The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only.")
+            "The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only where the tensor "
+            "is.")
         .def(
             "__dlpack__", [](nb::handle_t<Tensor> self, nb::kwargs kwargs) { return to_dlpack_capsule(self, kwargs); },
             nb::sig("def __dlpack__(self, **kwargs: object) -> typing.Any"))

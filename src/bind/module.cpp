@@ -92,4 +92,5 @@ NB_MODULE(_core, m) {
     infinilm::bind_tensor(m);
     infinilm::bind_ops(m);
     infinilm::bind_engine(m);
+    infinilm::bind_gguf(m);
 }

@@ -9,6 +9,7 @@
 
 #include "core/sum_parts.h"
 #include "core/topology.h"
+#include "cpu/experts.h"
 #include "cpu/isa.h"
 #include "cpu/packed_linear.h"
 #include "cpu/sampling.h"
@@ -65,6 +66,9 @@ public:
         return std::make_unique<PackedLinear>(source);
     }
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
+    std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
+        return std::make_unique<PackedExperts>(std::move(gate_up), std::move(down));
+    }
     Tensor prepare_vector(const Tensor& vector) override { return vector; }
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
@@ -82,6 +86,12 @@ public:
     void act_mul(const ActMulParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
+    void route(const RouteParams& p) override {
+        const int64_t num_tokens = p.ids.shape(0);
+        split(num_tokens, num_tokens * p.logits.shape(1) * (p.ids.shape(1) + 16),
+              [&](int64_t begin, int64_t end) { cpu::route(p, begin, end); });
+    }
+    void experts(const ExpertsParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
@@ -118,6 +128,10 @@ private:
         return scratch_data_.data();
     }
     void* shared_scratch(size_t bytes) { return grow(shared_scratch_, bytes); }
+    // What does not depend on the tokens.
+    LinearArgs linear_args(const PackedLinear& weight) const;
+    void run_linears(std::span<LinearArgs> linears);
+    void run_over(void (*kernel)(const LinearArgs&, Share), std::span<const LinearArgs> linears, bool columns);
     void run_norm(const NormArgs& args) { run(kernels_.norm, args, 2 * args.num_tokens * args.hidden_size); }
 
     const Kernels& kernels_;
@@ -127,6 +141,10 @@ private:
     std::vector<Tensor> scratch_;      // [num_workers] uint8
     std::vector<void*> scratch_data_;  // [num_workers]
     Tensor shared_scratch_;            // uint8
+    // Of the call under way.
+    ExpertRows expert_rows_;
+    std::vector<LinearArgs> linears_;
+    std::vector<std::pair<const LinearArgs*, Share>> linear_shares_;
 };
 
 std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
@@ -187,35 +205,127 @@ static Activation activation(infinilm::Activation of_op) {
     return static_cast<Activation>(of_op);
 }
 
+LinearArgs CpuBackend::linear_args(const PackedLinear& weight) const {
+    const bool pairs = weight.kind == LinearKind::act_mul;
+    LinearArgs args{};
+    args.weight = weight.packed();
+    args.out_features = weight.out_features;
+    args.pairs = args.act_mul = pairs;
+    args.multiply_bf16 =
+        compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() && weight.packed().format == Format::bf16;
+    args.bias = weight.bias();
+    return args;
+}
+
 void CpuBackend::linear(const LinearParams& p) {
-    const auto& weight = static_cast<const PackedLinear&>(p.weight);
     const TensorView& x = p.norm.weight ? p.norm.scratch : p.x;
     if (p.norm.weight) rms_norm({.x = p.x, .weight = p.norm.weight, .out = x, .eps = p.norm.eps});
-    const bool pairs = weight.kind == LinearKind::act_mul;
-    LinearArgs args{.x = x.as<const float>(),
-                    .x_stride = x.stride(0),
-                    .num_tokens = x.shape(0),
-                    .weight = weight.packed(),
-                    .out_features = weight.out_features,
-                    .pairs = pairs,
-                    .act_mul = pairs && !p.gate_up_apart,
-                    .activation = activation(p.activation),
-                    .multiply_bf16 = compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() &&
-                                     weight.packed().format == Format::bf16,
-                    .bias = weight.bias(),
-                    .residual = p.residual ? p.residual.as<const float>() : nullptr,
-                    .residual_stride = p.residual ? p.residual.stride(0) : 0,
-                    .out = p.out.as<float>(),
-                    .out_stride = p.out.stride(0),
-                    .scratch = nullptr,
-                    .shared_scratch = nullptr};
-    if (args.num_tokens == 0 || weight.out_features == 0) return;
-    const LinearKernels& kernels = kernels_.linear(args);
-    args.scratch = worker_scratch(kernels.scratch_bytes(args));
-    const size_t shared_bytes = kernels.shared_scratch_bytes(args);
-    args.shared_scratch = shared_scratch(shared_bytes);
-    if (shared_bytes > 0) run(kernels.pack_x, args, args.num_tokens * weight.in_features);
-    run(kernels.multiply, args, args.num_tokens * weight.in_features * weight.out_features);
+    LinearArgs args = linear_args(static_cast<const PackedLinear&>(p.weight));
+    args.x = x.as<const float>();
+    args.x_stride = x.stride(0);
+    args.num_tokens = x.shape(0);
+    args.act_mul = args.pairs && !p.gate_up_apart;
+    args.activation = activation(p.activation);
+    args.residual = p.residual ? p.residual.as<const float>() : nullptr;
+    args.residual_stride = p.residual ? p.residual.stride(0) : 0;
+    args.out = p.out.as<float>();
+    args.out_stride = p.out.stride(0);
+    run_linears({&args, 1});
+}
+
+// Linears that do not depend on each other, in one region: a thread that is done with its part of one goes on with
+// another.
+void CpuBackend::run_linears(std::span<LinearArgs> linears) {
+    if (linears.empty()) return;
+    const LinearKernels& kernels = kernels_.linear(linears[0]);  // of the formats of all
+    size_t of_a_thread = 0, shared = 0;
+    const auto shared_bytes = [&](const LinearArgs& args) {
+        return (kernels.shared_scratch_bytes(args) + line_bytes - 1) / line_bytes * line_bytes;
+    };
+    for (const LinearArgs& args : linears) {
+        if (args.num_tokens == 0 || args.out_features == 0) return;
+        of_a_thread = std::max(of_a_thread, kernels.scratch_bytes(args));
+        shared += shared_bytes(args);
+    }
+    void* const* const scratch = worker_scratch(of_a_thread);
+    auto* next = static_cast<std::byte*>(shared_scratch(shared));
+    for (LinearArgs& args : linears) {
+        args.scratch = scratch;
+        args.shared_scratch = next;
+        next += shared_bytes(args);
+    }
+    if (shared > 0) run_over(kernels.pack_x, linears, false);
+    run_over(kernels.multiply, linears, true);
+}
+
+// Each linear has a part of the shares as large as its part of the work, at least one. columns: whether the work grows
+// with out_features.
+void CpuBackend::run_over(void (*kernel)(const LinearArgs&, Share), std::span<const LinearArgs> linears, bool columns) {
+    const auto work_of = [&](const LinearArgs& args) {
+        return args.num_tokens * args.weight.in_features * (columns ? args.out_features : 1);
+    };
+    int64_t work = 0;
+    for (const LinearArgs& args : linears) work += work_of(args);
+    const int shares = num_shares(work);
+    if (linears.size() == 1) return run(kernel, linears[0], work);
+    if (shares == 1) {
+        for (const LinearArgs& args : linears) kernel(args, {0, 1, 0});
+        return;
+    }
+    linear_shares_.clear();
+    for (const LinearArgs& args : linears) {
+        const int count = static_cast<int>((shares * work_of(args) + work - 1) / work);
+        for (int index = 0; index < count; ++index) linear_shares_.push_back({&args, {index, count, 0}});
+    }
+    pool_.run(static_cast<int>(linear_shares_.size()), [&](int item, int thread) {
+        const auto& [args, share] = linear_shares_[static_cast<size_t>(item)];
+        kernel(*args, {share.index, share.count, thread});
+    });
+}
+
+// Rows grouped by expert: gate_up of all experts that are asked for, then their down, then each token's sum.
+void CpuBackend::experts(const ExpertsParams& p) {
+    const auto& experts = static_cast<const PackedExperts&>(p.experts);
+    const int64_t num_tokens = p.ids.shape(0);
+    if (num_tokens == 0) return;
+    expert_rows_.group(p.ids, experts.num_experts);
+    const auto run_all = [&](bool down) {
+        linears_.clear();
+        for (int64_t expert = 0; expert < experts.num_experts; ++expert) {
+            const auto [begin, end] = expert_rows_.range(expert);
+            if (begin == end) continue;
+            LinearArgs args = linear_args(down ? experts.down(expert) : experts.gate_up(expert));
+            const TensorView x = down ? p.inner : p.x, out = down ? p.parts : p.inner;
+            args.x = x.as<const float>() + (down ? begin * x.stride(0) : 0);
+            args.x_stride = x.stride(0);
+            args.activation = activation(p.activation);
+            args.rows = down ? nullptr : expert_rows_.tokens() + begin;
+            args.num_tokens = end - begin;
+            args.out = out.as<float>() + begin * out.stride(0);
+            args.out_stride = out.stride(0);
+            linears_.push_back(args);
+        }
+        run_linears(linears_);
+    };
+    run_all(false);
+    run_all(true);
+    const CombineArgs args{.parts = p.parts.as<const float>(),
+                           .parts_stride = p.parts.stride(0),
+                           .part_of = expert_rows_.part_of(),
+                           .weights = p.weights.as<const float>(),
+                           .weights_stride = p.weights.stride(0),
+                           .shared = p.shared.as<const float>(),
+                           .shared_stride = p.shared ? p.shared.stride(0) : 0,
+                           .shared_gate = p.shared_gate.as<const float>(),
+                           .shared_gate_stride = p.shared_gate ? p.shared_gate.stride(0) : 0,
+                           .residual = p.residual.as<const float>(),
+                           .residual_stride = p.residual ? p.residual.stride(0) : 0,
+                           .out = p.out.as<float>(),
+                           .out_stride = p.out.stride(0),
+                           .num_tokens = num_tokens,
+                           .top_k = p.ids.shape(1),
+                           .hidden_size = p.out.shape(1)};
+    run(kernels_.combine, args, p.parts.numel());
 }
 
 void CpuBackend::embedding(const EmbeddingParams& p) {
@@ -380,9 +490,10 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
     attention.head_dim = calls.head_dim;
     size_t of_a_thread = kernels.attention_scratch_bytes(attention);
     size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
-    for (const int64_t in_features : calls.in_features) {
+    constexpr int64_t most_padding = 32;  // tokens that a linear may have packed with its own, and alignment
+    for (const auto& [num_tokens, in_features, count] : calls.linears) {
         LinearArgs linear{};
-        linear.num_tokens = calls.num_tokens;
+        linear.num_tokens = num_tokens + (count > 1 ? most_padding * std::min(count, num_tokens) : 0);
         linear.weight.in_features = in_features;
         linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
         linear.multiply_bf16 = multiply_bf16;

@@ -27,7 +27,12 @@ CpuOptions checked(CpuOptions options);
 // The largest calls of a model's steps, and the scratch that a backend keeps for them at most.
 struct LargestCalls {
     int64_t num_tokens;
-    std::vector<int64_t> in_features;  // of the kinds of linears
+    struct Linears {          // that run at once
+        int64_t num_tokens;   // of all together
+        int64_t in_features;  // of each
+        int64_t count = 1;
+    };
+    std::vector<Linears> linears;
     int num_heads, num_kv_heads, head_dim;
     int64_t max_context_len;
 };

@@ -21,26 +21,22 @@ Format format_of(std::span<const LinearPart> parts, Quantization quantization) {
     }
 }
 
-// The one that panels of a dtype have.
-std::optional<Format> format_of_panels(DType dtype) {
-    for (const Format format : {Format::f32, Format::bf16, Format::f16, Format::int8, Format::int4})
-        if (packed_shapes(format, LinearKind::plain, 0, 0).panels.dtype == dtype) return format;
-    return std::nullopt;
+// The one that tensors of these dtypes have, of those with panels of this dtype the first one otherwise.
+std::optional<Format> format_of_tensors(const PackedTensors& tensors) {
+    std::optional<Format> found;
+    for (const Format format :
+         {Format::f32, Format::bf16, Format::f16, Format::int8, Format::int4, Format::q8_0, Format::q4_0}) {
+        const PackedShapes shapes = packed_shapes(format, LinearKind::plain, 0, 0);
+        if (shapes.panels.dtype != tensors.panels.dtype()) continue;
+        if (!found || (tensors.scales && shapes.scales.dtype == tensors.scales.dtype())) found = format;
+    }
+    return found;
 }
 
 int64_t panels_of(int64_t rows) { return (rows + panel_outputs - 1) / panel_outputs; }
 int64_t panels_of(LinearKind kind, int64_t out_features) {
     const int64_t panels = panels_of(out_features);
     return kind == LinearKind::act_mul ? 2 * panels : (panels + 1) / 2 * 2;
-}
-
-// Memory that is written once and whole. In huge pages where there are any: most of the time that packing takes is
-// spent on the page faults of small ones.
-Tensor allocate_packed(const PackedShape& shape) {
-    if (shape.shape.empty()) return {};
-    Tensor tensor = allocate_host(shape.dtype, shape.shape);
-    if (tensor.bytes() >= 2 << 20) prefer_huge_pages(tensor);
-    return tensor;
 }
 
 // What a rank has of a packed linear: panels, in this order, and of them groups of 32 k.
@@ -118,7 +114,7 @@ void check_shape(const char* name, const TensorView& tensor, const PackedShape& 
 
 // Checks the tensors against the whole linear, and returns their format.
 Format checked_format(const PackedSource& source) {
-    const std::optional<Format> format = format_of_panels(source.tensors.panels.dtype());
+    const std::optional<Format> format = format_of_tensors(source.tensors);
     if (!format)
         throw WeightError(concat("packed panels: expected float32, bfloat16, float16, int8 or uint8 (int4), got ",
                                  name(source.tensors.panels.dtype())));
@@ -155,8 +151,22 @@ PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features,
         case Format::int4:
             return {{DType::uint8, {panels, lines, panel_outputs, 4}},
                     {DType::bfloat16, {panels, groups, panel_outputs}}};
+        case Format::q8_0:
+            return {{DType::int8, {panels, lines, panel_outputs, 4}},
+                    {DType::float16, {panels, groups, panel_outputs}}};
+        case Format::q4_0:
+            return {{DType::uint8, {panels, lines, panel_outputs, 4}},
+                    {DType::float16, {panels, groups, panel_outputs}}};
         default: return {{DType::float32, {panels, lines, panel_outputs}}, {}};
     }
+}
+
+// Most of the time that packing takes is spent on the page faults of small pages.
+Tensor allocate_packed(const PackedShape& shape) {
+    if (shape.shape.empty()) return {};
+    Tensor tensor = allocate_host(shape.dtype, shape.shape);
+    if (tensor.bytes() >= 2 << 20) prefer_huge_pages(tensor);
+    return tensor;
 }
 
 void PackedLinear::add_part(int64_t rows) {
@@ -227,7 +237,7 @@ PackedLinear::PackedLinear(const PackedSource& source) {
     const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
     const int64_t groups = num_groups(source.in_features);
     tensors_ = {cut_out(source.tensors.panels, cut, shapes.panels, true, groups),
-                cut_out(source.tensors.scales, cut, shapes.scales, format == Format::int4, groups)};
+                cut_out(source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)};
     set_packed(format);
     for (size_t p = 0; p < source.parts.size(); ++p) set_bias(p, source.parts[p].bias);
 }

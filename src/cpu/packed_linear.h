@@ -4,6 +4,8 @@
 //   float16   panels [panels, k / 2, 2, 16] float16
 //   int8      panels [panels, k / 4, 16, 4] int8,   scales [panels, 16] float32
 //   int4      panels [panels, k / 8, 16, 4] uint8,  scales [panels, k / 32, 16] bfloat16
+//   q8_0      panels [panels, k / 4, 16, 4] int8,   scales [panels, k / 32, 16] float16
+//   q4_0      panels [panels, k / 8, 16, 4] uint8,  scales [panels, k / 32, 16] float16
 #pragma once
 
 #include <functional>
@@ -29,6 +31,9 @@ struct PackedShapes {
 };
 // Of a linear that has out_features in all, those of gate alone where the kind is act_mul.
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features);
+
+// Memory that is written once and whole, in huge pages where there are any; absent where the shape is empty.
+Tensor allocate_packed(const PackedShape& shape);
 
 class PackedLinear final : public PreparedLinear {
 public:

@@ -58,6 +58,11 @@ void validate(const ModelSpec& spec) {
     require(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
     require(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(), " entries for ",
             spec.num_layers, " layers");
+    const ExpertsSpec& e = spec.experts;
+    const bool any_experts = std::ranges::any_of(spec.layers, &LayerSpec::experts);
+    require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
+            "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
+            e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
     const int num_ropes = static_cast<int>(spec.ropes.size());
     for (const LayerSpec& layer : spec.layers)
         require(layer.rope >= -1 && layer.rope < num_ropes, "a layer has rope ", layer.rope, " of ", num_ropes);
@@ -81,6 +86,10 @@ struct InferEngine::Joint {
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
+    for (const Device& device : options.devices)
+        if (device.kind == DeviceKind::cuda && spec.experts.count > 0)
+            throw ConfigError(
+                concat("models with experts do not run on ", to_string(device), " in this version; use device 'cpu'"));
     for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
     group_ = make_group({.devices = options.devices,
                          .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
@@ -244,7 +253,10 @@ void InferEngine::time_ops(bool on) {
             names[layer.o_proj.prepared.get()] = "o_proj";
             names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
             names[layer.down_proj.prepared.get()] = "down_proj";
+            names[layer.router.prepared.get()] = "router";
+            names[layer.shared_gate.prepared.get()] = "router";
         }
+        names.erase(nullptr);  // what a model, or a layer, has not
         auto timed = on ? std::make_unique<TimedBackend>(*rank.backend, std::move(names)) : nullptr;
         make_decoder(rank, timed ? *timed : *rank.backend);
         rank.timed = std::move(timed);  // the one before, which no decoder has any more, ends here

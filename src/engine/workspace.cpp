@@ -5,6 +5,7 @@
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "dist/nccl.h"
+#include "model/batch.h"
 #include "model/decoder.h"
 #include "model/params.h"
 
@@ -19,13 +20,23 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                               Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows);
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
-        return of_a_rank + (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
+        return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +
+               (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
     const AttentionSpec& attention = spec.attention;
+    const ExpertsSpec& experts = spec.experts;
+    std::vector<cpu::LargestCalls::Linears> linears;
+    for (const int64_t in_features :
+         {spec.hidden_size, spec.q_dim(), spec.mlp.intermediate_size, experts.shared_intermediate_size})
+        linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
+    if (experts.count > 0)
+        for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
+            linears.push_back(
+                {.num_tokens = step.num_tokens * experts.top_k, .in_features = in_features, .count = experts.count});
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
                            {.num_tokens = step.num_tokens,
-                            .in_features = {spec.hidden_size, spec.q_dim(), spec.mlp.intermediate_size},
+                            .linears = std::move(linears),
                             .num_heads = attention.num_heads,
                             .num_kv_heads = attention.num_kv_heads,
                             .head_dim = attention.head_dim,

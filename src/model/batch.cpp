@@ -116,6 +116,10 @@ Batch stage_allowed(Backend& backend, const Batch& staged) {
     return out;
 }
 
+int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks) {
+    return upload_growth * num_masks * ((vocab_size + 31) / 32) * static_cast<int64_t>(sizeof(int32_t));
+}
+
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
     // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.

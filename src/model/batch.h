@@ -56,6 +56,8 @@ void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& 
 Batch stage(Backend& backend, const Batch& batch);
 // A staged batch with `allowed` on the device, too, valid until the next call.
 Batch stage_allowed(Backend& backend, const Batch& staged);
+// Bytes that it takes on a device, at most, for steps with so many masks; nothing on a CPU.
+int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks);
 // The output in host memory; the step is done then.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 

@@ -38,13 +38,26 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& ba
 std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const ModelSpec& spec, DType activation) {
     int64_t rotary_dims = 0;
     for (const RopeSpec& rope : spec.ropes) rotary_dims += 2 * static_cast<int64_t>(rope.inv_freq.size());
-    return {{&Workspace::x, 1, spec.hidden_size, activation},
-            {&Workspace::normed, 1, spec.hidden_size, activation},
-            {&Workspace::last, 1, spec.hidden_size, activation},
-            {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
-            {&Workspace::attn, 1, spec.q_dim(), activation},
-            {&Workspace::inner, 1, spec.mlp.intermediate_size, activation},
-            {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
+    const ExpertsSpec& experts = spec.experts;
+    int inner = experts.shared_intermediate_size;
+    if (!std::ranges::all_of(spec.layers, &LayerSpec::experts)) inner = std::max(inner, spec.mlp.intermediate_size);
+    std::vector<BufferShape<Workspace>> shapes{{&Workspace::x, 1, spec.hidden_size, activation},
+                                               {&Workspace::normed, 1, spec.hidden_size, activation},
+                                               {&Workspace::last, 1, spec.hidden_size, activation},
+                                               {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
+                                               {&Workspace::attn, 1, spec.q_dim(), activation},
+                                               {&Workspace::inner, 1, inner, activation},
+                                               {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
+    if (experts.count > 0)
+        shapes.insert(shapes.end(), {{&Workspace::router_logits, 1, experts.count, DType::float32},
+                                     {&Workspace::expert_ids, 1, experts.top_k, DType::int32},
+                                     {&Workspace::expert_weights, 1, experts.top_k, DType::float32},
+                                     {&Workspace::expert_inner, experts.top_k, experts.intermediate_size, activation},
+                                     {&Workspace::expert_parts, experts.top_k, spec.hidden_size, activation}});
+    if (experts.shared_intermediate_size > 0)
+        shapes.insert(shapes.end(), {{&Workspace::shared, 1, spec.hidden_size, activation},
+                                     {&Workspace::shared_gate, 1, 1, DType::float32}});
+    return shapes;
 }
 
 int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens) {
@@ -69,12 +82,13 @@ Decoder::Activations Decoder::activations(int64_t num_tokens) const {
     const TensorView qkv = rows(work_.qkv);
     const int64_t heads[] = {num_tokens, attention.num_heads, attention.head_dim};
     const int64_t q_strides[] = {qkv.stride(0), attention.head_dim, 1};
+    const int64_t inner_size = spec_.mlp.intermediate_size;
     return {.x = rows(work_.x),
             .normed = rows(work_.normed),
             .qkv = qkv,
             .q = TensorView(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device()),
             .attn = rows(work_.attn),
-            .inner = rows(work_.inner)};
+            .inner = rows(work_.inner).slice(1, 0, std::min<int64_t>(work_.inner.shape(1), inner_size))};
 }
 
 TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
@@ -114,23 +128,33 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     project_qkv(s, tap, layer);
     attend(s, tap, layer);
     add_branch(s, tap, layer,
-               {.x = s.a.attn,
-                .weight = w.o_proj,
-                .post_norm = w.attention_post_norm,
+               {.post_norm = w.attention_post_norm,
                 .next_norm = w.mlp_norm,
                 .branch_site = Site::o_proj,
                 .norm_site = Site::post_attention_layernorm,
-                .sum_site = Site::attention_residual});
+                .sum_site = Site::attention_residual},
+               [&](const TensorView& residual, const TensorView& out) {
+                   ops::linear(
+                       backend_,
+                       {.x = s.a.attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = residual, .out = out});
+               });
     begin_mlp(s.batch, layer);
-    project_gate_up(s, tap, layer);
+    if (w.experts)
+        choose_experts(s, tap, layer);
+    else
+        project_gate_up(s, tap, layer);
     add_branch(s, tap, layer,
-               {.x = s.a.inner,
-                .weight = w.down_proj,
-                .post_norm = w.mlp_post_norm,
+               {.post_norm = w.mlp_post_norm,
                 .next_norm = after,
-                .branch_site = Site::down_proj,
+                .branch_site = w.experts ? Site::experts : Site::down_proj,
                 .norm_site = Site::post_feedforward_layernorm,
-                .sum_site = Site::residual});
+                .sum_site = Site::residual},
+               [&](const TensorView& residual, const TensorView& out) {
+                   if (w.experts) return run_experts(s, layer, residual, out);
+                   ops::linear(
+                       backend_,
+                       {.x = s.a.inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = residual, .out = out});
+               });
 }
 
 // The norm at the beginning of a sublayer, if it has one, is left to its first linear, is there already, or, for hooks,
@@ -218,12 +242,17 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, s.a.attn, work_.attn);
 }
 
+template <class Tap>
+Decoder::Input Decoder::mlp_input(const Step& s, const Tap& tap, int layer) {
+    const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
+    return normed_input(s, tap, layer, weights_.layers[layer].mlp_norm, site);
+}
+
 // Norm, gate and up, activation(gate) * up.
 template <class Tap>
 void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
-    const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
-    const auto [x, norm] = normed_input(s, tap, layer, w.mlp_norm, site);
+    const auto [x, norm] = mlp_input(s, tap, layer);
     LinearParams linear{.x = x,
                         .weight = *w.gate_up_proj.prepared,
                         .norm = norm,
@@ -243,17 +272,69 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
 }
 
-// The linear at the end of a sublayer, whose result joins the residual stream.
+// Norm, which several ops read, and the router: the experts of each token and their weights.
 template <class Tap>
-void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch& b) {
+void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
+    const auto [x, norm] = mlp_input(s, tap, layer);
+    if (norm.weight) ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = s.a.normed, .eps = norm.eps});
+    const auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, x.shape(0)); };
+    const TensorView logits = rows(work_.router_logits);
+    ops::linear(backend_, {.x = expert_input(s),
+                           .weight = *weights_.layers[layer].router.prepared,
+                           .norm = {},
+                           .residual = {},
+                           .out = logits});
+    tap_common(tap, Site::router_logits, layer, logits, Tensor(logits, work_.router_logits.owner));
+    ops::route(backend_, {.logits = logits,
+                          .correction_bias = {},
+                          .ids = rows(work_.expert_ids),
+                          .weights = rows(work_.expert_weights),
+                          .normalize = spec_.experts.norm_topk_prob});
+}
+
+// Then the experts, that of all tokens among them. The residual may be absent; out may be the normed input.
+void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, const TensorView& out) {
+    const LayerWeights& w = weights_.layers[layer];
+    const TensorView x = expert_input(s);
+    const auto rows = [&](const Tensor& buffer, int64_t of_a_token) {
+        return buffer ? buffer.slice(0, 0, of_a_token * x.shape(0)) : TensorView();
+    };
+    const TensorView shared = rows(work_.shared, 1), shared_gate = rows(work_.shared_gate, 1);
+    if (shared) {
+        const TensorView inner = rows(work_.inner, 1).slice(1, 0, spec_.experts.shared_intermediate_size);
+        const auto linear = [&](const TensorView& from, const LinearWeights& weight, const TensorView& to) {
+            ops::linear(backend_, {.x = from,
+                                   .weight = *weight.prepared,
+                                   .norm = {},
+                                   .residual = {},
+                                   .out = to,
+                                   .activation = spec_.mlp.activation});
+        };
+        linear(x, w.shared_gate, shared_gate);
+        linear(x, w.gate_up_proj, inner);
+        linear(inner, w.down_proj, shared);
+    }
+    const int64_t top_k = spec_.experts.top_k;
+    ops::experts(backend_, {.x = x,
+                            .ids = rows(work_.expert_ids, 1),
+                            .weights = rows(work_.expert_weights, 1),
+                            .experts = *w.experts,
+                            .activation = spec_.mlp.activation,
+                            .shared = shared,
+                            .shared_gate = shared_gate,
+                            .residual = residual,
+                            .out = out,
+                            .inner = rows(work_.expert_inner, top_k),
+                            .parts = rows(work_.expert_parts, top_k)});
+}
+
+// What a sublayer ends with joins the residual stream: project(residual, out), where the residual may be absent.
+template <class Tap, class Project>
+void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch& b, Project project) {
     const TensorView x = s.a.x, branch = Tap::active ? taps_.branch.slice(0, 0, x.shape(0)) : s.a.normed;
     const Tensor branch_owner(branch, Tap::active ? taps_.branch.owner : nullptr);
-    LinearParams linear{.x = b.x, .weight = *b.weight.prepared, .norm = {}, .residual = {}, .out = branch};
-    if (!Tap::active && !normed_ahead()) {
-        linear.residual = linear.out = x;
-        return ops::linear(backend_, linear);
-    }
-    ops::linear(backend_, linear);
+    if (!Tap::active && !normed_ahead()) return project(x, x);
+    project(TensorView(), branch);
     AddRmsNormParams sum{.x = branch,
                          .residual = x,
                          .weight = b.next_norm.prepared,

@@ -40,8 +40,16 @@ private:
         Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         Tensor attn;             // [num_tokens, num_heads * head_dim]
-        Tensor inner;            // [num_tokens, intermediate_size]
-        Tensor cos_sin;          // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
+        Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
+        // Of layers with experts:
+        Tensor router_logits;   // [num_tokens, num_experts] float32
+        Tensor expert_ids;      // [num_tokens, top_k] int32
+        Tensor expert_weights;  // [num_tokens, top_k] float32
+        Tensor expert_inner;    // [num_tokens * top_k, intermediate_size] of an expert
+        Tensor expert_parts;    // [num_tokens * top_k, hidden_size]
+        Tensor shared;          // [num_tokens, hidden_size]: of the expert of all tokens
+        Tensor shared_gate;     // [num_tokens, 1] float32
+        Tensor cos_sin;         // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
     };
     static std::vector<BufferShape<Workspace>> workspace_shapes(const ModelSpec& spec, DType activation);
     // What only a forward pass with hooks needs.
@@ -66,9 +74,7 @@ private:
     };
     // What a sublayer ends with.
     struct Branch {
-        TensorView x;
-        const LinearWeights& weight;
-        const VectorWeights& post_norm;  // of the linear's result, if the model has it
+        const VectorWeights& post_norm;  // of its result, if the model has it
         const VectorWeights& next_norm;  // that the next sublayer begins with
         Site branch_site, norm_site, sum_site;
     };
@@ -93,9 +99,16 @@ private:
     template <class Tap>
     void attend(const Step& s, const Tap& tap, int layer);
     template <class Tap>
-    void project_gate_up(const Step& s, const Tap& tap, int layer);
+    Input mlp_input(const Step& s, const Tap& tap, int layer);
     template <class Tap>
-    void add_branch(const Step& s, const Tap& tap, int layer, const Branch& branch);
+    void project_gate_up(const Step& s, const Tap& tap, int layer);
+    // Once choose_experts has normed it.
+    TensorView expert_input(const Step& s) const { return spec_.pre_norms ? s.a.normed : s.a.x; }
+    template <class Tap>
+    void choose_experts(const Step& s, const Tap& tap, int layer);
+    void run_experts(const Step& s, int layer, const TensorView& residual, const TensorView& out);
+    template <class Tap, class Project>
+    void add_branch(const Step& s, const Tap& tap, int layer, const Branch& branch, Project project);
     // The hooks of a value that is a rank's own. parent: the rows of `owner` that `view` is a part of.
     template <class Tap>
     void tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,

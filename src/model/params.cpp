@@ -51,7 +51,7 @@ void fill_with_ones(Backend& backend, const TensorView& tensor) {
 }  // namespace
 
 Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local_spec(model, shard)), shard_(shard) {
-    const int64_t hidden = model.hidden_size, inner = model.mlp.intermediate_size, vocab = model.vocab_size;
+    const int64_t hidden = model.hidden_size, vocab = model.vocab_size;
     const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.attention.head_dim;
     const AttentionSpec& attention = model.attention;
 
@@ -68,12 +68,13 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in_features, bool bias,
                       const std::vector<Part>& parts) {
         linears_.push_back(&weights);
+        linears_by_name_[name] = &weights;
         weights.name = name;
-        const bool is_vocabulary = parts[0].cut == Cut::vocab_rows;
+        const bool is_vocabulary = parts[0].cut == Cut::vocab_rows, is_router = parts[0].cut == Cut::whole;
         weights.kind = parts.size() == 3   ? LinearKind::qkv
                        : parts.size() == 2 ? LinearKind::act_mul
                                            : LinearKind::plain;
-        weights.quantization = model_.quantization;
+        weights.quantization = is_router ? Quantization::none : model_.quantization;
         if (is_vocabulary && weights.quantization == Quantization::int4) weights.quantization = Quantization::int8;
         weights.parts.resize(parts.size());
         for (size_t i = 0; i < parts.size(); ++i) {
@@ -90,6 +91,24 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
 
     auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size) {
         row(name + ".weight", {size}, Cut::whole, weights.loaded);
+    };
+    auto mlp = [&](LinearWeights& gate_up, LinearWeights& down, const std::string& name, int64_t inner, bool bias) {
+        linear(gate_up, name + "gate_up_proj", hidden, bias,
+               {{name + "gate_proj", inner, Cut::inner_rows}, {name + "up_proj", inner, Cut::inner_rows}});
+        linear(down, name + "down_proj", inner, bias, {{name + "down_proj", hidden, Cut::inner_columns}});
+    };
+    auto experts = [&](LayerWeights& w, const std::string& name) {
+        const ExpertsSpec& spec = model.experts;
+        linear(w.router, name + "gate", hidden, false, {{name + "gate", spec.count, Cut::whole}});
+        w.experts_gate_up.resize(static_cast<size_t>(spec.count));
+        w.experts_down.resize(static_cast<size_t>(spec.count));
+        for (size_t e = 0; e < w.experts_down.size(); ++e)
+            mlp(w.experts_gate_up[e], w.experts_down[e], concat(name, "experts.", e, "."), spec.intermediate_size,
+                false);
+        if (spec.shared_intermediate_size == 0) return;
+        mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
+        linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
+               {{name + "shared_expert_gate", 1, Cut::whole}});
     };
 
     linear(weights_.embed_tokens, "model.embed_tokens", hidden, false,
@@ -115,10 +134,10 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         if (model.pre_norms)
             vector(w.mlp_norm, layer + (model.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"),
                    hidden);
-        linear(w.gate_up_proj, layer + "mlp.gate_up_proj", hidden, model.mlp.bias,
-               {{layer + "mlp.gate_proj", inner, Cut::inner_rows}, {layer + "mlp.up_proj", inner, Cut::inner_rows}});
-        linear(w.down_proj, layer + "mlp.down_proj", inner, model.mlp.bias,
-               {{layer + "mlp.down_proj", hidden, Cut::inner_columns}});
+        if (model.layers[static_cast<size_t>(i)].experts)
+            experts(w, layer + "mlp.");
+        else
+            mlp(w.gate_up_proj, w.down_proj, layer + "mlp.", model.mlp.intermediate_size, model.mlp.bias);
         if (model.post_norms) vector(w.mlp_post_norm, layer + "post_feedforward_layernorm", hidden);
     }
     vector(weights_.norm, "model.norm", hidden);
@@ -137,7 +156,7 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
         }
         case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard), head_dim);
         case Cut::inner_rows:
-        case Cut::inner_columns: return {inner_of(model_.mlp, shard)};
+        case Cut::inner_columns: return {inner_of(row.shape[is_columns(row.cut)], shard)};
         case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard)};
         case Cut::rank0:
             if (shard.rank != 0) return {};
@@ -191,10 +210,10 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
 std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) {
-        for (LinearWeights* linear : linears_)
-            for (const bool scales : {false, true})
-                if (name == linear->name + (scales ? ".scales" : ".panels"))
-                    return keep_packed(backend, *linear, scales, tensor);
+        const bool scales = name.ends_with(".scales");
+        const auto linear = linears_by_name_.find(name.substr(0, name.rfind('.')));
+        if (linear != linears_by_name_.end() && (scales || name.ends_with(".panels")))
+            return keep_packed(backend, *linear->second, scales, tensor);
         throw WeightError(concat("unknown parameter '", name, "': the model has ", rows_.size(),
                                  " parameters, such as '", rows_[1 % rows_.size()].name,
                                  "'; param_shapes() lists them"));
@@ -358,6 +377,15 @@ void Params::prepare(Backend& backend) {
     };
     for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
+    const auto prepared = [](const std::vector<LinearWeights>& linears) {
+        Backend::SharedLinears out;
+        for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
+        return out;
+    };
+    for (LayerWeights& layer : weights_.layers)
+        if (!layer.experts_down.empty())
+            layer.experts =
+                ops::prepare_experts(backend, prepared(layer.experts_gate_up), prepared(layer.experts_down));
     if (spec_.tie_word_embeddings) weights_.lm_head.prepared = weights_.embed_tokens.prepared;
     prepared_ = true;
     // Dummy vectors made on a device: the prepared form is enough.
@@ -376,6 +404,7 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
+        layer.experts = {};
     }
     drop(weights_.norm);
     prepared_ = false;

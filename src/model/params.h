@@ -37,9 +37,13 @@ struct LayerWeights {
     LinearWeights o_proj;               // [hidden_size, num_heads * head_dim]
     VectorWeights attention_post_norm;  // [hidden_size], with post_norms
     VectorWeights mlp_norm;             // [hidden_size], with pre_norms
-    LinearWeights gate_up_proj;         // gate, up: each [intermediate_size, hidden_size]
-    LinearWeights down_proj;            // [hidden_size, intermediate_size]
-    VectorWeights mlp_post_norm;        // [hidden_size], with post_norms
+    LinearWeights gate_up_proj;         // gate, up: each [intermediate_size, hidden_size]; of the MLP, or of the
+    LinearWeights down_proj;            // expert of all tokens: [hidden_size, intermediate_size]
+    LinearWeights router;               // [num_experts, hidden_size]
+    LinearWeights shared_gate;          // [1, hidden_size]
+    std::vector<LinearWeights> experts_gate_up, experts_down;  // [num_experts], of the shapes above
+    std::unique_ptr<PreparedExperts> experts;                  // of these
+    VectorWeights mlp_post_norm;                               // [hidden_size], with post_norms
 
     // Calls f with each of its norm weights.
     template <class F>
@@ -132,6 +136,7 @@ private:
     std::vector<ParamRow> rows_;
     std::vector<LinearWeights*> linears_;  // into weights_
     std::map<std::string, size_t> by_name_;
+    std::map<std::string, LinearWeights*> linears_by_name_;
     std::atomic<int64_t> bytes_ = 0;  // also read while another thread loads
     bool prepared_ = false;
 };

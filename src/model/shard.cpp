@@ -10,8 +10,16 @@ namespace infinilm {
 
 namespace {
 
+// The smallest of an MLP or an expert.
+int least_inner(const ModelSpec& model) {
+    int least = model.mlp.intermediate_size;
+    for (const int size : {model.experts.intermediate_size, model.experts.shared_intermediate_size})
+        if (size > 0) least = std::min(least, size);
+    return least;
+}
+
 bool fits(const ModelSpec& model, int size) {
-    return size >= 1 && model.attention.num_heads % size == 0 && model.mlp.intermediate_size >= size;
+    return size >= 1 && model.attention.num_heads % size == 0 && least_inner(model) >= size;
 }
 
 std::string fitting_sizes(const ModelSpec& model) {
@@ -35,13 +43,15 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     if (!fits(model, shard.size))
         throw ConfigError(concat("tensor parallelism of ", shard.size, " does not fit a model of ",
                                  model.attention.num_heads, " attention heads and intermediate_size ",
-                                 model.mlp.intermediate_size, "; sizes that do: ", fitting_sizes(model)));
+                                 least_inner(model), "; sizes that do: ", fitting_sizes(model)));
     if (shard.rank < 0 || shard.rank >= shard.size)
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
     ModelSpec local = model;
     local.attention.num_heads = model.attention.num_heads / shard.size;
     local.attention.num_kv_heads = local.attention.num_heads / local_group(model.attention, shard);
-    local.mlp.intermediate_size = static_cast<int>(inner_of(model.mlp, shard).size());
+    for (int* size :
+         {&local.mlp.intermediate_size, &local.experts.intermediate_size, &local.experts.shared_intermediate_size})
+        *size = static_cast<int>(inner_of(*size, shard).size());
     return local;
 }
 
@@ -59,8 +69,8 @@ std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
     return heads;
 }
 
-Range inner_of(const MlpSpec& model, Shard shard) {
-    const int64_t total = model.intermediate_size, size = shard.size, rank = shard.rank;
+Range inner_of(int64_t total, Shard shard) {
+    const int64_t size = shard.size, rank = shard.rank;
     const auto fits = [&](int64_t unit) { return total % unit == 0 && total / unit >= size; };
     const int64_t unit = fits(32) ? 32 : fits(8) ? 8 : 1, units = total / unit;
     return {units * rank / size * unit, units * (rank + 1) / size * unit};

@@ -13,7 +13,7 @@ struct Shard {
     int rank = 0, size = 1;
 };
 
-// The spec of one rank: its num_heads, num_kv_heads and intermediate_size; all else is the model's, vocab_size too.
+// The spec of one rank: its num_heads, num_kv_heads and intermediate sizes; all else is the model's, vocab_size too.
 // ConfigError: a size of tensor parallelism that does not fit the model, with those that do.
 ModelSpec local_spec(const ModelSpec& model, Shard shard);
 
@@ -22,9 +22,9 @@ Range q_heads_of(const AttentionSpec& model, Shard shard);
 // For each of a rank's kv heads the one of the model. They serve equally many consecutive query heads of the rank;
 // where there are more ranks than kv heads, or the ratio is odd, several ranks have the same one.
 std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard);
-// Columns of the MLP, in multiples of 32 where the model has that, which packed weights are cut at, or else of 8: what
-// kernels of GPUs need.
-Range inner_of(const MlpSpec& model, Shard shard);
+// Columns of an MLP or an expert, in multiples of 32 where it has that, which packed weights are cut at, or else of 8:
+// what kernels of GPUs need.
+Range inner_of(int64_t intermediate_size, Shard shard);
 // Tokens whose embedding and logit a rank has. Equal parts, so that logits can be gathered, of a multiple of 16: whole
 // panels of packed weights. The last ranks have fewer of them, or none.
 int64_t vocab_part(int64_t vocab_size, int size);

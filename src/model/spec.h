@@ -36,6 +36,16 @@ struct MlpSpec {
     Activation activation = Activation::silu;
 };
 
+// What the layers that have experts have in place of the MLP: each token goes to top_k of them, its best by softmax.
+struct ExpertsSpec {
+    int count = 0, top_k = 0;   // count 0: no layer has any
+    int intermediate_size = 0;  // of each expert
+    // Of one that all tokens go to, whose result is multiplied by the sigmoid of a logit of the token; 0: there is
+    // none.
+    int shared_intermediate_size = 0;
+    bool norm_topk_prob = false;  // the weights of a token's experts add up to 1
+};
+
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
@@ -45,6 +55,7 @@ struct RopeSpec {
 struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
     int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
+    bool experts = false;    // it has ModelSpec::experts in place of the MLP
 };
 
 struct ModelSpec {
@@ -63,6 +74,7 @@ struct ModelSpec {
     bool tie_word_embeddings = false;
     AttentionSpec attention;
     MlpSpec mlp;
+    ExpertsSpec experts;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
 

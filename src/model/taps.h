@@ -36,6 +36,8 @@ enum class Site : uint8_t {
     up_proj,                     // [num_tokens, intermediate_size]
     activation,                  // [num_tokens, intermediate_size]: activation(gate) * up
     down_proj,                   // [num_tokens, hidden_size], before the residual is added
+    router_logits,               // [num_tokens, num_experts] float32; in layers with experts, which have no MLP's sites
+    experts,                     // [num_tokens, hidden_size]: the experts' sum, before the residual is added
     post_feedforward_layernorm,  // [num_tokens, hidden_size]
     residual,                    // [num_tokens, hidden_size]: the residual stream at the end of the layer
     final_norm,                  // [num_rows, hidden_size]
@@ -60,6 +62,8 @@ inline constexpr std::array<std::string_view, num_sites> site_names = {"embeddin
                                                                        "up_proj",
                                                                        "activation",
                                                                        "down_proj",
+                                                                       "router_logits",
+                                                                       "experts",
                                                                        "post_feedforward_layernorm",
                                                                        "residual",
                                                                        "final_norm",

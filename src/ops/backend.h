@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/activation.h"
@@ -165,6 +166,49 @@ struct GatherRowsParams {
     TensorView out;   // [num_rows, hidden_size] activation
 };
 
+// How a router's logits become scores: softmax over all experts, or the sigmoid of each.
+enum class Scoring : uint8_t { softmax, sigmoid };
+constexpr std::string_view name(Scoring scoring) { return scoring == Scoring::softmax ? "softmax" : "sigmoid"; }
+
+// The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
+// correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
+// good as its two best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
+// the token's, times scale. A row that holds NaN or whose largest logit is not finite: experts 0 .. top_k - 1 with
+// weights NaN, which end in the token's logits, where sampling tells.
+struct RouteParams {
+    TensorView logits;           // [num_tokens, num_experts] float32
+    TensorView correction_bias;  // [num_experts] float32, or absent
+    TensorView ids;              // out [num_tokens, top_k] int32
+    TensorView weights;          // out [num_tokens, top_k] float32
+    Scoring scoring = Scoring::softmax;
+    bool normalize = false;
+    float scale = 1;
+    int num_groups = 1, top_groups = 1;
+};
+
+// The experts of a layer, made once at load time by prepare_experts.
+class PreparedExperts {
+public:
+    virtual ~PreparedExperts() = default;
+    int64_t num_experts = 0, hidden_size = 0, intermediate_size = 0;
+};
+
+// out[t] = sum of weights[t, k] * down(gate_up(x[t])) of the expert ids[t, k], in the order of k, so that it does not
+// depend on other rows; + sigmoid(shared_gate[t]) * shared[t]; + residual[t]. Reads the weights of those experts only.
+struct ExpertsParams {
+    TensorView x;        // [num_tokens, hidden_size] activation
+    TensorView ids;      // [num_tokens, top_k] int32
+    TensorView weights;  // [num_tokens, top_k] float32
+    const PreparedExperts& experts;
+    Activation activation = Activation::silu;
+    TensorView shared = {};       // [num_tokens, hidden_size] activation, of an expert of all tokens, or absent
+    TensorView shared_gate = {};  // [num_tokens, 1] float32; absent: shared counts whole
+    TensorView residual = {};     // [num_tokens, hidden_size] activation, or absent; may be out
+    TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
+    TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
+    TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
+};
+
 // out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
 // has everybody's part.
 struct SumPartsParams {
@@ -247,6 +291,10 @@ public:
     // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
+    // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
+    // Defaults of what experts need are a DeviceError.
+    using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
+    virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                // a norm weight; absent stays absent
     virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;  // for benchmarks: deviation 0.02
 
@@ -263,6 +311,8 @@ public:
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void route(const RouteParams&);
+    virtual void experts(const ExpertsParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;

@@ -13,4 +13,13 @@ std::unique_ptr<PreparedLinear> Backend::adopt_linear(const PackedSource& source
     return nullptr;
 }
 
+static DeviceError no_experts(const Backend& backend) {
+    return DeviceError(concat("models with experts do not run on ", to_string(backend.device()),
+                              " in this version; use device 'cpu'"));
+}
+
+std::unique_ptr<PreparedExperts> Backend::prepare_experts(SharedLinears, SharedLinears) { throw no_experts(*this); }
+void Backend::route(const RouteParams&) { throw no_experts(*this); }
+void Backend::experts(const ExpertsParams&) { throw no_experts(*this); }
+
 }  // namespace infinilm

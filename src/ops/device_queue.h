@@ -56,6 +56,8 @@ public:
 };
 
 enum class Upload { step, masks };  // masks follow when the forward pass is under way
+// Where upload() has to take more memory, it takes so many times what it needs, for steps that grow.
+inline constexpr int64_t upload_growth = 2;
 
 class DeviceQueue {
 public:

@@ -213,6 +213,45 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
+void route(Backend& backend, const RouteParams& p) {
+    OpCheck check("route", backend);
+    check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);
+    if (p.correction_bias) check.tensor("correction_bias", p.correction_bias, {"num_experts"}, DType::float32);
+    check.tensor("ids", p.ids, {"num_tokens", "top_k"}, DType::int32);
+    check.tensor("weights", p.weights, {"num_tokens", "top_k"}, DType::float32);
+    const int64_t num_experts = check["num_experts"], top_k = check["top_k"];
+    check.require(p.num_groups >= 1 && num_experts % p.num_groups == 0, "num_groups: expected a divisor of ",
+                  num_experts, " experts, got ", p.num_groups);
+    check.require(p.top_groups >= 1 && p.top_groups <= p.num_groups, "top_groups: expected 1 to ", p.num_groups,
+                  ", got ", p.top_groups);
+    const int64_t choice = num_experts / p.num_groups * p.top_groups;
+    check.require(top_k >= 1 && top_k <= choice, "ids: expected 1 to ", choice, " columns, got ", top_k);
+    backend.route(p);
+}
+
+void experts(Backend& backend, const ExpertsParams& p) {
+    OpCheck check("experts", backend);
+    const int64_t hidden_size = p.experts.hidden_size, inner_size = p.experts.intermediate_size;
+    check.tensor("x", p.x, {"num_tokens", hidden_size}, check.activation);
+    check.tensor("ids", p.ids, {"num_tokens", "top_k"}, DType::int32);
+    check.tensor("weights", p.weights, {"num_tokens", "top_k"}, DType::float32);
+    if (p.shared) check.tensor("shared", p.shared, {"num_tokens", hidden_size}, check.activation);
+    check.require(p.shared || !p.shared_gate, "shared_gate: there is nothing shared");
+    if (p.shared_gate) check.tensor("shared_gate", p.shared_gate, {"num_tokens", 1}, DType::float32);
+    if (p.residual) check.tensor("residual", p.residual, {"num_tokens", hidden_size}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", hidden_size}, check.activation);
+    const int64_t num_parts = check["num_tokens"] * check["top_k"];
+    check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
+    check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
+    if (readable(p.ids))
+        for (int64_t t = 0; t < check["num_tokens"]; ++t)
+            for (int64_t k = 0; k < check["top_k"]; ++k)
+                if (const int32_t id = p.ids.as<const int32_t>()[t * p.ids.stride(0) + k];
+                    id < 0 || id >= p.experts.num_experts)
+                    check.fail("ids: expected 0 to ", p.experts.num_experts - 1, ", got ", id, " for token ", t);
+    backend.experts(p);
+}
+
 void sum_parts(Backend& backend, const SumPartsParams& p) {
     OpCheck check("sum_parts", backend);
     check.tensor("parts", p.parts, {"num_parts", "size"});
@@ -276,6 +315,26 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
         if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
     return backend.prepare_linear(std::move(parts), kind, head_dim, quantization);
+}
+
+std::unique_ptr<PreparedExperts> prepare_experts(Backend& backend, Backend::SharedLinears gate_up,
+                                                 Backend::SharedLinears down) {
+    const OpCheck check("prepare_experts", backend);
+    check.require(!gate_up.empty() && gate_up.size() == down.size(),
+                  "expected a gate_up and a down of each expert, got ", gate_up.size(), " and ", down.size());
+    const PreparedLinear &first_up = *gate_up[0], &first_down = *down[0];
+    check.require(first_up.in_features == first_down.out_features && first_up.out_features == first_down.in_features,
+                  "gate_up goes from ", first_up.in_features, " to ", first_up.out_features, " features, down from ",
+                  first_down.in_features, " to ", first_down.out_features);
+    const auto alike = [](const PreparedLinear& a, const PreparedLinear& b) {
+        return a.kind == b.kind && a.in_features == b.in_features && a.out_features == b.out_features;
+    };
+    check.require(first_up.kind == LinearKind::act_mul && first_down.kind == LinearKind::plain,
+                  "gate_up: expected act_mul; down: expected plain");
+    for (size_t i = 0; i < gate_up.size(); ++i)
+        check.require(alike(*gate_up[i], first_up) && alike(*down[i], first_down), "expert ", i,
+                      " has another shape than expert 0");
+    return backend.prepare_experts(std::move(gate_up), std::move(down));
 }
 
 }  // namespace infinilm::ops

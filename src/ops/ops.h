@@ -17,10 +17,14 @@ void paged_attention(Backend&, const AttentionParams&);
 void act_mul(Backend&, const ActMulParams&);
 void soft_cap(Backend&, const SoftCapParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
+void route(Backend&, const RouteParams&);
+void experts(Backend&, const ExpertsParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);
 std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0,
                                                Quantization quantization = Quantization::none);
+
+std::unique_ptr<PreparedExperts> prepare_experts(Backend&, Backend::SharedLinears gate_up, Backend::SharedLinears down);
 
 }  // namespace infinilm::ops

@@ -25,6 +25,9 @@ std::unique_ptr<PreparedLinear> TimedBackend::adopt_linear(const PackedSource& s
 Tensor TimedBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
     return inner_.unpack_linear(linear, part);
 }
+std::unique_ptr<PreparedExperts> TimedBackend::prepare_experts(SharedLinears gate_up, SharedLinears down) {
+    return inner_.prepare_experts(std::move(gate_up), std::move(down));
+}
 Tensor TimedBackend::prepare_vector(const Tensor& vector) { return inner_.prepare_vector(vector); }
 void TimedBackend::fill_random(const TensorView& weight, uint64_t seed) { inner_.fill_random(weight, seed); }
 
@@ -75,6 +78,12 @@ void TimedBackend::soft_cap(const SoftCapParams& p) {
 }
 void TimedBackend::gather_rows(const GatherRowsParams& p) {
     timed("other", [&] { inner_.gather_rows(p); });
+}
+void TimedBackend::route(const RouteParams& p) {
+    timed("router", [&] { inner_.route(p); });
+}
+void TimedBackend::experts(const ExpertsParams& p) {
+    timed("experts", [&] { inner_.experts(p); });
 }
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });

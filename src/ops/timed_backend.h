@@ -33,6 +33,7 @@ public:
     void check_packed(const PackedSource& source) const override;
     std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override;
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
+    std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override;
     Tensor prepare_vector(const Tensor& vector) override;
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
@@ -47,6 +48,8 @@ public:
     void act_mul(const ActMulParams& p) override;
     void soft_cap(const SoftCapParams& p) override;
     void gather_rows(const GatherRowsParams& p) override;
+    void route(const RouteParams& p) override;
+    void experts(const ExpertsParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
     void find_best(const FindBestParams& p) override;
     void sample(const SampleParams& p) override;

@@ -55,6 +55,18 @@ def llama3_factors(config: dict[str, Any], scaling: dict[str, Any]) -> list[floa
     return factors
 
 
+def read_tokenizer(checkpoint: Path, vocab_size: int) -> tuple[list[str], list[str], set[int]]:
+    """Words, merges and special tokens of byte-level BPE; made-up ones where there is no tokenizer."""
+    words, path = [f"t{i}" for i in range(vocab_size)], checkpoint / "tokenizer.json"
+    if not path.exists():
+        return words, ["t 0"], set()
+    tokenizer = json.loads(path.read_text())
+    for word, i in tokenizer["model"]["vocab"].items():
+        words[i] = word
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in tokenizer["model"]["merges"]]
+    return words, merges, {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
+
+
 def to_gguf(checkpoint: Path, out: Path) -> None:
     """Matrices in float16, vectors in float32."""
     import gguf
@@ -77,12 +89,13 @@ def to_gguf(checkpoint: Path, out: Path) -> None:
     writer.add_rope_dimension_count(head_dim)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    words = [f"t{i}" for i in range(config["vocab_size"])]
+    words, merges, special = read_tokenizer(checkpoint, config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(words)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(words))
-    writer.add_token_merges(["t 0"])
+    kinds = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL)
+    writer.add_token_types([kinds[i in special] for i in range(len(words))])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     if scaling := config.get("rope_scaling"):

@@ -280,3 +280,19 @@ def test_plot_without_matplotlib(
     assert run("bench", folder, *SMALL, "--plot", "out.png") == 2
     error = capsys.readouterr().err
     assert "pip install 'infinilm[plot]'" in error and "--plot" in error
+
+
+def test_experts_count_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
+    """Of one token its own; of several those that they ask for on average, which two may have in common."""
+    experts = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "qkv_bias": False}
+    experts |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    folder = tiny.make_checkpoint(tmp_path, **experts, shared_expert_intermediate_size=0)
+    with LLM(folder, use_tqdm=False) as llm:
+        work, times = count_work(llm), llm.memory
+    layers, expert = 2, 3 * 48 * 32
+    assert work.weight_bytes == times.weight_bytes - 4 * tiny.VOCAB_SIZE * 32  # but the embedding
+    assert work.weights_read("experts", 1) == 4 * layers * 2 * expert
+    assert work.weights_read("experts", 2) == 4 * layers * 3 * expert
+    assert work.weights_read("router", 5) == 4 * layers * 4 * 32
+    assert work.ops(1, 1, 8)["experts"].flops == 2 * layers * 2 * expert
+    assert work.ops(1, 1, 8)["gate_up_proj"].flops == 0  # the norm before the experts

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from infinilm.config.families import model_facts
 from infinilm.config.keys import UNSUPPORTED
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError, InfinilmError
@@ -377,7 +378,7 @@ def test_null_is_the_default_rope_and_default_is_none():
 def test_mlp_layer_types_must_be_dense():
     LlamaConfig(mlp_layer_types=["dense", "dense"])
     for value in (["dense", "sparse"], "dense"):
-        with pytest.raises(ConfigError, match=r"mlp_layer_types is .*mixture-of-experts"):
+        with pytest.raises(ConfigError, match=r"mlp_layer_types is .*but only 'dense' layers"):
             LlamaConfig(mlp_layer_types=value)
 
 
@@ -390,8 +391,8 @@ def test_mlp_layer_types_must_be_dense():
         ),
         ({"model_type": 3}, "model_type 3 is not supported"),
         (
-            {"architectures": ["MixtralForCausalLM"]},
-            "architecture 'MixtralForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral",
+            {"architectures": ["JambaForCausalLM"]},
+            "architecture 'JambaForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
@@ -442,9 +443,9 @@ def test_no_config_json_says_what_to_do(tmp_path):
         AutoConfig.from_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nowhere.*there is no such folder"):
         AutoConfig.from_pretrained(tmp_path / "nowhere")
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.bin").touch()
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        AutoConfig.from_pretrained(tmp_path / "model.gguf")
+        AutoConfig.from_pretrained(tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize(
@@ -628,3 +629,41 @@ def test_any_json_is_a_config_or_a_config_error(values, data):
         assert str(error)
     else:
         config.validate()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("llama", {"num_experts": 8}, "num_experts is 8, but only null or 0 is supported: this family has no experts"),
+        ("mixtral", {"norm_topk_prob": False}, "norm_topk_prob is False, but in MixtralForCausalLM it is always True"),
+        ("mixtral", {"num_local_experts": 4, "num_experts": 5}, "num_local_experts is 4 and num_experts is 5"),
+        ("mixtral", {"moe_intermediate_size": 8}, "moe_intermediate_size is 8, but only null or 0 is supported"),
+        ("qwen3_moe", {"num_experts_per_tok": 129}, "num_experts_per_tok must be .* 129"),
+        ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok must be .* 0"),
+        ("qwen3_moe", {"moe_intermediate_size": "768"}, "moe_intermediate_size must be an integer"),
+        ("qwen3_moe", {"moe_intermediate_size": 2**31}, "moe_intermediate_size must be"),
+        ("qwen3_moe", {"num_experts": -1}, "num_experts must be"),
+        ("qwen3_moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
+        ("qwen3_moe", {"mlp_only_layers": [1.5]}, "mlp_only_layers must be a list of numbers of layers; got"),
+        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of numbers of layers; got 3"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size is 8, but only"),
+        ("qwen2_moe", {"use_sliding_window": True}, "Qwen2MoeForCausalLM has no sliding window"),
+        ("qwen2_moe", {"qkv_bias": True, "attention_bias": False}, "qkv_bias is True and attention_bias is False"),
+    ],
+)
+def test_experts_that_do_not_fit(model_type, values, message):
+    with pytest.raises(ConfigError, match=message):
+        LlamaConfig(model_type=model_type, **values).validate()
+
+
+def test_layers_with_experts():
+    def layers(**values):
+        return model_facts(LlamaConfig(model_type="qwen3_moe", num_hidden_layers=6, **values), 8).experts.layers
+
+    assert layers() == (True,) * 6
+    assert layers(decoder_sparse_step=2, mlp_only_layers=[3]) == (False, True, False, False, False, True)
+    assert layers(num_experts=0) == (False,) * 6
+    mixtral = model_facts(LlamaConfig(model_type="mixtral", num_local_experts=4, intermediate_size=48), 8).experts
+    assert (mixtral.count, mixtral.intermediate_size, mixtral.norm_topk_prob) == (4, 48, True)
+    assert not model_facts(LlamaConfig(model_type="qwen2_moe", qkv_bias=False), 8).qkv_bias

@@ -139,7 +139,7 @@ def test_windows(model_type, values, windows):
 
 def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
-    assert normalising == {"qwen3", "qwen3_vl", "gemma3", "gemma3_text"}
+    assert normalising == {"qwen3", "qwen3_moe", "qwen3_vl", "gemma3", "gemma3_text"}
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
@@ -206,9 +206,30 @@ def test_build_spec_fills_every_field():
             "qk_norm": "head",
         },
         "mlp": {"intermediate_size": 40, "bias": False, "activation": "silu"},
+        "experts": {
+            "count": 0,
+            "top_k": 0,
+            "intermediate_size": 0,
+            "shared_intermediate_size": 0,
+            "norm_topk_prob": False,
+        },
         "ropes": [{"attention_factor": 1.0}],
-        "layers": [{"sliding_window": window, "rope": 0} for window in (0, 0, 9)],
+        "layers": [{"sliding_window": window, "rope": 0, "experts": False} for window in (0, 0, 9)],
     }
+
+
+def test_build_spec_of_experts():
+    config = make("qwen2_moe", num_experts=6, num_experts_per_tok=2, mlp_only_layers=[1], norm_topk_prob=True)
+    config.moe_intermediate_size, config.shared_expert_intermediate_size = 24, 20
+    written = flat(build_spec(config, dtype="float32", max_model_len=9))
+    assert written["experts"] == {
+        "count": 6,
+        "top_k": 2,
+        "intermediate_size": 24,
+        "shared_intermediate_size": 20,
+        "norm_topk_prob": True,
+    }
+    assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
 
 
 def test_build_spec_of_other_layers():

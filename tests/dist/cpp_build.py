@@ -30,6 +30,7 @@ CORE = [
         )
     ),
     *sorted((ROOT / "src/dist").glob("*.cpp")),
+    *sorted((ROOT / "src/gguf").glob("*.cpp")),
     ROOT / "src/engine/rank_worker.cpp",
     ROOT / "src/cpu/thread_pool.cpp",
 ]

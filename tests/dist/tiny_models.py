@@ -43,6 +43,15 @@ GRANITE = {
 SMOLLM3 = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 
+EXPERTS = {
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 29,
+}
+
 # Changes to BASE, and the numbers of ranks to try.
 MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "plain": ({}, (2, 4, 8)),
@@ -57,6 +66,8 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "window": ({**QWEN2, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}, (2, 4)),
     "tied": ({"tie_word_embeddings": True}, (2, 4)),
     "small vocabulary": ({"vocab_size": 10}, (2, 8)),
+    "experts": (EXPERTS, (2, 4)),
+    "experts and an mlp": ({**EXPERTS, "mlp_only_layers": [0], "norm_topk_prob": True}, (2, 8)),
     "odd sizes": ({"intermediate_size": 29, "hidden_size": 37}, (2, 8)),
 }
 

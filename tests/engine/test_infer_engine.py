@@ -27,6 +27,7 @@ from infinilm import (
     DistConfig,
     EngineDeadError,
     InferEngine,
+    LlamaConfig,
     PagedKVCacheConfig,
     RankInfo,
     RequestError,
@@ -552,3 +553,28 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"activation 'gelu' is not supported; supported: silu"):
         spec.mlp.activation = "gelu"
     spec.mlp.activation = "silu"
+
+
+def test_a_router_that_sees_nan_is_told() -> None:
+    """The weights of the experts are NaN, and so are the logits behind them; the engine stays usable."""
+    config = LlamaConfig(
+        model_type="mixtral",
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=3,
+    )
+    with InferEngine(config, device_type="cpu", cache_config=StaticKVCacheConfig(2, 8)) as engine:
+        rng = np.random.default_rng(1)
+        for name, shape in engine.param_shapes().items():
+            values = rng.standard_normal(shape).astype(np.float32)
+            if "embed_tokens" in name:
+                values[7] = np.nan
+            engine.load_param(name, values)
+        with pytest.raises(InfinilmError, match="logits of row 0 hold NaN"):
+            engine.forward(InferEngine.Input([[7], [5]], temperature=0))
+        logits = engine.forward(InferEngine.Input([[5]], temperature=0), return_logits=True).logits
+        assert logits is not None and np.isfinite(logits.numpy()).all()

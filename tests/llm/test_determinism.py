@@ -25,6 +25,15 @@ BLOCK_SIZE = 16
 LEAST_BLOCKS = MAX_MODEL_LEN // BLOCK_SIZE  # one sequence of the longest kind
 MAX_PROMPT_LEN = 60
 WINDOW: dict[str, Any] = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24}
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 0,
+    "qkv_bias": False,
+}
 
 # ---- what is asked ----
 
@@ -181,9 +190,9 @@ class Models:
             llm.close()
 
 
-@pytest.fixture(scope="module", params=["full", "window"])
+@pytest.fixture(scope="module", params=["full", "window", "experts"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    changes = WINDOW if request.param == "window" else {}
+    changes = {"full": {}, "window": WINDOW, "experts": EXPERTS}[request.param]
     return tiny.make_checkpoint(tmp_path_factory.mktemp("determinism") / request.param, **changes)
 
 

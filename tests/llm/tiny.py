@@ -93,9 +93,13 @@ def make_weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
         out[layer + "self_attn.v_proj.weight"] = matrix(kv_heads * head_dim, hidden)
         out[layer + "self_attn.o_proj.weight"] = matrix(hidden, heads * head_dim)
         out[layer + "post_attention_layernorm.weight"] = norm()
-        out[layer + "mlp.gate_proj.weight"] = matrix(inner, hidden)
-        out[layer + "mlp.up_proj.weight"] = matrix(inner, hidden)
-        out[layer + "mlp.down_proj.weight"] = matrix(hidden, inner)
+        experts = [f"experts.{expert}." for expert in range(config.get("num_experts", 0))]
+        if experts:
+            out[layer + "mlp.gate.weight"] = matrix(len(experts), hidden, 2.0)
+        for mlp in [f"{layer}mlp.{expert}" for expert in experts or [""]]:
+            out[mlp + "gate_proj.weight"] = matrix(inner, hidden)
+            out[mlp + "up_proj.weight"] = matrix(inner, hidden)
+            out[mlp + "down_proj.weight"] = matrix(hidden, inner)
     out["model.norm.weight"] = norm()
     if not config["tie_word_embeddings"]:
         out["lm_head.weight"] = matrix(vocab, hidden, 3.0)

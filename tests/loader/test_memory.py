@@ -176,7 +176,7 @@ def planned_workspace(**changes: Any) -> int:
     config = LlamaConfig.from_dict(PLANNED | changes.pop("config", {}))
     spec = build_spec(config, dtype=changes.pop("dtype", "float32"), max_model_len=changes.pop("max_model_len", 1024))
     limits = {"num_ranks": 1, "num_threads": 2, "num_tokens": 512, "num_rows": 8, "num_returned_rows": 0}
-    return _core.workspace_bytes(spec, device="cpu", **(limits | changes))
+    return _core.workspace_bytes(spec, device=changes.pop("device", "cpu"), **(limits | changes))
 
 
 def test_what_the_workspace_grows_with() -> None:
@@ -186,9 +186,25 @@ def test_what_the_workspace_grows_with() -> None:
     token = 4 * (3 * 1024 + 3 * 16 * 128 + 16 * 128 + 2048 + 128)
     assert planned_workspace(num_rows=9) - base == row + 4  # the logits, and an id
     assert planned_workspace(num_returned_rows=1) - base == row + 4
+    # A GPU also keeps a mask of the vocabulary for each row, twice: its memory grows by more than a step needs.
+    on_gpu = planned_workspace(device="cuda", num_rows=9) - planned_workspace(device="cuda")
+    assert on_gpu == row + 4 + 2 * row // 32
     assert planned_workspace(num_tokens=1024) - planned_workspace(num_tokens=768) == 256 * token
     assert planned_workspace(max_model_len=256) <= base  # nothing of attention is split
     assert base <= planned_workspace(num_ranks=2) <= 3 * base
+
+
+def test_what_experts_add_to_the_workspace() -> None:
+    experts = {"model_type": "qwen2_moe", "num_experts": 16, "moe_intermediate_size": 96}
+    experts |= {"shared_expert_intermediate_size": 0}
+    few, more = (
+        planned_workspace(config={**experts, "num_experts_per_tok": top_k}, num_tokens=4096)
+        - planned_workspace(config={**experts, "num_experts_per_tok": top_k}, num_tokens=2048)
+        for top_k in (4, 5)
+    )
+    # An expert's number and weight, what it has inside, what it gives, and x, which is packed for each expert.
+    # Kernels take tokens in groups of up to 32, so that each of the four sums may have some more.
+    assert more - few == pytest.approx(2048 * 4 * (1 + 1 + 96 + 1024 + 1024), abs=4 * 32 * 4 * 1024)
 
 
 def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

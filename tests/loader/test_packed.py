@@ -52,8 +52,9 @@ def from_arrays(source: Path, dtype: str, quantization: str | None) -> InferEngi
         ("bfloat16", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
         ("float16", {"model_type": "qwen3", "intermediate_size": 29}),
         ("bfloat16", {"float32": ("q_proj.weight", "norm.weight", "lm_head.weight")}),
+        ("bfloat16", {"model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2, "mlp_only_layers": [1]}),
     ],
-    ids=["float32", "tied with biases", "qk norm", "mixed dtypes"],
+    ids=["float32", "tied with biases", "qk norm", "mixed dtypes", "experts"],
 )
 def test_the_same_bits(tmp_path: Path, quantization: str | None, dtype: str, changes: dict[str, Any]) -> None:
     source = make_checkpoint(tmp_path / "plain", dtype, **changes)

@@ -54,7 +54,7 @@ def test_absent_folder(name, tmp_path, monkeypatch):
 
 def test_file_and_empty(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match="is a file; pass the folder"):
+    with pytest.raises(ConfigError, match=r"is a file; pass a \.gguf file, or the folder"):
         resolve_model(tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="empty string"):
         resolve_model("")
@@ -65,9 +65,10 @@ def test_file_and_empty(tmp_path):
 
 def test_what_is_not_read_in_this_version(tmp_path):
     (tmp_path / "llama.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"llama\.gguf' is a GGUF file, which this version does not read"):
-        resolve_model(tmp_path / "llama.gguf")
-    with pytest.raises(FileNotFoundError, match=r"only a GGUF file.*use the safetensors checkpoint"):
+    assert resolve_model(tmp_path) == resolve_model(tmp_path / "llama.gguf") == tmp_path / "llama.gguf"
+    with pytest.raises(WeightError, match=r"llama\.gguf: a file of 4 bytes is too short for GGUF"):
+        AutoConfig.from_pretrained(tmp_path / "llama.gguf")
+    with pytest.raises(FileNotFoundError, match=r"only a GGUF file: pass the path of that"):
         AutoConfig.from_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"this is a LoRA adapter.*merge it"):

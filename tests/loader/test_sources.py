@@ -203,6 +203,44 @@ def test_a_joined_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path)
         logits(folder)
 
 
+def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
+    """As transformers 5 keeps them, and as it writes them unless told otherwise."""
+    folder = shutil.copytree(GOLDEN / "mixtral", tmp_path / "stacked")
+    tensors = load_bits(folder / "model.safetensors")
+    for layer in range(2):
+        old, new = (f"model.layers.{layer}.{name}" for name in ("block_sparse_moe", "mlp"))
+        tensors[f"{new}.gate.weight"] = tensors.pop(f"{old}.gate.weight")
+        gate, down, up = (
+            np.stack([tensors.pop(f"{old}.experts.{expert}.w{part}.weight") for expert in range(5)])
+            for part in (1, 2, 3)
+        )
+        tensors[f"{new}.experts.gate_up_proj"], tensors[f"{new}.experts.down_proj"] = np.hstack([gate, up]), down
+    save_file(tensors, folder / "model.safetensors")
+    np.testing.assert_array_equal(logits(folder), logits(GOLDEN / "mixtral"))
+
+
+def test_an_expert_of_a_stacked_tensor_is_used_in_place_and_let_go_of_alone(monkeypatch):
+    released = []
+    monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append((name, rows.start, rows.stop)))
+    loaded = collect(GOLDEN / "qwen2-moe", done=("experts.4.up_proj.weight",), dtype="float32")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    with Checkpoint(GOLDEN / "qwen2-moe") as checkpoint:
+        whole = checkpoint.array(name).copy()  # [6, 2 * 24, 48]
+    up = loaded["model.layers.0.mlp.experts.4.up_proj.weight"]
+    np.testing.assert_array_equal(up, whole[4, 24:])
+    assert not up.flags.writeable and not up.flags.owndata
+    assert released == [(f"model.layers.{layer}.mlp.experts.gate_up_proj", 4, 5) for layer in (0, 2)]
+
+
+def test_a_stacked_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path):
+    folder = shutil.copytree(GOLDEN / "qwen2-moe", tmp_path / "copy")
+    tensors = load_bits(folder / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    save_file(tensors | {name: tensors[name][:5].copy()}, folder / "model.safetensors")
+    with pytest.raises(WeightError, match=rf"of another shape: {name} \(expected \[6, 48, 24\], got \[5, 48, 24\]"):
+        logits(folder)
+
+
 @with_other_names
 def test_the_state_dict_has_the_names_of_llama_and_loads_again(folder):
     config = AutoConfig.from_pretrained(folder)

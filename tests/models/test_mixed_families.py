@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from infinilm import DistConfig, HookRegistry, InferEngine, LlamaConfig, ReferenceModel, StaticKVCacheConfig, compare
 from infinilm.config import family_table
+from infinilm.config.experts import EXPERT_KEYS
 
 ARCHITECTURE = "LlamaForCausalLM"
-KEYS = frozenset(
+KEYS = EXPERT_KEYS | frozenset(
     {
         "attention_multiplier",
         "embedding_multiplier",
@@ -61,6 +62,12 @@ configs = st.fixed_dictionaries(
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),
         "tie_word_embeddings": st.booleans(),
+        "num_experts": st.sampled_from((0, 5, 8)),
+        "num_experts_per_tok": st.just(1) | st.just(3),
+        "moe_intermediate_size": st.sampled_from((24, 40)),
+        "shared_expert_intermediate_size": st.sampled_from((0, 20)),
+        "norm_topk_prob": st.booleans(),
+        "mlp_only_layers": st.sampled_from(([], [0], [1])),
         "hidden_act": st.sampled_from(("silu", "gelu_pytorch_tanh")),
         "attn_logit_softcapping": st.sampled_from((None, 0.7)),
         "final_logit_softcapping": st.sampled_from((None, 2.5)),
@@ -100,6 +107,7 @@ def test_any_mix(patch: pytest.MonkeyPatch, row: dict[str, Any], values: dict[st
     llama = family_table.FAMILIES[ARCHITECTURE]
     mixed = dataclasses.replace(llama, keys=KEYS, windows="layer_types", **row)
     patch.setattr(family_table, "FAMILIES", {ARCHITECTURE: mixed})
+    values = values | {"num_experts_per_tok": min(values["num_experts_per_tok"], max(1, values["num_experts"]))}
     config = LlamaConfig(**SIZES, **values)
     oracle = ReferenceModel(config, dtype="float64")
     weights = make_weights(oracle.param_shapes())

@@ -139,11 +139,12 @@ def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
     return seen, model
 
 
-@pytest.mark.parametrize("name", ["glm4", "llama-mha", "olmo2", "qwen3"])
+@pytest.mark.parametrize("name", ["glm4", "llama-mha", "olmo2", "qwen2-moe", "qwen3"])
 def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
     seen, model = sites_of(GOLDEN[0].parent / name)
     facts = model.facts
-    sites = ModelSites(model.config.num_hidden_layers, facts.qk_norm, facts.pre_norms, facts.post_norms).sites
+    experts = facts.experts.layers
+    sites = ModelSites(len(experts), facts.qk_norm, facts.pre_norms, facts.post_norms, experts).sites
     in_layer = [site for site in sites if site.in_layer]
     if facts.post_norms:  # what is normed is added then
         names = [site.name for site in in_layer]
@@ -152,7 +153,8 @@ def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
         in_layer[at], in_layer[at + 1] = in_layer[at + 1], in_layer[at]
     expected = [sites[0].name]
     for layer in range(model.config.num_hidden_layers):
-        expected += [site.aliases(layer)[0] for site in in_layer]
+        absent = "mlp" if experts[layer] else "experts"
+        expected += [site.aliases(layer)[0] for site in in_layer if absent not in site.needs]
     assert seen == [*expected, "final_norm", "logits"]
 
 

@@ -14,14 +14,15 @@ ROOT = Path(__file__).parents[2]
 MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/core": (),
     "src/numerics": (),
+    "src/gguf": ("src/core",),
     "src/cpu/kernels": ("src/numerics",),
     "src/ops": ("src/core",),
-    "src/cpu": ("src/cpu/kernels", "src/ops", "src/numerics", "src/core"),
+    "src/cpu": ("src/cpu/kernels", "src/ops", "src/numerics", "src/gguf", "src/core"),
     "cuda": ("src/ops", "src/numerics", "src/core"),
     "src/dist": ("src/ops", "src/core"),
     "src/model": ("src/dist", "src/ops", "src/core"),
     "src/engine": ("src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
-    "src/bind": ("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
+    "src/bind": ("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/core"),
 }
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 

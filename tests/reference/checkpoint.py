@@ -51,8 +51,16 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     for name, values in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
-        name = name.replace("language_model.", "")
-        if "qkv_proj" in name:
+        name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp")
+        for own, llama in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+            name = name.replace(f".{own}.", f".{llama}.")
+        if values.ndim == 3:  # [num_experts, out_features of all parts, in_features]
+            stacked, _, parts = name.rpartition(".")
+            for expert, matrix in enumerate(values):
+                own = [f"{part}_proj" for part in parts.removesuffix("_proj").split("_")]
+                for part, rows in zip(own, np.split(matrix, len(own)), strict=True):
+                    found[f"{stacked}.{expert}.{part}.weight"] = rows
+        elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)
             for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):
                 found[name.replace("qkv_proj", f"{part}_proj")] = own.reshape(-1, values.shape[1])

@@ -55,12 +55,30 @@ class ReferenceModel:
                 x, self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias), f"{at}.post_attention_layernorm"
             )
             h = self._norm(x, f"{at}.{before_mlp}") if facts.pre_norms else x
-            gate = self._linear(h, f"{at}.mlp.gate_proj", facts.mlp_bias)
-            up = self._linear(h, f"{at}.mlp.up_proj", facts.mlp_bias)
-            inner = ACTIVATIONS[facts.activation](gate) * up
-            down = self._linear(inner, f"{at}.mlp.down_proj", facts.mlp_bias)
-            x = self._add(x, down, f"{at}.post_feedforward_layernorm")
+            inner = self._experts if facts.experts.layers[layer] else self._mlp
+            x = self._add(x, inner(h, f"{at}.mlp"), f"{at}.post_feedforward_layernorm")
         return self._norm(x, "model.norm") * facts.logit_multiplier
+
+    def _mlp(self, h: F64, at: str) -> F64:
+        gate = self._linear(h, f"{at}.gate_proj", self.facts.mlp_bias)
+        up = self._linear(h, f"{at}.up_proj", self.facts.mlp_bias)
+        inner = ACTIVATIONS[self.facts.activation](gate) * up
+        return self._linear(inner, f"{at}.down_proj", self.facts.mlp_bias)
+
+    def _experts(self, h: F64, at: str) -> F64:
+        """Every expert of every token, most of them times zero."""
+        facts = self.facts.experts
+        logits = self._linear(h, f"{at}.gate", False)  # [n, num_experts]
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        weights[weights < np.sort(weights, axis=-1)[:, -facts.top_k, None]] = 0
+        if facts.norm_topk_prob:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}") for e in range(facts.count))
+        if facts.shared_intermediate_size:
+            gate = self._linear(h, f"{at}.shared_expert_gate", False)  # [n, 1]
+            out = out + self._mlp(h, f"{at}.shared_expert") / (1 + np.exp(-gate))
+        return np.asarray(out)
 
     def _add(self, x: F64, branch: F64, post_norm: str) -> F64:
         if self.facts.post_norms:

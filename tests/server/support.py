@@ -22,7 +22,7 @@ import uvicorn
 
 from infinilm import LLM
 from infinilm.requests.streams import AsyncRequests
-from infinilm.server.app import make_app
+from infinilm.server.run import make_config
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
@@ -107,9 +107,7 @@ class Hosted:
             # Small, and so that of every connection: the server soon feels that a client does not read.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            config = uvicorn.Config(make_app(self.service), log_level="warning", lifespan="off")
-            config.timeout_graceful_shutdown = 1
-            self._server = uvicorn.Server(config)
+            self._server = uvicorn.Server(make_config(self.service, log_level="warning"))
             self._loop = asyncio.get_running_loop()
             self._ready.set()
             await self._server.serve([listener])

@@ -50,7 +50,10 @@ MISTRAL = """
 {%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
 {%- for message in messages %}{% if message.role == 'tool' %}[TOOL_RESULTS]{{ {"content": message.content, \
 "call_id": message.tool_call_id} | tojson }}[/TOOL_RESULTS]
-{%- elif message.tool_calls %}[TOOL_CALLS][{% for call in message.tool_calls %}{{ {"name": call.function.name, \
+{%- elif message.tool_calls %}[TOOL_CALLS][{% for call in message.tool_calls %}
+{%- if call.id | length != 9 or not call.id.isalnum() %}
+{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}
+{%- endif %}{{ {"name": call.function.name, \
 "arguments": call.function.arguments, "id": call.id} | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]
 {%- elif message.role == 'assistant' %}{{ message.content }}
 {%- else %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"""

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from infinilm import LLM, SamplingParams
+from infinilm.server.answers import chat_logprobs
 from server.support import SECONDS, ServerProcess, hosted
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story"}]
@@ -68,6 +69,11 @@ def test_stream_on_the_wire(server: ServerProcess, headers: dict[str, str]) -> N
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     assert all("usage" not in chunk for chunk in chunks), "nobody asked"
+    for path, said in (("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": PROMPT})):
+        body: dict[str, Any] = {"model": "demo", "max_tokens": 3, "stream": True, **said}
+        answer = post(server, headers, path, **body, stream_options={"include_usage": True})
+        usages = [json.loads(event[6:])["usage"] for event in answer.text.split("\n\n")[:-2]]
+        assert usages[-1]["completion_tokens"] == 3 and set(map(str, usages[:-1])) == {"None"}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
@@ -157,6 +163,7 @@ def test_bytes_of_partial_characters(tiny_folder: Path) -> None:
 def test_token_ids_of_a_stream(tiny_folder: Path) -> None:
     """All of them, also those whose text is not certain yet."""
     body = {"model": "tiny", "prompt": "x", "seed": 1, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    body["logprobs"] = 0
     with LLM(tiny_folder) as llm, hosted(llm) as host:
         url = f"{host.url}/v1/completions"
         whole = httpx.post(url, json=body, timeout=SECONDS).json()["choices"][0]
@@ -165,6 +172,8 @@ def test_token_ids_of_a_stream(tiny_folder: Path) -> None:
     assert "".join(piece["text"] for piece in pieces) == whole["text"]
     assert [i for piece in pieces for i in piece["token_ids"]] == whole["token_ids"]
     assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    names = whole["logprobs"]["tokens"]
+    assert any(name.startswith("bytes:\\x") for name in names) and not any("\ufffd" in name for name in names)
 
 
 def test_stop(client: openai.OpenAI) -> None:
@@ -203,6 +212,7 @@ def test_harmless_fields_are_taken(client: openai.OpenAI) -> None:
         service_tier="auto",
         safety_identifier="x",
         prompt_cache_key="y",
+        extra_body={"prompt_cache_options": {"mode": "explicit"}},
         modalities=["text"],
         response_format={"type": "text"},
         parallel_tool_calls=True,
@@ -230,18 +240,26 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"stream": True, "stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+    ({"tools": [{"type": 5}]}, "tools"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}, "tool_choice"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    ({"moderation": {"model": "x"}}, "moderation"),
     ({"audio": {"voice": "x", "format": "mp3"}}, "audio"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"web_search_options": {}}, "web_search_options"),
@@ -301,6 +319,11 @@ def test_lengths(client: openai.OpenAI) -> None:
     )
     assert answer.usage is not None and answer.usage.total_tokens == 512
     assert answer.choices[0].finish_reason == "length"
+    fits = client.completions.create(model="demo", prompt=[5] * 511, max_tokens=5)
+    assert fits.usage is not None and fits.usage.completion_tokens == 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt=[5] * 512)
+    assert caught.value.code == "context_length_exceeded"
     for path in ("prompt", "messages"):
         long = "many words " * 400
         with pytest.raises(openai.BadRequestError) as caught:
@@ -309,7 +332,30 @@ def test_lengths(client: openai.OpenAI) -> None:
             else:
                 client.chat.completions.create(model="demo", messages=[{"role": "user", "content": long}])
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", path)
-        assert "512" in caught.value.message
+        assert "maximum context length is 512 tokens" in caught.value.message  # as LiteLLM looks for it
+
+
+def test_the_lesser_of_two_limits(client: openai.OpenAI) -> None:
+    for one, other in ((3, 6), (6, 3)):
+        limits: dict[str, Any] = {"max_tokens": one, "max_completion_tokens": other}
+        answer = client.chat.completions.create(model="demo", messages=MESSAGES, seed=1, **limits)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
+def test_what_is_impossible_has_a_number() -> None:
+    """JSON has no infinity."""
+    (item,) = chat_logprobs([(5, -np.inf, {5: -np.inf, 6: -0.5})], 1, lambda token_id: b"x")["content"]
+    assert (item["logprob"], [other["logprob"] for other in item["top_logprobs"]]) == (-9999.0, [-9999.0])
+
+
+def test_log_probabilities_are_json(server: ServerProcess, headers: dict[str, str], demo: LLM) -> None:
+    """Also of what cannot come."""
+    token_id = demo.tokenize(" cat", add_special_tokens=False)[0]
+    body: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 2, "logprobs": True}
+    for extra in ({"structured_outputs": {"choice": ["ab", "cd"]}}, {"logit_bias": {str(token_id): 100}, "top_k": 1}):
+        answer = post(server, headers, "/v1/chat/completions", **body, top_logprobs=20, **extra)
+        for item in json.loads(answer.text, parse_constant=pytest.fail)["choices"][0]["logprobs"]["content"]:
+            assert len(item["top_logprobs"]) == 20 and item["logprob"] <= 0
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -338,6 +384,8 @@ def test_tokenize(server: ServerProcess, headers: dict[str, str], demo: LLM) -> 
         ("/tokenize", {"prompt": "\ud800"}),
         ("/tokenize", {}),
         ("/tokenize", {"messages": 5}),
+        ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": 5}),
+        ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"messages": 5}}),
         ("/detokenize", {"tokens": ["a"]}),
         ("/detokenize", {"tokens": [2**40]}),
         ("/detokenize", {"tokens": [-1]}),

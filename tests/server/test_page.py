@@ -166,3 +166,106 @@ def test_errors_are_told(page: Browser) -> None:
     ask(page, "word " * 2000)
     assert "context" in page.run("document.querySelector('.message .error').textContent")
     page.wait_for_error()  # the console tells of status 400
+
+
+def press(page: Browser, name: str) -> None:
+    page.run(f"document.getElementById('{name}').click()")
+
+
+def fill(page: Browser, **fields: object) -> None:
+    """The settings, as somebody would."""
+    press(page, "settings")
+    for name, value in fields.items():
+        page.run(f"document.getElementById('{name}').value = {json.dumps(str(value))}")
+    press(page, "save")
+
+
+def test_a_key_is_asked_for(page: Browser) -> None:
+    page.run("localStorage.clear()")
+    reload(page)
+    page.wait("document.getElementById('state').className.includes('error')")
+    assert "API key" in page.run("document.getElementById('state').textContent")
+    page.wait_for_error()
+    fill(page, key=KEY)
+    page.wait("document.getElementById('model').textContent === 'demo'")
+    fill(page, key=KEY, max_tokens=10)
+    assert ask(page, "Hello")
+
+
+def test_what_is_sent_and_told(page: Browser) -> None:
+    page.run("window.bodies = []; const old = fetch; window.fetch = (url, options) => "
+             "{ if (options?.body) bodies.push(JSON.parse(options.body)); return old(url, options); }")  # fmt: skip
+    fill(page, key=KEY, system="Be brief", temperature=0.5, max_tokens=60, seed=7)
+    first = ask(page, "One")
+    ask(page, "Two")
+    body = page.run("bodies.at(-1)")
+    assert [(m["role"], m["content"]) for m in body["messages"]] == [
+        ("system", "Be brief"),
+        ("user", "One"),
+        ("assistant", first),
+        ("user", "Two"),
+    ]
+    assert (body["temperature"], body["max_tokens"], body["seed"], body["stream"]) == (0.5, 60, 7, True)
+    assert "of 512 tokens" in page.run("document.getElementById('state').textContent")
+    page.run("document.getElementById('state').textContent = ''")
+
+
+def test_speed_is_told(page: Browser) -> None:
+    """Of an answer that takes a moment."""
+    page.run("const now = performance.now.bind(performance); performance.now = () => 100 * now()")  # so does this one
+    ask(page, "Tell me a story")
+    assert "tokens/s, " in page.run("document.getElementById('state').textContent")
+
+
+def test_copy_export_import(page: Browser) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARKDOWN, "reasoning": "why"}]
+    set_up(page, {"key": KEY}, [{"id": "t", "title": "Kept", "messages": messages}])
+    page.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    page.run("document.querySelector('.block button').click()")
+    assert page.run("window.copied") == 'print("<b>hi</b>")'
+    page.wait("document.querySelector('.block button').textContent === 'Copied'")
+    page.run("URL.createObjectURL = blob => { window.exported = blob; return '#'; }")
+    page.run("HTMLAnchorElement.prototype.click = () => {}")
+    press(page, "export")
+    exported = json.loads(page.run("window.exported.text()"))
+    assert [(talk["title"], talk["messages"]) for talk in exported] == [("Kept", messages)]
+    page.run("document.querySelector('#list li button:last-child').click()")
+    page.wait("document.querySelectorAll('#list li').length === 0")
+    for text, count in (("no JSON", 0), (json.dumps(exported), 1), (json.dumps(exported), 1)):
+        page.run(f"const files = new DataTransfer(); files.items.add(new File([{json.dumps(text)}], 'x.json')); "
+                 "const place = document.getElementById('file'); place.files = files.files; "
+                 "place.dispatchEvent(new Event('change'))".replace("const ", "var "))  # fmt: skip
+        page.wait("document.getElementById('file').files.length === 0")
+        assert page.run("document.querySelectorAll('#list li').length") == count
+    page.run("document.querySelector('#list li button').click()")
+    assert page.run("document.querySelectorAll('.message').length") == 2
+
+
+def test_dark_and_light(page: Browser) -> None:
+    """As the system has it, or as chosen, which is kept."""
+    colour = "getComputedStyle(document.body).backgroundColor"
+    page.resize(1000, 800)
+    light = page.run(colour)
+    page.resize(1000, 800, dark=True)
+    dark = page.run(colour)
+    assert light != dark
+    for _ in range(2):  # dark, light
+        press(page, "theme")
+    assert page.run(colour) == light
+    reload(page)
+    assert page.run(colour) == light
+    press(page, "theme")
+    assert page.run(colour) == dark
+
+
+def test_keys_send_and_stop(page: Browser) -> None:
+    set_up(page, {"key": KEY, "max_tokens": 400})
+    page.run("window.matchMedia = () => ({matches: true})")  # a mouse: on a phone Enter is a new line
+    page.type("Tell me a long story")
+    for kind in ("keyDown", "keyUp"):
+        page.send("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+    page.wait(f"document.querySelector('.message.assistant .text')?.innerText.length > 5 || {IDLE}")
+    for kind in ("keyDown", "keyUp"):
+        page.send("Input.dispatchKeyEvent", type=kind, key="Escape", code="Escape", windowsVirtualKeyCode=27)
+    page.wait(IDLE)
+    assert page.run(LAST)

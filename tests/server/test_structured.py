@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -16,6 +17,8 @@ import pydantic
 import pytest
 
 from infinilm import LLM
+from infinilm.errors import RequestError
+from infinilm.server.chat import read_chat
 from server.support import KEY, SECONDS, Hosted, ServerProcess, hosted
 from server.templates import QWEN, TEMPLATES
 
@@ -277,6 +280,10 @@ def test_named(host: Hosted) -> None:
         found: Any = said.message.tool_calls
         assert [c.function.name for c in found] == ["weather"]
         check_calls([(c.function.name, c.function.arguments) for c in found])
+        *_, last = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=choice, stream=True
+        )
+        assert last.choices[0].finish_reason == "stop"
         flat: Any = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
         response = client.responses.create(
             model="tiny", input="Hi", tools=flat, tool_choice={"type": "function", "name": "time"}
@@ -296,6 +303,18 @@ def test_named(host: Hosted) -> None:
             (block,) = message.content
             assert block.type == "tool_use"
             jsonschema.validate(block.input, SCHEMAS[block.name])
+
+
+def test_forced_arguments_are_those_of_the_schema(host: Hosted) -> None:
+    """Also where it does not forbid others: clients make such schemas of functions."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    call: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": tools, "tool_choice": choice, "n": 4}
+    with chat(host) as client:
+        for said in client.chat.completions.create(**call, max_tokens=80, temperature=1.5, seed=1).choices:
+            found: Any = said.message.tool_calls
+            assert [json.loads(c.function.arguments) for c in found] in ([{"city": "Oslo"}], [{"city": "Rome"}])
 
 
 def test_format_of_messages(host: Hosted) -> None:
@@ -334,6 +353,19 @@ def test_strict_functions_with_auto(qwen: Hosted) -> None:
                 check_calls([(c.function.name, c.function.arguments) for c in calls])
 
 
+@pytest.mark.parametrize(("city", "fits"), [("Oslo", True), ("Paris", False)])
+def test_what_strict_functions_let_through(qwen: Hosted, city: str, fits: bool) -> None:
+    llm, body = qwen.service.llm, {"model": "tiny", "messages": MESSAGES}
+    assert read_chat(qwen.service, body | {"tools": TOOLS}).params.constraint is None
+    constraint = read_chat(qwen.service, body | {"tools": STRICT}).params.constraint
+    assert constraint is not None
+    matcher = llm.grammars.matcher(constraint)
+    call = json.dumps({"name": "weather", "arguments": {"city": city}})
+    with contextlib.nullcontext() if fits else pytest.raises(RequestError):
+        for token_id in llm.tokenizer.encode(f"I see. <tool_call>\n{call}\n</tool_call>", False):
+            matcher.advance(token_id)
+
+
 def one_tool(**function: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "f", **function}}], "tool_choice": "required"}
 
@@ -343,7 +375,7 @@ def one_tool(**function: Any) -> dict[str, Any]:
     [
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "response_format"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "no function 'other'"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "expected"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice", "expected"),
         (one_tool(strict=True, parameters={"not": {}}), "tools[0].function.parameters", r"\$\.not is a keyword"),
         (one_tool(strict=True, parameters={"properties": {"a": {"pattern": "("}}}), "tools", "unclosed group"),
         (one_tool(parameters={"type": "array"}), "tools[0].function.parameters", "expected type 'object'"),

@@ -13,6 +13,8 @@ import openai
 import pytest
 from llm import tiny
 
+from infinilm import LLM
+from infinilm.server.chat import read_chat
 from server.support import SECONDS, Hosted, ScriptedLLM, hosted
 from server.templates import TEMPLATES, THINKING, WRITERS
 
@@ -178,6 +180,14 @@ def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
             "Let me see. ",
             "Let me see. ",
         )
+        deltas: Any = [c.choices[0].delta for c in client.chat.completions.create(
+            model="tiny", messages=QUESTION, stream=True)]  # fmt: skip
+        for name, text in (
+            ("content", "It rains."),
+            ("reasoning_content", "Let me see. "),
+            ("reasoning", "Let me see. "),
+        ):
+            assert "".join(getattr(delta, name, None) or "" for delta in deltas) == text
         response: Any = client.responses.create(model="tiny", input="How is it?").output
         assert [item.type for item in response] == ["reasoning", "message"]
         assert response[0].content[0].text == "Let me see. " and response[1].content[0].text == "It rains."
@@ -185,6 +195,103 @@ def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
             message: Any = stream.get_final_message()
         assert [block.type for block in message.content] == ["thinking", "text"]
         assert message.content[0].thinking == "Let me see. " and message.content[1].text == "It rains."
+
+
+def test_calls_in_parallel_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """As one message, in each API."""
+    name, llm, host = family
+    llm.script = WRITERS[name](CALLS)
+    with chat(host) as client, claude(host) as other:
+        first = client.chat.completions.create(model="tiny", messages=QUESTION, tools=TOOLS).choices[0].message
+        calls: Any = first.tool_calls
+        results: Any = [{"role": "tool", "tool_call_id": c.id, "content": c.function.name} for c in calls]
+        llm.script = "x"
+        usage = client.chat.completions.create(model="tiny", messages=[*QUESTION, first, *results], tools=TOOLS).usage
+        items: Any = [{"type": "function_call", "call_id": c.id, "name": c.function.name,
+                       "arguments": c.function.arguments} for c in calls]  # fmt: skip
+        items += [{"type": "function_call_output", "call_id": c.id, "output": c.function.name} for c in calls]
+        flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        response = client.responses.create(model="tiny", input=[*QUESTION, *items], tools=flat)
+        uses: Any = [{"type": "tool_use", "id": c.id, "name": c.function.name,
+                      "input": json.loads(c.function.arguments)} for c in calls]  # fmt: skip
+        told: Any = [{"type": "tool_result", "tool_use_id": c.id, "content": c.function.name} for c in calls]
+        blocks: Any = [*QUESTION, {"role": "assistant", "content": uses}, {"role": "user", "content": told}]
+        schemas: Any = [
+            {"name": f["function"]["name"], "description": "It is", "input_schema": PARAMETERS} for f in TOOLS
+        ]
+        counted = other.messages.count_tokens(model="tiny", messages=blocks, tools=schemas)
+        assert usage is not None and response.usage is not None
+        assert usage.prompt_tokens == response.usage.input_tokens == counted.input_tokens
+
+
+def test_marks_of_calls_are_read(folder: Path) -> None:
+    """Where they are special tokens, which an answer has not otherwise."""
+    with LLM(folder, chat_template=TEMPLATES["mistral"]) as llm, hosted(llm) as host:
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 5}
+        assert read_chat(host.service, body).params.skip_special_tokens
+        assert not read_chat(host.service, body | {"tools": TOOLS}).params.skip_special_tokens
+
+
+def test_a_call_that_is_cut(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """Its arguments are no JSON, and the answer says that it was cut."""
+    name, llm, host = family
+    llm.script = WRITERS[name]([("weather", {"city": "x" * 200})])
+    with chat(host) as client, claude(host) as other:
+        call: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "tools": TOOLS, "max_tokens": 60}
+        (choice,) = client.chat.completions.create(**call).choices
+        assert choice.finish_reason == "length" and choice.message.tool_calls is not None
+        *_, last = client.chat.completions.create(**call, stream=True)
+        assert last.choices[0].finish_reason == "length"
+        tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
+        message = other.messages.create(model="tiny", max_tokens=60, messages=QUESTION, tools=tools)
+        assert message.stop_reason == "max_tokens" and message.content[0].type == "tool_use"
+        assert message.content[0].input == {}
+
+
+def test_a_template_that_takes_one_call(folder: Path) -> None:
+    """Gets one: the answer has to go back into it."""
+    check = "{% for m in messages if m.tool_calls and m.tool_calls | length != 1 %}"
+    check += "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endfor %}"
+    with ScriptedLLM(folder, chat_template=TEMPLATES["llama3"] + check) as llm, hosted(llm) as host:
+        llm.script = WRITERS["llama3"](CALLS)
+        with chat(host) as client:
+            call: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "tools": TOOLS}
+            first = client.chat.completions.create(**call).choices[0].message
+            assert first.tool_calls is not None and len(first.tool_calls) == 1
+            result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Rain"}
+            assert client.chat.completions.create(**{**call, "messages": [*QUESTION, first, result]}).choices
+
+
+def test_reasoning_of_the_history(folder: Path) -> None:
+    """Each API hands it to the template; and how much to reason."""
+    template = (
+        "{% for m in messages %}{{ m.role }}{{ m.reasoning_content or '' }}{{ m.content }}{% endfor %}"
+        "{{ 'no' if enable_thinking is false else 'yes' }}"
+    )
+    with ScriptedLLM(folder, chat_template=template) as llm, hosted(llm) as host, chat(host) as client:
+        llm.script = "x"
+        thought: Any = {"role": "assistant", "content": "a", "reasoning_content": "because " * 9}
+        turns: list[Any] = [*QUESTION, thought, {"role": "user", "content": "b"}]
+        expected = len(llm.tokenizer.encode(llm.chat_template.render(turns), add_special_tokens=False))
+        usage = client.chat.completions.create(model="tiny", messages=turns).usage
+        assert usage is not None and usage.prompt_tokens == expected
+        part = {"type": "reasoning_text", "text": "because " * 9}
+        items: Any = [
+            QUESTION[0],
+            {"type": "reasoning", "id": "r", "summary": [], "content": [part]},
+            {"role": "assistant", "content": "a"},
+            turns[2],
+        ]
+        response = client.responses.create(model="tiny", input=items)
+        assert response.usage is not None and response.usage.input_tokens == expected
+        blocks: Any = [{"type": "thinking", "thinking": "because " * 9, "signature": ""}, {"type": "text", "text": "a"}]
+        messages: Any = [QUESTION[0], {"role": "assistant", "content": blocks}, turns[2]]
+        with claude(host) as other:
+            assert other.messages.count_tokens(model="tiny", messages=messages).input_tokens == expected
+            off: Any = {"type": "disabled"}
+            assert other.messages.count_tokens(model="tiny", messages=messages, thinking=off).input_tokens < expected
+        usage = client.chat.completions.create(model="tiny", messages=turns, reasoning_effort="none").usage
+        assert usage is not None and usage.prompt_tokens < expected
 
 
 def test_responses_are_chats(family: tuple[str, ScriptedLLM, Hosted]) -> None:

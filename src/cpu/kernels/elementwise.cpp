@@ -1,5 +1,5 @@
-// Embedding lookup, activation(gate) * up, and soft caps. They write each element once, so any split over the shares
-// gives the same bits. Called by CpuBackend::embedding, act_mul and soft_cap.
+// Embedding lookup, activation(gate) * up, soft caps and the sum over a token's experts. They write each element once,
+// so any split over the shares gives the same bits. Called by CpuBackend::embedding, act_mul, soft_cap and experts.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/pack.h"
 
@@ -17,6 +17,10 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
         memcpy(&value, &bits, 4);
         return value;
     };
+    const auto scale = [&](int64_t k) {  // of its group
+        const int64_t at = k / group_size * panel_outputs + lane;
+        return weight.format == Format::int4 ? bf16(scales, at) : load_partial((const F16*)scales + at, 1)[0];
+    };
     for (int64_t k = 0; k < n; ++k) {
         const char* const line = lines + k / k_per_line(weight.format) * line_bytes;
         switch (weight.format) {
@@ -26,9 +30,11 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
             case Format::int8:
                 f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * ((const float*)scales)[lane]);
                 break;
-            case Format::int4: {
+            case Format::q8_0: f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * scale(k)); break;
+            case Format::int4:
+            case Format::q4_0: {
                 const int byte = ((const uint8_t*)line)[4 * lane + k % 4], q = (k % 8 < 4 ? byte & 15 : byte >> 4);
-                f(k, (float)(q - int4_offset) * bf16(scales, k / group_size * panel_outputs + lane));
+                f(k, (float)(q - int4_offset) * scale(k));
                 break;
             }
         }
@@ -83,6 +89,26 @@ void soft_cap(const SoftCapArgs& args, Share share) {
         int64_t i = 0;
         for (; i + width <= n; i += width) store(x + i, soft_cap(load(x + i), args.cap));
         if (i < n) store_partial(x + i, soft_cap(load_partial(x + i, (int)(n - i)), args.cap), (int)(n - i));
+    });
+}
+
+void combine(const CombineArgs& args, Share share) {
+    for_pieces(args.num_tokens, args.hidden_size, share, [&](int64_t t, int64_t first, int64_t n) {
+        const int32_t* const part_of = args.part_of + t * args.top_k;
+        const float* const weights = args.weights + t * args.weights_stride;
+        const vec gate =
+            args.shared_gate ? 1.0f / (1.0f + exp(-set1(args.shared_gate[t * args.shared_gate_stride]))) : set1(1);
+        for (int64_t i = first; i < first + n; i += width) {
+            const int count = (int)smaller(first + n - i, width);
+            const auto at = [&](const float* row)
+                                __attribute__((always_inline)) { return load_partial(row + i, count); };
+            vec sum = zero();
+            for (int64_t k = 0; k < args.top_k; ++k)
+                sum = fma(set1(weights[k]), at(args.parts + part_of[k] * args.parts_stride), sum);
+            if (args.shared) sum = fma(gate, at(args.shared + t * args.shared_stride), sum);
+            if (args.residual) sum += at(args.residual + t * args.residual_stride);
+            store_partial(args.out + t * args.out_stride + i, sum, count);
+        }
     });
 }
 

@@ -151,6 +151,18 @@ struct Int8 : QuantisedX<Int8Dot> {
     static INFINILM_MEMBER vec group_scale(const char*, int64_t, int) { return set1(1.0f); }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec) { return scale_of_x; }
 };
+// With a scale for each output and group.
+template <class Scale>
+INFINILM_INLINE vec load_group_scale(const char* scales, int64_t group, int part) {
+    return load((const Scale*)scales + group * panel_outputs + part * width);
+}
+struct Q8_0 : Int8 {
+    static constexpr Format format = Format::q8_0;
+    static INFINILM_MEMBER vec group_scale(const char* scales, int64_t group, int part) {
+        return load_group_scale<F16>(scales, group, part);
+    }
+    static INFINILM_MEMBER vec scaled(vec scale_of_x, vec scale) { return scale_of_x * scale; }
+};
 struct Int4 : QuantisedX<Int4Dot> {
     using Dot = Int4Dot;
     static constexpr Format format = Format::int4;
@@ -160,9 +172,15 @@ struct Int4 : QuantisedX<Int4Dot> {
         return Int4Dot::weight((unit == 0 ? bytes : bytes >> 4) & 0x0f0f0f0fu);
     }
     static INFINILM_MEMBER vec group_scale(const char* scales, int64_t group, int part) {
-        return load((const Bf16*)scales + group * panel_outputs + part * width);
+        return load_group_scale<Bf16>(scales, group, part);
     }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec scale) { return scale_of_x * scale; }
+};
+struct Q4_0 : Int4 {
+    static constexpr Format format = Format::q4_0;
+    static INFINILM_MEMBER vec group_scale(const char* scales, int64_t group, int part) {
+        return load_group_scale<F16>(scales, group, part);
+    }
 };
 
 }  // namespace infinilm::cpu::INFINILM_ISA

@@ -37,6 +37,7 @@ void attention_merge(const AttentionArgs& args, Share share);
 void embedding(const EmbeddingArgs& args, Share share);
 void act_mul(const ActMulArgs& args, Share share);
 void soft_cap(const SoftCapArgs& args, Share share);
+void combine(const CombineArgs& args, Share share);
 
 }  // namespace infinilm::cpu::INFINILM_FLOATS
 

@@ -23,7 +23,7 @@ struct Share {
 enum class Activation : uint8_t { silu, gelu_tanh };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout.
-enum class Format : uint8_t { f32, bf16, f16, int8, int4 };
+enum class Format : uint8_t { f32, bf16, f16, int8, int4, q8_0, q4_0 };
 
 // Rows of a linear before they are packed.
 struct PackSource {
@@ -47,14 +47,15 @@ struct PackArgs {
 // The weights of a linear, packed.
 struct PackedWeight {
     const void* panels;
-    const void* scales;  // of int8 and int4
+    const void* scales;  // of integers
     Format format;
     int64_t in_features, num_panels;
 };
 
 struct LinearArgs {
-    const float* x;    // [num_tokens, in_features]
-    int64_t x_stride;  // elements between rows
+    const float* x;       // [num_tokens, in_features], or those of its rows that are listed
+    int64_t x_stride;     // elements between rows
+    const int32_t* rows;  // [num_tokens] or null: 0, 1, ..
     int64_t num_tokens;
     PackedWeight weight;
     int64_t out_features;  // of the result; of gate alone, where up follows it
@@ -148,6 +149,24 @@ struct SoftCapArgs {
     float cap;
 };
 
+// See ExpertsParams in ops/backend.h.
+struct CombineArgs {
+    const float* parts;  // [num_tokens * top_k, hidden_size]
+    int64_t parts_stride;
+    const int32_t* part_of;  // [num_tokens, top_k]: rows of parts
+    const float* weights;    // [num_tokens, top_k]
+    int64_t weights_stride;
+    const float* shared;  // [num_tokens, hidden_size] or null
+    int64_t shared_stride;
+    const float* shared_gate;  // [num_tokens] or null
+    int64_t shared_gate_stride;
+    const float* residual;  // [num_tokens, hidden_size] or null; may be out
+    int64_t residual_stride;
+    float* out;  // [num_tokens, hidden_size]; may be shared
+    int64_t out_stride;
+    int64_t num_tokens, top_k, hidden_size;
+};
+
 // Linears of some formats.
 struct LinearKernels {
     size_t (*scratch_bytes)(const LinearArgs&);
@@ -165,8 +184,12 @@ struct Kernels {
     bool multiplies_bf16() const { return linear_bf16 != nullptr; }
     const LinearKernels& linear(const LinearArgs& args) const {
         if (args.multiply_bf16) return *linear_bf16;
-        const bool integers = args.weight.format == Format::int8 || args.weight.format == Format::int4;
-        return integers ? *linear_integers : *linear_floats;
+        switch (args.weight.format) {
+            case Format::f32:
+            case Format::bf16:
+            case Format::f16: return *linear_floats;
+            default: return *linear_integers;
+        }
     }
     void (*norm)(const NormArgs&, Share);
     void (*rope_store)(const RopeStoreArgs&, Share);
@@ -179,6 +202,7 @@ struct Kernels {
     void (*embedding)(const EmbeddingArgs&, Share);
     void (*act_mul)(const ActMulArgs&, Share);
     void (*soft_cap)(const SoftCapArgs&, Share);
+    void (*combine)(const CombineArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
@@ -195,6 +219,7 @@ using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
 constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
                                     sizeof(NormArgs) << 20 ^ sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
-                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12;
+                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12 ^
+                                    sizeof(CombineArgs) << 10;
 
 }  // namespace infinilm::cpu

@@ -99,7 +99,8 @@ void pack_x(const LinearArgs& args, Share share) {
             for (int i = 0; i < groups.tokens; ++i) {
                 const int64_t token = group * groups.tokens + i, k = k_group * group_size;
                 float padded[group_size] = {};
-                const float* x = args.x + token * args.x_stride + k;
+                const float* x =
+                    args.x + (args.rows && token < args.num_tokens ? args.rows[token] : token) * args.x_stride + k;
                 if (token >= args.num_tokens || k + group_size > in_features) {
                     if (token < args.num_tokens) memcpy(padded, x, (size_t)(in_features - k) * sizeof(float));
                     x = padded;
@@ -293,11 +294,12 @@ void multiply(const LinearArgs& args, Share share) {
     const int T = groups.tokens, P = num_panels<F>(T);
     const int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
     const MultiplyTile multiply_tile = multiply_tile_of<F>(T);
-    constexpr int64_t group_scale_bytes = F::format == Format::int4 ? 2 * panel_outputs : 0;
+    constexpr int64_t group_scale_bytes = scale_bytes_of_group(F::format);
     constexpr int64_t group_bytes = group_size / k_per_line(F::format) * line_bytes;
     const Area area = area_of(args, groups, share);
     const int64_t in_features = args.weight.in_features, k_groups = num_groups(in_features);
-    const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)args.x);
+    const float* const first_row = args.x + (args.rows ? args.rows[0] : 0) * args.x_stride;
+    const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)first_row);
     float* const scratch = (float*)args.scratch[share.thread];  // [pairs][groups][2 panels][T][16]
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
     TileArgs tile{};

@@ -1,4 +1,4 @@
-// Linears whose weights are int8 or int4, multiplied by x as int8.
+// Linears whose weights are integers with scales, multiplied by x as int8.
 #include "cpu/kernels/linear.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
@@ -8,7 +8,12 @@ namespace {
 struct Integers {
     template <class Use>
     static auto visit(const LinearArgs& args, Use use) {
-        return args.weight.format == Format::int8 ? use(Int8{}) : use(Int4{});
+        switch (args.weight.format) {
+            case Format::int4: return use(Int4{});
+            case Format::q8_0: return use(Q8_0{});
+            case Format::q4_0: return use(Q4_0{});
+            default: return use(Int8{});
+        }
     }
 };
 

@@ -32,6 +32,7 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .embedding = floats::embedding,
     .act_mul = floats::act_mul,
     .soft_cap = floats::soft_cap,
+    .combine = floats::combine,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };

@@ -1,0 +1,1 @@
+"""GGUF files: what they hold, and what a checkpoint folder would hold in their place."""

@@ -1,0 +1,60 @@
+"""The small files of a model by name, whether it is a folder or a GGUF file, which has their content as metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infinilm.files import MAX_BYTES, parse_json, read_bytes
+from infinilm.gguf.config import config_json, generation_config_json
+from infinilm.gguf.file import GgufFile, is_gguf, open_gguf
+from infinilm.gguf.tokenizer import tokenizer_json
+from infinilm.gguf.vocabulary import tokenizer_config_json
+
+__all__ = ["MODEL_FILES", "path_of", "read_model_file", "read_model_json", "read_optional_model_json"]
+
+MODEL_FILES: dict[str, Callable[[GgufFile], dict[str, Any] | None]] = {
+    "config.json": config_json,
+    "generation_config.json": generation_config_json,
+    "tokenizer_config.json": tokenizer_config_json,
+    "tokenizer.json": tokenizer_json,
+}
+"""What a GGUF file stands for; None: it has no such content."""
+
+
+def path_of(model: Path, name: str) -> Path:
+    """Where the content of such a file is, for messages."""
+    return model if is_gguf(model) else model / name
+
+
+def read_model_file(model: Path, name: str, *, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of a file of a model's folder, or what a GGUF file says in its place.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ConfigError, WeightError
+        It cannot be read, or has more than `limit` bytes.
+    """
+    if not is_gguf(model):
+        return read_bytes(model / name, limit=limit)
+    content = MODEL_FILES[name](open_gguf(model)) if name in MODEL_FILES else None
+    if content is None:
+        raise FileNotFoundError(f"{model}: has no metadata in the place of {name}")
+    return json.dumps(content, ensure_ascii=False).encode()
+
+
+def read_model_json(model: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object of such a file; raises as `read_model_file`."""
+    return parse_json(read_model_file(model, name), str(path_of(model, name)))
+
+
+def read_optional_model_json(model: Path, name: str) -> dict[str, Any]:
+    """Return what `read_model_json` returns, or `{}` when there is no such file."""
+    try:
+        return read_model_json(model, name)
+    except FileNotFoundError:
+        return {}

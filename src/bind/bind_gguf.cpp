@@ -1,0 +1,193 @@
+// GGUF files: their header, and their tensors as plain numbers.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "bind/bind.h"
+#include "core/topology.h"
+#include "cpu/gguf_panels.h"
+#include "gguf/dequantise.h"
+#include "gguf/header.h"
+
+namespace infinilm {
+
+namespace {
+
+using gguf::ValueType;
+
+// A header with the bytes that its values are in.
+struct GgufHeader {
+    gguf::Header header;
+    nb::bytes bytes;
+
+    std::span<const std::byte> span() const { return {static_cast<const std::byte*>(bytes.data()), bytes.size()}; }
+};
+
+template <class T>
+T number(const std::byte* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+nb::object number(ValueType type, const std::byte* from) {
+    switch (type) {
+        case ValueType::uint8: return nb::cast(int{number<uint8_t>(from)});
+        case ValueType::int8: return nb::cast(int{number<int8_t>(from)});
+        case ValueType::uint16: return nb::cast(number<uint16_t>(from));
+        case ValueType::int16: return nb::cast(number<int16_t>(from));
+        case ValueType::uint32: return nb::cast(number<uint32_t>(from));
+        case ValueType::int32: return nb::cast(number<int32_t>(from));
+        case ValueType::float32: return nb::cast(number<float>(from));
+        case ValueType::boolean: return nb::cast(number<uint8_t>(from) != 0);
+        case ValueType::uint64: return nb::cast(number<uint64_t>(from));
+        case ValueType::int64: return nb::cast(number<int64_t>(from));
+        default: return nb::cast(number<double>(from));
+    }
+}
+
+nb::object text(const std::string& key, std::string_view value) {
+    PyObject* const made = PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()), nullptr);
+    if (made) return nb::steal(made);
+    PyErr_Clear();
+    throw WeightError(concat("metadata '", key, "': a text that is not UTF-8: the file is damaged"));
+}
+
+nb::object value_of(const GgufHeader& self, const std::string& key) {
+    const auto found = self.header.metadata.find(key);
+    if (found == self.header.metadata.end()) throw nb::key_error(key.c_str());
+    const gguf::Value& value = found->second;
+    nb::list out;
+    if (value.type == ValueType::string) {
+        for (const std::string_view string : gguf::strings(value, self.span())) out.append(text(key, string));
+    } else {
+        const std::byte* const from = self.span().data() + value.begin;
+        const auto size = static_cast<uint64_t>(gguf::size_bytes(value.type));
+        for (uint64_t i = 0; i < value.count; ++i) out.append(number(value.type, from + i * size));
+    }
+    return value.is_array ? nb::object(out) : nb::object(out[0]);
+}
+
+nb::list tensors_of(const GgufHeader& self) {
+    nb::list out;
+    for (const gguf::TensorEntry& tensor : self.header.tensors) {
+        nb::list shape;
+        for (const int64_t size : tensor.shape) shape.append(size);
+        out.append(
+            nb::make_tuple(tensor.name, std::string(tensor.type->name), nb::tuple(shape), tensor.begin, tensor.bytes));
+    }
+    return out;
+}
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
+                   int64_t head_dim) {
+    const gguf::Type* const type = gguf::find_type(type_name);
+    if (!type) throw ConfigError(concat("unknown type '", type_name, "' of a GGUF file"));
+    const TensorView sizes(nullptr, DType::uint8, shape);  // refuses what overflows
+    const int64_t columns = shape.empty() ? 1 : shape.back(), rows = columns ? sizes.numel() / columns : 0;
+    if (type->block == 0 || columns % type->block != 0 ||
+        rows * (columns / type->block) * type->bytes != static_cast<int64_t>(data.size()))
+        throw Error(
+            concat(data.size(), " bytes are no tensor of ", type_name, " and shape ", shape_string(sizes.shape())));
+    if (head_dim < 0 || (head_dim > 0 && (head_dim % 2 != 0 || rows % head_dim != 0)))
+        throw Error(concat(rows, " rows are no heads of ", head_dim));
+    return {.type = *type,
+            .data = reinterpret_cast<const std::byte*>(data.data()),
+            .num_rows = rows,
+            .num_columns = columns,
+            .interleaved_head_dim = head_dim};
+}
+
+int threads(int num_threads) { return num_threads > 0 ? num_threads : default_num_threads(); }
+
+Tensor dequantise(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
+                  const std::string& dtype, int64_t head_dim, int num_threads) {
+    const DType to = dtype_from_string(dtype);
+    if (!is_floating(to)) throw ConfigError(concat("dtype: expected a floating dtype, got ", dtype));
+    const gguf::Rows rows = rows_of(data, type_name, shape, head_dim);
+    const Tensor out = allocate_host(to, shape);
+    const ReleaseGil release;
+    gguf::dequantise(rows, out, threads(num_threads));
+    return out;
+}
+
+using Part = std::tuple<Bytes, std::vector<int64_t>, int64_t>;
+
+nb::tuple pack(const std::string& type_name, const std::vector<Part>& parts, bool pairs, int num_threads) {
+    if (type_name != "Q8_0" && type_name != "Q4_0")
+        throw ConfigError(concat("weights of type ", type_name, " are not packed, only Q8_0 and Q4_0"));
+    std::vector<gguf::Rows> rows;
+    for (const auto& [data, shape, head_dim] : parts) {
+        if (shape.size() != 2) throw Error("gguf_pack: expected matrices");
+        rows.push_back(rows_of(data, type_name, shape, head_dim));
+    }
+    const bool fits = !rows.empty() && (!pairs || (rows.size() == 2 && rows[0].num_rows == rows[1].num_rows));
+    if (!fits || std::ranges::any_of(rows, [&](const auto& r) { return r.num_columns != rows[0].num_columns; }))
+        throw Error("gguf_pack: the parts do not belong to one linear");
+    PackedTensors packed;
+    {
+        const ReleaseGil release;
+        packed = cpu::pack_blocks(rows, pairs ? LinearKind::act_mul : LinearKind::plain, threads(num_threads));
+    }
+    return nb::make_tuple(packed.panels, packed.scales);
+}
+
+}  // namespace
+
+void bind_gguf(nb::module_& m) {
+    nb::class_<GgufHeader>(m, "GgufHeader", "The checked header of a GGUF file.")
+        .def_static(
+            "parse",
+            [](nb::bytes bytes, uint64_t file_size) -> std::optional<GgufHeader> {
+                GgufHeader self{{}, std::move(bytes)};
+                auto header = gguf::parse_header(self.span(), file_size);
+                if (!header) return std::nullopt;
+                self.header = std::move(*header);
+                return self;
+            },
+            nb::arg("bytes"), nb::arg("file_size"),
+            "Of a file of so many bytes that begins with these; None: the header goes on behind them. WeightError: the "
+            "file is damaged.")
+        .def_prop_ro("version", [](const GgufHeader& self) { return self.header.version; })
+        .def_prop_ro(
+            "keys",
+            [](const GgufHeader& self) {
+                std::vector<std::string> out;
+                for (const auto& [key, value] : self.header.metadata) out.push_back(key);
+                return out;
+            },
+            "Of the metadata.")
+        .def("value", value_of, nb::arg("key"),
+             nb::sig("def value(self, key: str) -> bool | int | float | str | list[Any]"),
+             "Of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.")
+        .def_prop_ro("tensors", tensors_of,
+                     nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]"),
+                     "Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.");
+    m.def("gguf_dequantise", dequantise, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::arg("dtype"),
+          nb::kw_only(), nb::arg("interleaved_head_dim") = 0, nb::arg("num_threads") = 0,
+          "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 "
+          "where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.");
+    m.def("gguf_pack", pack, nb::arg("type"), nb::arg("parts"), nb::arg("pairs"), nb::kw_only(),
+          nb::arg("num_threads") = 0,
+          nb::sig("def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, "
+                  "num_threads: int = 0) -> tuple[Tensor, Tensor]"),
+          "The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, "
+          "shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.");
+    m.def(
+        "gguf_type",
+        [](const std::string& name) {
+            const gguf::Type* const type = gguf::find_type(name);
+            if (!type) throw ConfigError(concat("unknown type '", name, "' of a GGUF file"));
+            return nb::make_tuple(type->block, type->bytes, type->readable);
+        },
+        nb::arg("name"), nb::sig("def gguf_type(name: str) -> tuple[int, int, bool]"),
+        "Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.");
+}
+
+}  // namespace infinilm

@@ -1,0 +1,142 @@
+"""What blocks of GGUF files stand for, in float64: one formula per type, over whole arrays of blocks.
+
+Written from the layouts of ggml-common.h, element by element, and not from the C++ code that it judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Blocks = npt.NDArray[np.uint8]  # [num_blocks, bytes of a block]
+Weights = npt.NDArray[np.float64]  # [num_blocks, weights of a block]
+
+SIZES = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+}
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _half(blocks: Blocks, at: int) -> Weights:
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float64)  # [n, 1]
+
+
+def _bits(blocks: Blocks, at: int, size: int) -> npt.NDArray[np.int64]:
+    """Bit i of the `size` bytes from `at` on, lowest bit of the first byte first: [n, 8 * size]."""
+    return np.unpackbits(blocks[:, at : at + size], axis=1, bitorder="little").astype(np.int64)
+
+
+def _nibbles(blocks: Blocks, at: int, group: int = 16) -> npt.NDArray[np.int64]:
+    """Of each `group` bytes the low halves, then the high ones."""
+    q = blocks[:, at:].reshape(len(blocks), -1, group)
+    return np.concatenate([q & 15, q >> 4], axis=2).reshape(len(blocks), -1).astype(np.int64)
+
+
+def _crumbs(blocks: Blocks, at: int, size: int) -> npt.NDArray[np.int64]:
+    """2 bits each: of 32 bytes the lowest bits, then the next."""
+    q = blocks[:, at : at + size].reshape(len(blocks), -1, 1, 32).astype(np.int64)
+    return (q >> np.array([0, 2, 4, 6])[:, None] & 3).reshape(len(blocks), -1)
+
+
+def _spread(scales: npt.NDArray[np.int64], size: int) -> Weights:
+    return np.repeat(scales, size, axis=1).astype(np.float64)
+
+
+def _six_bits(blocks: Blocks, at: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Scales and minima of Q4_K and Q5_K, [n, 8] each."""
+    s = blocks[:, at : at + 12].astype(np.int64)
+    first, second, third = s[:, :4], s[:, 4:8], s[:, 8:]
+    scales = np.concatenate([first % 64, third % 16 + (first // 64) * 16], axis=1)
+    minima = np.concatenate([second % 64, third // 16 + (second // 64) * 16], axis=1)
+    return scales, minima
+
+
+def _q2_k(b: Blocks) -> Weights:
+    packed = b[:, :16].astype(np.int64)
+    return _half(b, 80) * _spread(packed % 16, 16) * _crumbs(b, 16, 64) - _half(b, 82) * _spread(packed // 16, 16)
+
+
+def _q3_k(b: Blocks) -> Weights:
+    low = np.concatenate([b[:, 96:104] & 15, b[:, 96:104] >> 4], axis=1).astype(np.int64)  # [n, 16]
+    high = np.concatenate([b[:, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], axis=1).astype(np.int64)
+    third = _bits(b, 0, 32).reshape(len(b), 32, 8).transpose(0, 2, 1).reshape(len(b), 256)
+    return _half(b, 108) * _spread(low + 16 * high - 32, 16) * (_crumbs(b, 32, 64) + 4 * third - 4)
+
+
+def _q4_k(b: Blocks) -> Weights:
+    scales, minima = _six_bits(b, 4)
+    return _half(b, 0) * _spread(scales, 32) * _nibbles(b, 16, 32) - _half(b, 2) * _spread(minima, 32)
+
+
+def _q5_k(b: Blocks) -> Weights:
+    scales, minima = _six_bits(b, 4)
+    fifth = _bits(b, 16, 32).reshape(len(b), 32, 8).transpose(0, 2, 1).reshape(len(b), 256)
+    q = _nibbles(b, 48, 32) + 16 * fifth
+    return _half(b, 0) * _spread(scales, 32) * q - _half(b, 2) * _spread(minima, 32)
+
+
+def _q6_k(b: Blocks) -> Weights:
+    q = _nibbles(b[:, :128], 0, 64) + 16 * _crumbs(b, 128, 64) - 32
+    return _half(b, 208) * _spread(b[:, 192:208].view(np.int8).astype(np.int64), 16) * q
+
+
+def _iq4_xs(b: Blocks) -> Weights:
+    high = np.ascontiguousarray(b[:, 2:4]).view("<u2").astype(np.int64) >> 2 * np.arange(8) & 3
+    low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8).astype(np.int64)
+    return _half(b, 0) * _spread(low + 16 * high - 32, 32) * IQ4[_nibbles(b, 8)]
+
+
+def _tq1_0(b: Blocks) -> Weights:
+    def digits(q: Blocks, count: int) -> npt.NDArray[np.int64]:
+        powers = 3 ** np.arange(count)[:, None]
+        return (q[:, None, :].astype(np.int64) * powers % 256 * 3 // 256).reshape(len(q), -1) - 1
+
+    return _half(b, 52) * np.concatenate([digits(b[:, :32], 5), digits(b[:, 32:48], 5), digits(b[:, 48:52], 4)], axis=1)
+
+
+FORMULAS: dict[str, Callable[[Blocks], Weights]] = {
+    "F32": lambda b: np.ascontiguousarray(b).view("<f4").astype(np.float64),
+    "F16": lambda b: _half(b, 0),
+    "BF16": lambda b: (np.ascontiguousarray(b).view("<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64),
+    "Q4_0": lambda b: _half(b, 0) * (_nibbles(b, 2) - 8),
+    "Q4_1": lambda b: _half(b, 0) * _nibbles(b, 4) + _half(b, 2),
+    "Q5_0": lambda b: _half(b, 0) * (_nibbles(b, 6) + 16 * _bits(b, 2, 4) - 16),
+    "Q5_1": lambda b: _half(b, 0) * (_nibbles(b, 8) + 16 * _bits(b, 4, 4)) + _half(b, 2),
+    "Q8_0": lambda b: _half(b, 0) * b[:, 2:].view(np.int8),
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": lambda b: _half(b, 0) * IQ4[_nibbles(b, 2)],
+    "IQ4_XS": _iq4_xs,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": lambda b: _half(b, 64) * (_crumbs(b, 0, 64) - 1),
+    "MXFP4": lambda b: 2.0 ** (b[:, :1].astype(np.float64) - 127) * E2M1[_nibbles(b, 1)],
+}
+
+
+def dequantise(type_name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """The weights of whole blocks, flat."""
+    with np.errstate(all="ignore"):  # scales of any bits
+        return FORMULAS[type_name](data.reshape(-1, SIZES[type_name][1])).reshape(-1)

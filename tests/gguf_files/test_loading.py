@@ -1,0 +1,250 @@
+"""Models from GGUF files: the same logits as from the checkpoint that they were made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_files.block_formulas import dequantise
+from gguf_files.conversion import convert, interleave, quantised, write_folder
+from gguf_files.writer import As, File
+from infinilm import LLM, plan_memory
+from infinilm.checkpoint import resolve_model
+from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.config import AutoConfig
+from infinilm.engine.infer_engine import InferEngine
+from infinilm.errors import ConfigError, WeightError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+DEMO = resolve_model("demo")
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "granite", "olmo2"}  # of which there are files
+FOLDERS = sorted(
+    path.parent.name for path in GOLDEN.glob("*/config.json") if json.loads(path.read_text())["model_type"] in FAMILIES
+)
+# What a file cannot say: which layers have a window, a window of the architecture "llama", RoPE by the length.
+NOT_IN_A_FILE = {"mistral-window", "qwen2-sliding", "qwen3-layer-types", "llama-dynamic-rope"}
+# Factors of RoPE, and multipliers, are numbers of the file, rounded to float32.
+ROUNDED = {"llama-llama3-rope-tied", "granite"}
+SAME = sorted(set(FOLDERS) - NOT_IN_A_FILE)
+IDS = [1, 5, 9, 77, 3, 21, 40, 8, 2, 6, 13, 90]
+
+
+def logits(model: Path, dtype: str = "float32", **settings: Any) -> np.ndarray:
+    """[tokens, vocab_size]"""
+    with LLM(model, dtype=dtype, max_model_len=32, max_num_seqs=2, use_tqdm=False, **settings) as llm:
+        return np.array(llm.forward(IDS))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_bits(name: str, tmp_path: Path) -> None:
+    """float32 in both, from a file in float32: RoPE, biases, permuted rows, tied embeddings and all."""
+    path = convert(GOLDEN / name).write(tmp_path / "model.gguf")
+    expected, got = logits(GOLDEN / name), logits(path)
+    if name in ROUNDED:
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_what_a_config_says_of_it(tmp_path: Path) -> None:
+    path = convert(GOLDEN / "qwen3").write(tmp_path / "model.gguf")
+    said, found = AutoConfig.from_pretrained(GOLDEN / "qwen3"), AutoConfig.from_pretrained(path)
+    for key in (
+        "hidden_size",
+        "num_layers",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "vocab_size",
+        "rope_theta",
+    ):
+        assert getattr(found, key) == pytest.approx(getattr(said, key)), key
+    assert found.dtype == "float32" and found.model_type == "qwen3"
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "F16", "BF16"])
+def test_quantised_weights(type_name: str, tmp_path: Path) -> None:
+    """The engine's float32 weights are the numbers that the formulas give, in the rows where they belong."""
+    source = DEMO  # whose rows are multiples of 32
+    config = AutoConfig.from_pretrained(source)
+    file = convert(source, quantised(type_name))
+    path = file.write(tmp_path / "model.gguf")
+    weights: dict[str, np.ndarray] = {}
+    with open_checkpoint(path) as checkpoint:
+        for name in checkpoint.tensors:
+            array, dtype = checkpoint.read(name, "float32")
+            weights[name] = (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
+    for name, stored in file.tensors.items():
+        if ".attn_v.weight" in name or ".ffn_down.weight" in name or ".attn_k.weight" in name:
+            layer = name.split(".")[1]
+            kind = {"attn_v": "self_attn.v_proj", "ffn_down": "mlp.down_proj", "attn_k": "self_attn.k_proj"}
+            got = weights[f"model.layers.{layer}.{kind[name.split('.')[2]]}.weight"].astype(np.float32)
+            if ".attn_k." in name:
+                got = interleave(got, config.head_dim)
+            exact = dequantise(type_name, np.frombuffer(stored.data, np.uint8)).astype(np.float32)
+            np.testing.assert_array_equal(got.reshape(-1), exact)
+    same = write_folder(tmp_path / "folder", source, {k: v.astype(np.float32) for k, v in weights.items()})
+    np.testing.assert_array_equal(logits(path), logits(same))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
+    path = convert(DEMO, quantised("Q4_0")).write(tmp_path / "model.gguf")
+    reference = logits(path)
+    worst = np.abs(logits(path, dtype) - reference).max() / (4 * np.sqrt((reference**2).mean()))
+    assert worst < {"float16": 1.5e-3, "bfloat16": 2e-2}[dtype]
+
+
+@pytest.mark.parametrize(("type_name", "least"), [("Q8_0", 5e-3), ("Q4_0", 5e-3)])
+def test_native_weights(type_name: str, least: float, tmp_path: Path) -> None:
+    """Integers and scales stay what they are; what differs from the exact weights is the rounding of activations."""
+    path = convert(DEMO, quantised(type_name, "Q8_0")).write(tmp_path / "model.gguf")
+    exact = logits(path)
+    with LLM(path, max_model_len=32, use_tqdm=False) as llm:
+        got = llm.forward(IDS)
+        one_by_one = [llm.forward(IDS[: i + 1])[-1] for i in range(len(IDS))]
+        state = llm._engine.state_dict()[0]
+        used = llm.memory.weight_bytes
+    np.testing.assert_array_equal(got, one_by_one)
+    error = np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean())
+    assert least < error < 0.05
+    assert used < path.stat().st_size < 1.1 * used
+    with open_checkpoint(path) as checkpoint:
+        for name, tensor in state.items():
+            np.testing.assert_array_equal(tensor.numpy(), checkpoint.read(name, "float32")[0], name)
+    assert plan_memory(path, dtype="float16").weight_bytes > 1.8 * used
+    np.testing.assert_array_equal(logits(path, "auto", num_threads=1), got)
+
+
+def test_one_linear_of_several_types(tmp_path: Path) -> None:
+    """q, k and v are one linear, and plain numbers where they are of different types."""
+    path = convert(DEMO, lambda name: "Q4_0" if ".attn_v." in name else "Q8_0").write(tmp_path / "model.gguf")
+    exact = logits(path)
+    worst = np.abs(logits(path, "auto") - exact).max() / (4 * np.sqrt((exact**2).mean()))
+    assert 1e-3 < worst < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_again(quantization: str, tmp_path: Path) -> None:
+    """From the exact numbers: the same bits as from a checkpoint in float32 that holds them."""
+    path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
+    with open_checkpoint(path) as checkpoint:
+        weights = {name: checkpoint.read(name, "float32")[0] for name in checkpoint.tensors}
+    same = write_folder(tmp_path / "folder", DEMO, weights)
+    expected = logits(same, quantization=quantization)
+    np.testing.assert_array_equal(logits(path, quantization=quantization), expected)
+
+
+def test_ranks(tmp_path: Path) -> None:
+    path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path, "auto", tensor_parallel_size=2), logits(path), atol=0.1)
+
+
+def split(file: File, path: Path, count: int) -> list[Path]:
+    """Several files with a part of the tensors each."""
+    names = list(file.tensors)
+    paths = []
+    for number in range(count):
+        part = {name: file.tensors[name] for name in names[number::count]}
+        metadata = {"split.no": As("uint16", number), "split.count": As("uint16", count)}
+        metadata["split.tensors.count"] = As("int32", len(names))
+        paths.append(path / f"model-{number + 1:05}-of-{count:05}.gguf")
+        File((dict(file.metadata) if number == 0 else {}) | metadata, part).write(paths[-1])
+    return paths
+
+
+def test_several_files(tmp_path: Path) -> None:
+    file = convert(GOLDEN / "qwen2")
+    paths = split(file, tmp_path, 3)
+    expected = logits(GOLDEN / "qwen2")
+    for model in (tmp_path, paths[0], paths[2]):
+        np.testing.assert_array_equal(logits(model), expected)
+    paths[1].unlink()
+    with pytest.raises(WeightError, match=r"one of 3 parts, of which model-00002-of-00003.gguf are absent: fetch"):
+        logits(paths[0])
+    shutil.copyfile(paths[2], paths[1])
+    with pytest.raises(WeightError, match=r"expected part 1 \(counted from 0\) of 3, got 2 of 3"):
+        logits(paths[0])
+    renamed = paths[0].rename(tmp_path / "other.gguf")
+    with pytest.raises(WeightError, match=r"the first of 3 parts, whose name must end in -00001-of-00003.gguf"):
+        logits(renamed)
+
+
+def test_folders(tmp_path: Path) -> None:
+    file = convert(GOLDEN / "qwen2")
+    file.write(tmp_path / "model-Q8_0.gguf")
+    (tmp_path / "mmproj-model.gguf").write_bytes(b"")
+    np.testing.assert_array_equal(logits(tmp_path), logits(GOLDEN / "qwen2"))
+    file.write(tmp_path / "model-Q4_0.gguf")
+    with pytest.raises(
+        ConfigError, match=r"holds 2 models as GGUF files: model-Q4_0.gguf, model-Q8_0.gguf; pass the path"
+    ):
+        logits(tmp_path)
+    shutil.copytree(GOLDEN / "qwen3", tmp_path / "both")
+    file.write(tmp_path / "both" / "model.gguf")
+    np.testing.assert_array_equal(logits(tmp_path / "both"), logits(GOLDEN / "qwen3"))
+
+
+def changed(metadata: dict[str, Any] | None = None, without: str = "", types: Any = None) -> File:
+    file = convert(GOLDEN / "qwen3", types) if types else convert(GOLDEN / "qwen3")
+    kept = {key: value for key, value in file.metadata.items() if key != without}
+    return File(kept | (metadata or {}), {n: t for n, t in file.tensors.items() if n != without})
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "message"),
+    [
+        (changed({"general.architecture": "mamba"}), ConfigError, "architecture 'mamba' .* supported: llama, granite"),
+        (changed(without="general.architecture"), ConfigError, "architecture None"),
+        (changed(without="qwen3.block_count"), ConfigError, r"qwen3.block_count must be an integer in .*; got None"),
+        (changed({"qwen3.attention.head_count": "4"}), ConfigError, r"qwen3.attention.head_count must be an integer"),
+        (changed({"qwen3.feed_forward_length": As("int32", [1, 2])}), ConfigError, "differs between layers"),
+        (changed({"qwen3.expert_count": 8}), ConfigError, "num_local_experts is 8, .* mixture-of-experts"),
+        (changed({"qwen3.rope.scaling.type": "su"}), ConfigError, "rope.scaling.type 'su' is not supported"),
+        (changed({"qwen3.rope.dimension_count": 4}), ConfigError, "partial_rotary_factor"),
+        (changed({"qwen3.attention.value_length": 8}), ConfigError, "heads of k have .* elements and those of v 8"),
+        (changed({"tokenizer.ggml.eos_token_id": 9999}), ConfigError, "eos_token_id is 9999, which is no token"),
+        (changed(without="token_embd.weight"), WeightError, "has no tensor 'token_embd.weight'"),
+        (changed(without="blk.0.attn_q.weight"), WeightError, "1 missing from the files: model.layers.0.self_attn"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(file: File, error: type[Exception], message: str, tmp_path: Path) -> None:
+    path = file.write(tmp_path / "model.gguf")
+    with pytest.raises(error, match=message) as caught:
+        LLM(path)
+    assert str(path) in str(caught.value)
+
+
+def test_types_that_are_not_read(tmp_path: Path) -> None:
+    file = changed()
+    norm = file.tensors["blk.0.ffn_up.weight"]
+    tensors = dict(file.tensors) | {
+        "blk.0.ffn_up.weight": type(norm)("I8", norm.shape, norm.data[: len(norm.data) // 4])
+    }
+    path = File(file.metadata, tensors).write(tmp_path / "model.gguf")
+    with pytest.raises(
+        WeightError, match=r"not of a floating dtype: model.layers.0.mlp.up_proj.weight \(I8 in model.gguf"
+    ):
+        LLM(path)
+
+
+def test_a_file_that_changes(tmp_path: Path) -> None:
+    file = convert(GOLDEN / "qwen2")
+    path = file.write(tmp_path / "model.gguf")
+    with GgufCheckpoint(path) as checkpoint:
+        path.write_bytes(file.to_bytes() + bytes(32))
+        with pytest.raises(WeightError, match="was changed or replaced while it was being read"):
+            checkpoint.read("model.norm.weight", "float32")
+
+
+def test_an_engine(tmp_path: Path) -> None:
+    path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
+    with InferEngine(path) as engine:
+        engine.load_weights(path)
+        assert engine.dtype == "float16"

@@ -1,0 +1,323 @@
+"""Tokenizers made from the metadata of GGUF files: the ids of the tokenizer that the metadata were written from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers, trainers
+
+from gguf_files.conversion import convert
+from gguf_files.writer import As, File
+from infinilm import LLM
+from infinilm.checkpoint import resolve_model
+from infinilm.config import AutoConfig
+from infinilm.errors import ConfigError
+from infinilm.gguf.pre_tokenizers import PRE_TOKENIZERS
+from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.opening import open_texts
+from infinilm.text.tokenizer import Tokenizer
+
+DEMO = resolve_model("demo")
+HOSTILE = [
+    "",
+    " ",
+    "  two  blanks and a tab\tand\n\n\nlines \r\n end ",
+    "It's we'LL I'D can't 'tis ''",
+    "1234567 1,234.56 ½ ² Ⅷ ٣٤٥",
+    "cafe\u0301 café Å Å ﬁ",
+    "你好，世界。これはテスト 한국어",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 ☃ \U0001f1e9\U0001f1ea",
+    "<s> </s> <|user|>hello<|assistant|> <|user |> <unk>",
+    "x" * 50 + "\x00\x01\x7f\ufeff\u200b\u2028\u00a0",
+    "def f(x):\n    return x**2  # ?!\n\n\t\t/* path/to//file */",
+    "▁▁ under▁score <0x41> Ġ Ċ",
+    "ABCdefGHI jKlMN ÀÉÎ ЖЗи ǅ",
+    "नमस्ते ไทย עברית",
+]
+TEXTS = st.text() | st.text(st.sampled_from("abz AZ019'.,!\n\r\t ▁é漢<>|s/"), max_size=40)
+
+
+def metadata_of(backend: Backend, kind: str, special: dict[str, int], **more: Any) -> dict[str, Any]:
+    """As a converter writes them: texts, kinds, and merges or scores."""
+    state = json.loads(backend.to_str())
+    added = {token["id"]: token for token in state["added_tokens"]}
+    texts = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
+    byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)}
+    types = [
+        (2 if text == "<unk>" else 3 if added[i]["special"] else 4)
+        if i in added
+        else 6
+        if kind != "gpt2" and text in byte_tokens
+        else 1
+        for i, text in enumerate(texts)
+    ]
+    out: dict[str, Any] = {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": texts}
+    out["tokenizer.ggml.token_type"] = As("int32", types)
+    if kind == "gpt2":
+        out["tokenizer.ggml.merges"] = [" ".join(merge) for merge in state["model"]["merges"]]
+    out |= {f"tokenizer.ggml.{name}_token_id": token_id for name, token_id in special.items()}
+    return out | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+
+
+def open_tokenizer(path: Path, metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_folder(File({"general.architecture": "llama", **config()} | metadata, TENSORS).write(path))
+
+
+def config() -> dict[str, Any]:
+    return {k: v for k, v in DEMO_FILE.metadata.items() if k.startswith("llama.")}
+
+
+DEMO_FILE = convert(DEMO)
+TENSORS = {"token_embd.weight": DEMO_FILE.tensors["token_embd.weight"]}
+STORIES = ["Once upon a time there was a little fox.", "The fox's friends said: 'We'll see 12 or 345 stars!'"] * 20
+
+
+# ---- byte-level BPE ----
+
+
+def demo_metadata(**more: Any) -> dict[str, Any]:
+    backend = Backend.from_file(str(DEMO / "tokenizer.json"))
+    return metadata_of(backend, "gpt2", {"bos": 0, "eos": 1}, pre="gpt-2", add_bos_token=True) | more
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
+    """From the folder, and from a file."""
+    return Tokenizer.from_folder(DEMO), open_tokenizer(tmp_path_factory.mktemp("demo") / "a.gguf", demo_metadata())
+
+
+def check_same(original: Tokenizer | Backend, made: Tokenizer, text: str) -> None:
+    for special in (True, False):
+        expected = original.encode(text, add_special_tokens=special)
+        ids = expected if isinstance(expected, list) else expected.ids
+        assert made.encode(text, add_special_tokens=special) == ids, text
+        assert made.decode(ids, skip_special_tokens=special) == original.decode(ids, skip_special_tokens=special), text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts(demo: tuple[Tokenizer, Tokenizer], text: str) -> None:
+    check_same(*demo, text)
+
+
+@given(TEXTS)
+def test_any_text(demo: tuple[Tokenizer, Tokenizer], text: str) -> None:
+    check_same(*demo, text)
+
+
+def test_of_the_whole_vocabulary(demo: tuple[Tokenizer, Tokenizer]) -> None:
+    original, made = demo
+    assert made.vocab_size == original.vocab_size
+    for i in range(original.vocab_size + 3):
+        assert made.id_to_token(i) == original.id_to_token(i)
+        assert made.token_bytes(i) == original.token_bytes(i)
+        if i < original.vocab_size:
+            assert made.is_special(i) == original.is_special(i)
+    assert made.bos_token_id == original.bos_token_id and made.eos_token_ids == original.eos_token_ids
+
+
+# What the tokenizer.json files of these models say, as they are published.
+PUBLISHED: dict[str, tuple[list[str], str | None, bool]] = {
+    "llama-bpe": (
+        [
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+            r"\s+(?!\S)|\s+"
+        ],
+        None,
+        True,
+    ),
+    "qwen2": (
+        [
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+            r"\s+(?!\S)|\s+"
+        ],
+        "NFC",
+        False,
+    ),
+    "tekken": (
+        [
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"
+            r"\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ],
+        None,
+        True,
+    ),
+}
+
+
+def trained(name: str) -> Backend:
+    patterns, normalizer, ignore_merges = PUBLISHED[name]
+    backend = Backend(models.BPE(ignore_merges=ignore_merges))
+    backend.normalizer = normalizers.NFC() if normalizer else None  # type: ignore[assignment]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, level])  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(  # type: ignore[call-arg]
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(STORIES + HOSTILE * 3, trainer)
+    backend.add_special_tokens(["<s>", "</s>", "<|user|>"])
+    backend.add_tokens([AddedToken("<tool>", normalized=False)])
+    return backend
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_pre_tokenizers(name: str, tmp_path: Path) -> None:
+    backend = trained(name)
+    made = open_tokenizer(tmp_path / "a.gguf", metadata_of(backend, "gpt2", {}, pre=name, add_bos_token=False))
+    for text in [*HOSTILE, "call <tool>it</tool>"]:
+        check_same(backend, made, text)
+
+    @given(TEXTS)
+    @example("e\u0301\u0301 'S")
+    def any_text(text: str) -> None:
+        check_same(backend, made, text)
+
+    any_text()
+
+
+def test_every_pre_tokenizer_is_usable(tmp_path: Path) -> None:
+    """Nothing that a text has is lost, however it is split."""
+    for name in PRE_TOKENIZERS:
+        made = open_tokenizer(tmp_path / f"{name}.gguf", demo_metadata() | {"tokenizer.ggml.pre": name})
+        for text in HOSTILE:
+            if PRE_TOKENIZERS[name].normalizer is None:
+                ids = made.encode(text, add_special_tokens=False)
+                assert made.decode(ids, skip_special_tokens=False) == text, (name, text)
+
+
+# ---- SentencePiece ----
+
+
+def sentencepiece_bpe() -> tuple[Backend, list[float]]:
+    """Like the tokenizer.json of Llama 2, with scores as SentencePiece gives them: minus the rank."""
+    backend = Backend(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)  # type: ignore[call-arg]
+    backend.train_from_iterator(STORIES + ["cafe café naïve  blanks", "12 123 1234"] * 5, trainer)
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = state["added_tokens"][:3]  # bytes are tokens of the model
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend = Backend.from_str(json.dumps(state))
+    backend.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    rank = {"".join(merge): i for i, merge in enumerate(state["model"]["merges"])}
+    size = backend.get_vocab_size()
+    scores = [float(-rank.get(backend.id_to_token(i), 10000 + i)) if i > 258 else 0.0 for i in range(size)]
+    return backend, scores
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    backend, scores = sentencepiece_bpe()
+    special = {"bos": 1, "eos": 2, "unknown": 0}
+    metadata = metadata_of(backend, "llama", special, scores=scores, add_bos_token=False)
+    made = open_tokenizer(tmp_path / "a.gguf", metadata)
+    for text in HOSTILE:
+        check_same(backend, made, text)
+
+    @given(TEXTS)
+    def any_text(text: str) -> None:
+        check_same(backend, made, text)
+
+    any_text()
+    # Where the file does not say, texts begin with the bos token; where it says, no blank is put before them.
+    del metadata["tokenizer.ggml.add_bos_token"]
+    other = open_tokenizer(tmp_path / "b.gguf", metadata | {"tokenizer.ggml.add_space_prefix": False})
+    assert other.encode("a fox")[0] == 1 and made.encode("a fox")[0] != 1
+    assert str(made.id_to_token(made.encode("a fox")[0])).startswith("▁")
+    assert other.encode("a")[1] == other.token_to_id("a")
+    assert other.decode(other.encode(" a fox")) == " a fox" and made.decode(made.encode("a fox")) == "a fox"
+
+
+def test_unigram(tmp_path: Path) -> None:
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    backend.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    trainer = trainers.UnigramTrainer(  # type: ignore[call-arg]
+        vocab_size=150, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(STORIES, trainer)
+    scores = [score for _, score in json.loads(backend.to_str())["model"]["vocab"]]
+    special = {"eos": 1, "unknown": 2}
+    metadata = metadata_of(backend, "t5", special, scores=scores, add_eos_token=False)
+    made = open_tokenizer(tmp_path / "a.gguf", metadata)
+    for text in [text for text in HOSTILE if text]:
+        check_same(backend, made, text)
+    ending = open_tokenizer(tmp_path / "b.gguf", metadata | {"tokenizer.ggml.add_eos_token": True})
+    assert ending.encode("a fox") == [*made.encode("a fox"), 1]
+
+
+# ---- what else the metadata say ----
+
+
+def test_bos_and_eos(tmp_path: Path) -> None:
+    both = open_tokenizer(tmp_path / "a.gguf", demo_metadata() | {"tokenizer.ggml.add_eos_token": True})
+    assert both.encode("a")[0] == 0 and both.encode("a")[-1] == 1
+    metadata = demo_metadata()
+    del metadata["tokenizer.ggml.add_bos_token"]
+    assert open_tokenizer(tmp_path / "b.gguf", metadata).encode("a")[0] != 0
+    llama = open_tokenizer(tmp_path / "c.gguf", metadata | {"tokenizer.ggml.pre": "llama-bpe"})
+    assert llama.encode("a")[0] == 0
+    turns = open_tokenizer(tmp_path / "d.gguf", metadata | {"tokenizer.ggml.eot_token_id": 3})
+    assert turns.eos_token_ids == {1, 3}
+    none = metadata | {"tokenizer.ggml.bos_token_id": 2**32 - 1}
+    assert open_tokenizer(tmp_path / "e.gguf", none).bos_token_id is None
+
+
+def test_known_ends_of_answers(tmp_path: Path) -> None:
+    metadata = demo_metadata()
+    metadata["tokenizer.ggml.tokens"][2] = "<|im_end|>"  # a control token
+    metadata["tokenizer.ggml.tokens"][3] = "<|eot_id|>"
+    metadata["tokenizer.ggml.token_type"].value[3] = 1  # a word like any other
+    assert open_tokenizer(tmp_path / "a.gguf", metadata).eos_token_ids == {1, 2}
+
+
+def test_whole_models(tmp_path: Path) -> None:
+    """Text, chat, eos and defaults of sampling from one file."""
+    template = json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"]
+    more = {"tokenizer.chat_template": template, "general.sampling.temp": 0.8, "general.sampling.top_k": As("int32", 7)}
+    path = File(DEMO_FILE.metadata | demo_metadata() | more, DEMO_FILE.tensors).write(tmp_path / "fox.gguf")
+    messages = [{"role": "user", "content": "Hello"}]
+    with LLM("demo", dtype="float32", use_tqdm=False) as original, LLM(path, use_tqdm=False) as model:
+        for prompt in ("Once upon a time", "The little fox"):
+            expected, got = (llm.generate(prompt, temperature=0, max_tokens=40)[0] for llm in (original, model))
+            assert got.outputs[0].text == expected.outputs[0].text
+            assert list(got.prompt_token_ids) == list(expected.prompt_token_ids)
+        assert model.chat_template.render(messages) == original.chat_template.render(messages)
+        assert (model.default_sampling_params.temperature, model.default_sampling_params.top_k) == (0.8, 7)
+        plain = model.generate("Once", temperature=0.8, seed=1, top_k=0)[0].outputs[0]
+        assert plain.finish_reason == "stop"  # the eos token
+    tokenizer, chat = open_texts(path, None, None, GenerationConfig.from_folder(path, "none"))
+    assert tokenizer.special_tokens["bos_token"] == "<s>" and chat
+    assert GenerationConfig.from_folder(path, "none").sampling_params.temperature == 1.0
+    assert AutoConfig.from_pretrained(path).eos_token_id == [1]
+
+
+def test_a_file_without_vocabulary(tmp_path: Path) -> None:
+    path = DEMO_FILE.write(tmp_path / "a.gguf")
+    assert not Tokenizer.from_folder(path)
+    other = Tokenizer.from_folder(path, DEMO)
+    assert other.encode("a") == Tokenizer.from_folder(DEMO).encode("a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, r"kind 'bert' \(tokenizer.ggml.model\) are not supported, only gpt2, llama, t5; pass"),
+        ({"pre": "default"}, r"how texts are split \(tokenizer.ggml.pre\) is 'default', and only these are known:"),
+        ({"merges": ["a b c"]}, "the merge 'a b c' is not of two tokens to a third"),
+        ({"merges": ["ab"]}, "the merge 'ab' is not of two tokens to a third"),
+        ({"merges": As("int32", [1])}, "tokenizer.ggml.merges must be a list of texts"),
+        ({"token_type": As("int32", [1])}, "expected a tokenizer.ggml.token_type for each of 1536 tokens"),
+        ({"tokens": As("int32", [1])}, "tokenizer.ggml.tokens must be a list of texts"),
+        ({"model": "llama"}, "expected a number of tokenizer.ggml.scores for each token"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    metadata = demo_metadata() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    with pytest.raises(ConfigError, match=message):
+        open_tokenizer(tmp_path / "a.gguf", metadata)

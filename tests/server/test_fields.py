@@ -1,0 +1,205 @@
+"""Every field that the clients of OpenAI and Anthropic know is honoured, or harmless, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import anthropic.types.message_create_params as anthropic_message
+import httpx
+import openai.types.chat.completion_create_params as openai_chat
+import openai.types.completion_create_params as openai_text
+import openai.types.embedding_create_params as openai_embedding
+import openai.types.responses.response_create_params as openai_response
+import pytest
+
+from infinilm import LLM
+from server.support import SECONDS, Hosted, hosted
+from server.templates import QWEN
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+NOTHING = {"type": "object", "properties": {}}
+
+CHAT = {
+    "frequency_penalty": 0.5, "function_call": "none", "functions": [], "logit_bias": {"5": 1}, "logprobs": True,
+    "max_completion_tokens": 2, "max_tokens": 2, "messages": MESSAGES, "metadata": {"a": "b"}, "modalities": ["text"],
+    "model": "tiny", "n": 2, "parallel_tool_calls": False, "prediction": {"type": "content", "content": "x"},
+    "presence_penalty": 0.5, "prompt_cache_key": "k", "prompt_cache_options": {}, "prompt_cache_retention": "24h",
+    "reasoning_effort": "low", "response_format": {"type": "text"}, "safety_identifier": "s", "seed": 1,
+    "service_tier": "auto", "stop": ["x"], "store": True, "temperature": 0.5, "tool_choice": "auto",
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": NOTHING}}], "top_p": 0.5, "user": "u",
+    "verbosity": "low",
+}  # fmt: skip
+TEXT = {
+    "best_of": 1, "echo": True, "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "logprobs": 2, "max_tokens": 2,
+    "model": "tiny", "n": 1, "presence_penalty": 0.5, "prompt": ["a", "b"], "seed": 1, "stop": "x", "suffix": "",
+    "temperature": 0.5, "top_p": 0.5, "user": "u",
+}  # fmt: skip
+RESPONSE = {
+    "background": False, "include": ["reasoning.encrypted_content"], "input": "Hi", "instructions": "Be brief",
+    "max_output_tokens": 2, "metadata": {"a": "b"}, "model": "tiny", "parallel_tool_calls": True,
+    "prompt_cache_key": "k", "prompt_cache_options": {}, "prompt_cache_retention": "24h",
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "safety_identifier": "s", "service_tier": "auto", "store": True, "temperature": 0.5, "text": {"verbosity": "low"},
+    "tool_choice": "auto", "tools": [{"type": "function", "name": "f", "parameters": NOTHING, "strict": False}],
+    "top_logprobs": 0, "top_p": 0.5, "truncation": "disabled", "user": "u",
+}  # fmt: skip
+MESSAGE = {
+    "cache_control": {"type": "ephemeral"}, "diagnostics": {}, "inference_geo": "us", "max_tokens": 2,
+    "messages": MESSAGES, "metadata": {"user_id": "u"}, "model": "tiny", "output_config": {"effort": "low"},
+    "service_tier": "auto", "speed": "standard", "stop_sequences": ["x"], "system": "Be brief", "temperature": 0.5,
+    "thinking": {"type": "adaptive"}, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "tools": [{"name": "f", "input_schema": NOTHING, "cache_control": {"type": "ephemeral"}}], "top_k": 5, "top_p": 0.5,
+    "user_profile_id": "u", "workspace_id": "w",
+}  # fmt: skip
+EMBEDDING = {"encoding_format": "base64", "input": ["a", "b"], "model": "tiny", "user": "u"}
+
+PATHS: Mapping[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
+    "chat/completions": (openai_chat.CompletionCreateParamsBase, CHAT, {"messages": MESSAGES, "max_tokens": 2}),
+    "completions": (openai_text.CompletionCreateParamsBase, TEXT, {"prompt": "x", "max_tokens": 2}),
+    "responses": (openai_response.ResponseCreateParamsBase, RESPONSE, {"input": "Hi", "max_output_tokens": 2}),
+    "messages": (anthropic_message.MessageCreateParamsBase, MESSAGE, {"messages": MESSAGES, "max_tokens": 2}),
+    "embeddings": (openai_embedding.EmbeddingCreateParams, EMBEDDING, {"input": "x"}),
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Hosted]:
+    with LLM("demo", chat_template=QWEN) as llm, hosted(llm) as running:
+        yield running
+
+
+def post(host: Hosted, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    return httpx.post(f"{host.url}/v1/{path}", json={"model": "tiny", **body}, timeout=SECONDS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_fields_that_are_honoured(host: Hosted, path: str) -> None:
+    """One by one, and all at once."""
+    _, fields, least = PATHS[path]
+    for name, value in fields.items():
+        answer = post(host, path, {**least, name: value})
+        assert answer.status_code == 200, (name, answer.text)
+        # What is null is not said.
+        is_needed = name in {"model", "messages", "prompt", "input"} or (path, name) == ("messages", "max_tokens")
+        assert post(host, path, {**least, name: None}).status_code == (400 if is_needed else 200), name
+    answer = post(host, path, {name: value for name, value in fields.items() if name != "max_tokens"} | least)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_other_fields_of_the_clients_are_refused_by_name(host: Hosted, path: str) -> None:
+    hints, fields, least = PATHS[path]
+    others = typing.get_type_hints(hints).keys() - fields.keys() - {"stream_options", "top_logprobs"}
+    for name in (*others, "somethin"):
+        for value in ({"x": 1}, "x"):
+            answer = post(host, path, {**least, name: value})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, name), answer.text
+            assert name in error["message"]
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("responses", {"metadata": {"a": float("nan")}}, ""),
+    ("responses", {"input": []}, "input"),
+    ("responses", {"input": ["x"]}, "input[0]"),
+    ("responses", {"input": [{"role": "user", "content": 5}]}, "input"),
+    ("responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    ("responses", {"input": "x" * 5000}, "input"),
+    ("responses", {"input": [{"type": "reasoning", "content": 5}]}, "input[0].content"),
+    ("responses", {"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content[0]"),
+    ("responses", {"max_output_tokens": 0}, "max_output_tokens"),
+    ("responses", {"reasoning": {"effrt": "low"}}, "reasoning.effrt"),
+    ("responses", {"reasoning": {"effort": "much"}}, "reasoning.effort"),
+    ("responses", {"text": {"formt": {}}}, "text.formt"),
+    ("responses", {"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ("responses", {"tools": [{"type": "function"}]}, "tools[0].name"),
+    ("messages", {"max_tokens": 0}, "max_tokens"),
+    ("messages", {"thinking": {"type": "sometimes"}}, "thinking.type"),
+    ("messages", {"tool_choice": {"type": []}}, "tool_choice.type"),
+    ("messages", {"tool_choice": {"type": "required"}}, "tool_choice.type"),
+    ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice"),
+    ("messages", {"output_config": {"effrt": "low"}}, "output_config.effrt"),
+    ("messages", {"output_config": {"effort": 5}}, "output_config.effort"),
+    ("messages", {"system": 5}, "system"),
+    ("messages", {"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ("messages", {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
+    ("embeddings", {"input": {"a": 1}}, "input"),
+    ("embeddings", {"input": [10**30]}, "input"),
+    ("completions", {"prompt": [10**30]}, "prompt"),
+    ("completions", {"prompt": [1.0]}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_is_named_as_the_client_knows_it(
+    host: Hosted, path: str, fields: dict[str, Any], param: str
+) -> None:
+    data = json.dumps({"model": "tiny", **PATHS[path][2], **fields})
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{host.url}/v1/{path}", content=data, headers=headers, timeout=SECONDS)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "", error["type"]) == (param, "invalid_request_error"), answer.text
+    assert error["message"].startswith(param.partition("[")[0].split(".")[0]) or "prompt" in error["message"], (
+        answer.text
+    )
+
+
+def test_types_of_errors(host: Hosted) -> None:
+    """By the names of each API."""
+    for path, told in (("chat/completions", "not_found_error"), ("messages", "not_found_error")):
+        assert post(host, path, {**PATHS[path][2], "model": "other"}).json()["error"]["type"] == told
+    host.service.is_draining = True
+    try:
+        for path, told in (("responses", "server_error"), ("messages", "overloaded_error")):
+            answer = post(host, path, PATHS[path][2])
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, told)
+            assert answer.json().get("type") == ("error" if path == "messages" else None)
+    finally:
+        host.service.is_draining = False
+
+
+@pytest.mark.parametrize("path", ["responses", "messages"])
+def test_a_stream_that_fails_ends_with_an_error(host: Hosted, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = host.service.llm._requests.make
+
+    def failing(prompts: Any, params: Any, sampling: Any) -> Any:
+        def fail(token_ids: Any, logits: Any) -> Any:
+            raise OSError("on purpose")
+
+        return make(prompts, params, {**sampling, "logits_processor": fail})
+
+    monkeypatch.setattr(host.service.llm._requests, "make", failing)
+    answer = post(host, path, {**PATHS[path][2], "stream": True})
+    name, data = answer.text.strip().split("\n\n")[-1].split("\n")
+    event = json.loads(data.removeprefix("data: "))
+    assert name == "event: error" and event["type"] == "error"
+    assert "on purpose" in event["error"]["message"]
+    assert event["error"]["type"] == ("server_error" if path == "responses" else "api_error")
+    if path == "responses":
+        assert "on purpose" in event["message"] and {"code", "param"} <= event.keys()
+
+
+def test_allowed_tools(host: Hosted) -> None:
+    """A part of the tools, in the words of chats and of responses; the prompt has all of them."""
+    functions = [{"name": name, "parameters": {**NOTHING, "additionalProperties": False}} for name in ("a", "b")]
+    call = {"messages": MESSAGES, "tools": [{"type": "function", "function": f} for f in functions], "n": 4}
+    for mode, tools, names in (("required", ["b"], {"b"}), ("auto", [], set())):
+        listed: Any = [{"type": "function", "function": {"name": name}} for name in tools]
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+        found = post(host, "chat/completions", {**call, "tool_choice": choice, "max_tokens": 60}).json()["choices"]
+        called = {c["function"]["name"] for choice in found for c in choice["message"].get("tool_calls") or ()}
+        assert called == names
+    flat = [{"type": "function", **f} for f in functions]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "a"}]}
+    items = post(host, "responses", {"input": "Hi", "tools": flat, "tool_choice": choice, "max_output_tokens": 60})
+    assert {item["name"] for item in items.json()["output"] if item["type"] == "function_call"} == {"a"}
+    for bad in ({"mode": "always", "tools": []}, {"mode": "required", "tools": [{"name": "c"}]}, {"mode": "auto"}):
+        answer = post(
+            host, "chat/completions", {**call, "tool_choice": {"type": "allowed_tools", "allowed_tools": bad}}
+        )
+        assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("tool_choice")

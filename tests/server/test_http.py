@@ -1,0 +1,242 @@
+"""HTTP byte by byte, as clients, proxies and others speak it; what is wrong is told as JSON."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infinilm import LLM
+from infinilm.server.protocol import HttpProtocol
+from server.support import SECONDS, Hosted, hosted, wait_for
+
+BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 3, "ignore_eos": True, "seed": 1}).encode()
+STREAM = BODY[:-1] + b', "stream": true}'
+JSON = "Content-Type: application/json"
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder: Path) -> Iterator[LLM]:
+    with LLM(tiny_folder, seed=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def host(llm: LLM) -> Iterator[Hosted]:
+    with hosted(llm) as running:
+        yield running
+
+
+def connect(host: Hosted) -> socket.socket:
+    address, port = host.url.removeprefix("http://").split(":")
+    return socket.create_connection((address, int(port)), timeout=SECONDS)
+
+
+def head(line: str, *headers: str, length: int | None = None) -> bytes:
+    lines = [line, *headers] + ([] if length is None else [f"Content-Length: {length}"])
+    return "".join(f"{text}\r\n" for text in lines).encode() + b"\r\n"
+
+
+def post(*headers: str, body: bytes = BODY, version: str = "1.1") -> bytes:
+    return head(f"POST /v1/completions HTTP/{version}", "Host: a", JSON, *headers, length=len(body)) + body
+
+
+def read_one(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the next answer, which has a length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(1)
+        assert piece, data
+        data += piece
+    lines = data.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
+    body = b""
+    while missing := int(headers.get("content-length", 0)) - len(body):
+        piece = connection.recv(missing)
+        assert piece, data + body
+        body += piece
+    return int(lines[0].split()[1]), headers, body
+
+
+def ask(host: Hosted, message: bytes) -> tuple[int, dict[str, str], bytes]:
+    with connect(host) as connection:
+        connection.sendall(message)
+        return read_one(connection)
+
+
+def read_to_end(host: Hosted, message: bytes) -> bytes:
+    """What comes until the server closes the connection."""
+    with connect(host) as connection:
+        connection.sendall(message)
+        data = b""
+        while piece := connection.recv(1 << 16):
+            data += piece
+        return data
+
+
+def refused(data: bytes, status: int) -> dict[str, Any]:
+    lines, _, body = data.partition(b"\r\n\r\n")
+    assert lines.startswith(b"HTTP/1.1 %d " % status), data
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64,  # TLS
+        head("GET /health HTTP/9.9", "Host: a"),
+        post("Content-Length: 5"),
+        post("Transfer-Encoding: chunked"),  # beside a length
+        head("POST /v1/completions HTTP/1.1", "Host: a", JSON, "Content-Length: -1"),
+    ],
+)
+def test_what_is_no_http(host: Hosted, message: bytes) -> None:
+    refused(read_to_end(host, message), 400)
+
+
+def test_heads_have_a_bound(host: Hosted) -> None:
+    assert ask(host, head("GET /health HTTP/1.1", "Host: a", "X: " + "x" * 30_000))[0] == 200
+    for message in (head("GET /health HTTP/1.1", "Host: a", "X: " + "x" * (1 << 20)), b"GET /" + b"x" * (1 << 20)):
+        with connect(host) as connection, pytest.raises(OSError):
+            for _ in range(1000):
+                connection.sendall(message)
+    with connect(host) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"x" * HttpProtocol.max_head_bytes)
+        assert read_one(connection)[0] == 431
+        assert connection.recv(1) == b""
+
+
+def test_what_does_not_arrive(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream may take longer than its request may."""
+    monkeypatch.setattr(HttpProtocol, "arrival_seconds", 0.2)
+    for message in (b"", b"GET /hea", post()[:-1], head("GET /health HTTP/1.1", "Host: a")[:-1]):
+        assert "0.2 s" in refused(read_to_end(host, message), 408)["message"]
+    with connect(host) as connection:  # the next one on the same connection
+        connection.sendall(head("GET /health HTTP/1.1", "Host: a"))
+        assert read_one(connection)[0] == 200
+        connection.sendall(b"G")
+        assert read_one(connection)[0] == 408
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 120, "ignore_eos": True, "stream": True, "n": 128}
+    answer = httpx.post(f"{host.url}/v1/completions", json=body, timeout=SECONDS)
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_who_leaves_before_the_request_is_there_is_no_failure(host: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        with connect(host) as connection:
+            connection.sendall(post()[:-1])
+        with connect(host) as connection:
+            connection.sendall(post())
+            read_one(connection)
+        wait_for(lambda: host.service._num_admitted == 0)
+    assert not caplog.records
+
+
+def test_connections_are_used_again(host: Hosted) -> None:
+    with connect(host) as connection:
+        for message, status in ((post(), 200), (post(body=b"{"), 400), (post(), 200)):
+            connection.sendall(message)
+            assert read_one(connection)[0] == status
+        connection.sendall(post() + post(body=b"[]"))  # both at once
+        assert [read_one(connection)[0] for _ in range(2)] == [200, 400]
+        connection.sendall(post("Connection: close"))
+        assert read_one(connection)[1]["connection"] == "close"
+        assert connection.recv(1) == b""
+
+
+def test_http_1_0(host: Hosted) -> None:
+    """Its clients know no chunks, and may send no Host."""
+    expected = json.loads(ask(host, post())[2])["choices"][0]["text"]
+    data = read_to_end(host, post(version="1.0"))
+    assert json.loads(data.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == expected
+    data = read_to_end(host, post(version="1.0", body=STREAM))
+    assert b"chunked" not in data.lower()
+    events = data.partition(b"\r\n\r\n")[2].decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert "".join(json.loads(e[6:])["choices"][0]["text"] for e in events[:-2]) == expected
+    assert read_to_end(host, head("GET /health HTTP/1.0")).endswith(b'{"status":"ok"}')
+
+
+def test_one_host(llm: LLM) -> None:
+    with hosted(llm, allowed_hosts=("a",)) as host:
+        assert ask(host, head("GET /health HTTP/1.1", "Host: A:80"))[0] == 200
+        assert ask(host, head("GET /health HTTP/1.1"))[0] == 400
+        assert ask(host, head("GET /health HTTP/1.1", "Host: b", "Host: a"))[0] == 400
+        assert ask(host, head("GET /health HTTP/1.1", "Host: a", "Host: b"))[0] == 400
+        assert ask(host, head("GET /health HTTP/1.0", "Host: b"))[0] == 403
+
+
+def test_expect(host: Hosted) -> None:
+    """The body is asked for, unless it is too large."""
+    with connect(host) as connection:
+        whole = post("Expect: 100-continue")
+        connection.sendall(whole[: -len(BODY)])
+        assert read_one(connection)[0] == 100
+        connection.sendall(BODY)
+        assert read_one(connection)[0] == 200
+    line = "POST /v1/completions HTTP/1.1"
+    status, _, body = ask(host, head(line, "Host: a", JSON, "Expect: 100-continue", length=1 << 30))
+    assert status == 413 and json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_bodies(host: Hosted) -> None:
+    chunks = b"".join(b"%x\r\n%b\r\n" % (1, bytes([byte])) for byte in BODY) + b"0\r\n\r\n"
+    line = "POST /v1/completions HTTP/1.1"
+    assert ask(host, head(line, "Host: a", JSON, "Transfer-Encoding: chunked") + chunks)[0] == 200
+    assert ask(host, post("Content-Type: application/json; charset=utf-8"))[0] == 200
+    with connect(host) as connection:
+        for _ in range(3):  # larger than a head may be, and all there at once
+            connection.sendall(post(body=BODY[:-1] + b" " * 200_000 + b"}"))
+            assert read_one(connection)[0] == 200
+    squeezed = gzip.compress(BODY)
+    status, _, body = ask(host, post("Content-Encoding: gzip", body=squeezed))
+    assert status == 415 and "gzip" in json.loads(body)["error"]["message"]
+    assert ask(host, post("Content-Encoding: identity"))[0] == 200
+    for bad in (b"\xff\xfe", b'{"model": "tiny", "prompt": "\xff"}', BODY[:-1] + b', "temperature": NaN}', b"null"):
+        status, _, body = ask(host, post(body=bad))
+        assert status == 400 and json.loads(body)["error"]["message"]
+
+
+def test_methods(host: Hosted) -> None:
+    with connect(host) as connection:  # an answer to HEAD has no body: the next answer follows at once
+        connection.sendall(head("HEAD /health HTTP/1.1", "Host: a") + head("HEAD /nowhere HTTP/1.1", "Host: a"))
+        data = b""
+        while data.count(b"\r\n\r\n") < 2:
+            data += connection.recv(1 << 16)
+        assert data.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 404 " in data and data.endswith(b"\r\n\r\n")
+    for method, path, allowed in (
+        ("GET", "/v1/chat/completions", {"POST"}),
+        ("POST", "/v1/models", {"GET", "HEAD"}),
+        ("OPTIONS", "/v1/models", {"GET", "HEAD"}),
+        ("DELETE", "/health", {"GET", "HEAD"}),
+    ):
+        status, headers, body = ask(host, head(f"{method} {path} HTTP/1.1", "Host: a", JSON))
+        assert status == 405 and set(headers["allow"].split(", ")) == allowed
+        assert path in json.loads(body)["error"]["message"]
+    for path in ("/v2", "/v1/files", "/%ff", "/../etc/passwd", "/v1/responses/resp_1"):
+        status, _, body = ask(host, head(f"GET {path} HTTP/1.1", "Host: a"))
+        assert status == 404 and json.loads(body)["error"]["type"] == "not_found_error"
+
+
+def test_upgrades_are_not_taken(host: Hosted) -> None:
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+    upgrade = ("Connection: Upgrade", "Sec-WebSocket-Version: 13", key)
+    line = "GET /health HTTP/1.1"
+    for kind in ("Upgrade: websocket", "Upgrade: h2c"):
+        assert ask(host, head(line, "Host: a", kind, *upgrade))[0] == 200
+
+
+def test_version(host: Hosted) -> None:
+    status, _, body = ask(host, head("GET /version HTTP/1.1", "Host: a"))
+    assert status == 200 and json.loads(body) == {"version": importlib.metadata.version("infinilm")}

@@ -1,0 +1,228 @@
+"""The process of a server: how it starts, what it tells, and how it ends."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infinilm import LLM
+from infinilm.server.settings import ServerSettings
+from server.support import KEY, SECONDS, ServerProcess, served, started, wait_for
+
+BROKEN = """
+import sys, infinilm.llm
+from infinilm.cli.main import main
+class Broken(infinilm.llm.LLM):
+    def asubmit(self, *args, **kwargs):
+        raise ZeroDivisionError
+infinilm.llm.LLM = Broken
+sys.exit(main(["serve", "--port", "0", "--api-key", "{key}"]))
+"""
+
+
+def test_the_log_says_why(tmp_path: Path) -> None:
+    """Without a word of the prompt, and without the key."""
+    script = BROKEN.format(key=KEY)
+    with started("-c", script, folder=tmp_path) as server:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        body = {"model": "demo", "prompt": "a private matter"}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=SECONDS)
+        assert answer.status_code == 500
+        httpx.post(f"{server.url}/v1/completions", json=body | {"n": "private"}, headers=headers, timeout=SECONDS)
+        httpx.get(f"{server.url}/v1/private", headers={"Authorization": "Bearer private"}, timeout=SECONDS)
+        assert server.stop() == 0
+    log = "".join(server.lines)
+    assert "ZeroDivisionError" in log and "asubmit" in log
+    assert "private" not in log and KEY not in log
+
+
+def start_long(server: ServerProcess) -> threading.Thread:
+    """A stream of many tokens; the thread's `lines` are what came of it."""
+    thread: Any = None
+
+    def read() -> None:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 32}
+        try:
+            url = f"{server.url}/v1/completions"
+            with httpx.stream("POST", url, json=body, headers=headers, timeout=SECONDS) as answer:
+                for line in answer.iter_lines():
+                    thread.lines.append(line)
+        except httpx.HTTPError as error:
+            thread.lines.append(repr(error))
+
+    thread = threading.Thread(target=read)
+    thread.lines = []
+    thread.start()
+    wait_for(lambda: len(thread.lines) > 3)
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_end(tmp_path: Path, number: signal.Signals) -> None:
+    with served(folder=tmp_path) as server:
+        reader: Any = start_long(server)
+        server.process.send_signal(number)
+        wait_for(lambda: not reader.is_alive() or httpx.get(f"{server.url}/health").status_code == 503)
+        assert server.wait() == 0, server.lines
+        reader.join(SECONDS)
+        assert [line for line in reader.lines if line][-1] == "data: [DONE]"
+
+
+def test_draining_has_an_end(tmp_path: Path) -> None:
+    with served("--drain-timeout", "0.1", folder=tmp_path) as server:
+        reader: Any = start_long(server)
+        assert server.stop() == 0, server.lines
+        reader.join(SECONDS)
+        assert "data: [DONE]" not in reader.lines
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with served(folder=tmp_path) as server:
+        reader: Any = start_long(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        assert reader.is_alive()
+        assert server.stop() == 0, server.lines
+        reader.join(SECONDS)
+        assert "data: [DONE]" not in reader.lines
+        assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+SCRIPT = """
+import sys, threading, infinilm.llm
+from infinilm.cli.main import main
+class Slow(infinilm.llm.LLM):
+    def __init__(self, *args, **kwargs):
+        if {dies}:
+            super().__init__(*args, **kwargs)
+            return
+        sys.stderr.write("loading at http://x\\n")
+        threading.Event().wait()
+    def asubmit(self, *args, **kwargs):
+        self.close()
+        return super().asubmit(*args, **kwargs)
+infinilm.llm.LLM = Slow
+sys.exit(main(["serve", "--port", "0"]))
+"""
+
+
+def test_sigterm_while_it_loads(tmp_path: Path) -> None:
+    with started("-c", SCRIPT.format(dies=False), folder=tmp_path) as server:
+        assert server.stop() == 0, server.lines
+
+
+def test_the_exit_code_of_a_dead_engine(tmp_path: Path) -> None:
+    with started("-c", SCRIPT.format(dies=True), folder=tmp_path) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json={"model": "demo", "prompt": "x"}, timeout=SECONDS)
+        assert answer.status_code == 503
+        assert server.wait() == 3, server.lines
+        assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+def test_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl")
+    with served("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate), folder=tmp_path) as server:
+        assert server.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        assert httpx.get(f"{server.url}/health", verify=trusted, timeout=SECONDS).json() == {"status": "ok"}
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ssl-keyfile", "x"], "--ssl-certfile"),
+        (["--ssl-keyfile", "x", "--ssl-certfile", "y"], "there is no file"),
+        (["--port", "1", "--host", "192.0.2.1"], "cannot listen at 192.0.2.1:1"),
+        (["no/such/model"], "no/such/model"),
+        (["--port", "65536"], "65535"),
+        (["--host", "nowhere.invalid"], "nowhere.invalid"),
+        (["--request-timeout", "-1"], "seconds >= 0"),
+        (["--drain-timeout", "nan"], "seconds >= 0"),
+        (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "--ssl-certfile"),
+        (["--api-key", ""], "--api-key"),
+        (["--api-key-file", "no/such/file"], "no/such/file"),
+        (["--api-key-file", "/dev/null"], "a key is empty"),
+        (["--chat-template", "no/such/template"], "no/such/template"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from infinilm.cli.main import main
+
+    assert main(["serve", "--port", "0", *arguments]) not in (0, 3)
+    printed = capsys.readouterr().err
+    assert message in printed and "Traceback" not in printed
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    from infinilm.cli.main import main
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}" in (printed := capsys.readouterr().err) and "--port" in printed
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `infinilm serve` with some arguments makes: the settings, and the keywords of the LLM."""
+
+    def start(*arguments: str) -> tuple[ServerSettings, dict[str, Any]]:
+        from infinilm.cli.main import main
+
+        found: dict[str, Any] = {}
+
+        def serve(load: Any, settings: ServerSettings, **_: Any) -> int:
+            found["settings"] = settings
+            load()
+            return 0
+
+        def make(model: str, **keywords: Any) -> None:
+            found["keywords"] = keywords | {"model": model}
+
+        monkeypatch.setattr("infinilm.server.run.serve", serve)
+        monkeypatch.setattr("infinilm.llm.LLM", make)
+        assert main(["serve", *arguments]) == 0
+        return found["settings"], found["keywords"]
+
+    return start
+
+
+def test_every_option_of_the_llm(start: Any) -> None:
+    """But for those that are objects of Python."""
+    of_library = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown", "hooks", "limits", "use_tqdm"}
+    _, keywords = start()
+    assert keywords.keys() == of_library
+    arguments = "--tokenizer t --chat-template c --generation-config none --load-format dummy --max-model-len 7"
+    _, given = start("m", *arguments.split(), "--no-enable-prefix-caching", "--no-batch-invariant", "--seed", "3")
+    changed = {name: value for name, value in given.items() if value != keywords[name]}
+    expected = {"model": "m", "tokenizer": "t", "chat_template": "c", "generation_config": "none", "seed": 3}
+    expected |= {"load_format": "dummy", "max_model_len": 7}
+    assert changed == expected | {"enable_prefix_caching": False, "batch_invariant": False}
+
+
+def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("three\n\nfour\n")
+    assert start()[0].api_keys == ()
+    monkeypatch.setenv("INFINILM_API_KEY", "one, two,")
+    assert start()[0].api_keys == ("one", "two")
+    assert start("--api-key", "five", "--api-key-file", str(file))[0].api_keys == ("five", "three", "four")
