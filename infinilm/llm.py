@@ -153,9 +153,9 @@ class LLM(OfThisProcess):
     ) -> None:
         started = time.perf_counter()
         for name in unknown:
-            if name in SamplingParams.__dataclass_fields__ and name != "seed":
+            if name in (sampling := SamplingParams.__dataclass_fields__):
                 raise TypeError(f"LLM has no parameter {name!r}: pass it to generate(), chat() or stream()")
-            raise unknown_parameter("LLM", name, LLM.__init__.__kwdefaults__ or ())
+            raise unknown_parameter("LLM", name, [*(LLM.__init__.__kwdefaults__ or ()), *sampling])
         as_boolean("enable_prefix_caching", enable_prefix_caching)
         as_boolean("batch_invariant", batch_invariant)
         as_boolean("use_tqdm", use_tqdm)

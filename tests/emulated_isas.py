@@ -31,7 +31,8 @@ def build(folder: Path, kind: str = "plain") -> str:
     libraries = []
     for name, bf16 in BUILDS.items():
         sources = sorted(KERNELS.glob("*.cpp"))
-        defines = ["ISA=" + name, "WIDTH=16", f"BF16_DOT={bf16 == 'dot':d}", f"BF16_TILE={bf16 == 'tile':d}"]
+        defines = [f"{part}={name}" for part in ("ISA", "FLOATS", "INTEGERS")]
+        defines += ["WIDTH=16", f"BF16_DOT={bf16 == 'dot':d}", f"BF16_TILE={bf16 == 'tile':d}"]
         defines = [f"INFINILM_{define}" for define in [*defines, "EMULATED=1"]]
         libraries.append(Builder(folder, kind).library(sources, name, defines, FLAGS))
     return ":".join(map(str, libraries))

@@ -213,10 +213,10 @@ def load_weights(
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
-    Headers are compared with `engine.param_shapes()` before a byte of data is read. A tensor is used in place
+    Headers are compared with `engine.param_shapes()` before a byte of data is read. A matrix is used in place
     (no copy) when it is stored in the compute dtype, or when the compute dtype is float32 and it is stored in
     16 bits; otherwise it is converted to the compute dtype, to nearest, ties to even, and its pages of the
-    file are released. Packed linears are tensors of the file like the others, always used in place.
+    file are released. Vectors are copied. Packed linears are used in place, always.
 
     Parameters
     ----------
@@ -282,7 +282,8 @@ def load_weights(
         if source.order is not None:
             release(name)  # it was copied
         if name in packed_dtypes or is_used_in_place(stored, dtype):
-            return _own(array), stored
+            # A vector is small, and read in every step, also when the file is not what it was: it is copied.
+            return _own(array.copy() if array.ndim == 1 else array), stored
         array = convert(array, stored, dtype, name=source.tensor)
         release(name)
         return array, dtype

@@ -90,7 +90,7 @@ void bind_ops(nb::module_& m) {
         "selected_cpu_isa", [] { return std::string(cpu::select_kernels().name); },
         "The one used unless told otherwise.");
     m.def(
-        "cpu_multiplies_bf16", [] { return cpu::select_kernels().multiplies_bf16; },
+        "cpu_multiplies_bf16", [] { return cpu::select_kernels().multiplies_bf16(); },
         "Whether it multiplies bfloat16 by bfloat16, so that compute_dtype bfloat16 rounds the inputs of linears.");
     m.def(
         "parse_device",

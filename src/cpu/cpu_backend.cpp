@@ -212,7 +212,7 @@ LinearArgs CpuBackend::linear_args(const PackedLinear& weight) const {
     args.out_features = weight.out_features;
     args.pairs = args.act_mul = pairs;
     args.multiply_bf16 =
-        compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16 && weight.packed().format == Format::bf16;
+        compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() && weight.packed().format == Format::bf16;
     args.bias = weight.bias();
     return args;
 }
@@ -236,13 +236,15 @@ void CpuBackend::linear(const LinearParams& p) {
 // Linears that do not depend on each other, in one region: a thread that is done with its part of one goes on with
 // another.
 void CpuBackend::run_linears(std::span<LinearArgs> linears) {
+    if (linears.empty()) return;
+    const LinearKernels& kernels = kernels_.linear(linears[0]);  // of the formats of all
     size_t of_a_thread = 0, shared = 0;
     const auto shared_bytes = [&](const LinearArgs& args) {
-        return (kernels_.linear_shared_scratch_bytes(args) + line_bytes - 1) / line_bytes * line_bytes;
+        return (kernels.shared_scratch_bytes(args) + line_bytes - 1) / line_bytes * line_bytes;
     };
     for (const LinearArgs& args : linears) {
         if (args.num_tokens == 0 || args.out_features == 0) return;
-        of_a_thread = std::max(of_a_thread, kernels_.linear_scratch_bytes(args));
+        of_a_thread = std::max(of_a_thread, kernels.scratch_bytes(args));
         shared += shared_bytes(args);
     }
     void* const* const scratch = worker_scratch(of_a_thread);
@@ -252,8 +254,8 @@ void CpuBackend::run_linears(std::span<LinearArgs> linears) {
         args.shared_scratch = next;
         next += shared_bytes(args);
     }
-    if (shared > 0) run_over(kernels_.linear_pack_x, linears, false);
-    run_over(kernels_.linear, linears, true);
+    if (shared > 0) run_over(kernels.pack_x, linears, false);
+    run_over(kernels.multiply, linears, true);
 }
 
 // Each linear has a part of the shares as large as its part of the work, at least one. columns: whether the work grows
@@ -481,7 +483,7 @@ void CpuBackend::sum_parts(const SumPartsParams& p) {
 
 ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
     const Kernels& kernels = select_kernels(options.isa);
-    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
+    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
     AttentionArgs attention{};
     attention.num_heads = calls.num_heads;
     attention.num_kv_heads = calls.num_kv_heads;
@@ -495,8 +497,9 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
         linear.weight.in_features = in_features;
         linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
         linear.multiply_bf16 = multiply_bf16;
-        of_a_thread = std::max(of_a_thread, kernels.linear_scratch_bytes(linear));
-        shared = std::max(shared, kernels.linear_shared_scratch_bytes(linear));
+        const LinearKernels& of_linear = kernels.linear(linear);
+        of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
+        shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
     }
     return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }

@@ -71,7 +71,7 @@ MachineLimits measure_limits(const CpuOptions& options, int64_t buffer_bytes) {
     const CpuOptions used = checked(options);
     const Kernels& kernels = select_kernels(used.isa);
     ThreadPool pool(used.num_threads);
-    const bool multiply_bf16 = used.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16;
+    const bool multiply_bf16 = used.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
     return {.read_bytes_per_second = measure_read(kernels, pool, buffer_bytes),
             .dot_flops_per_second = measure_dot(kernels, pool, multiply_bf16)};
 }

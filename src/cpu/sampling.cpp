@@ -31,12 +31,6 @@ constexpr int64_t stretch = 512;  // candidates handled at once: their weights s
 // costs.
 constexpr int64_t share_size = 16 * stretch;
 
-struct Candidate {
-    float logit;
-    int32_t id;
-    bool operator<(const Candidate& other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
-};
-
 // e^x for x in [-700, 0] to 1 ulp, exactly 1 at 0. Plain arithmetic, so that the loop around it is vectorised: with
 // std::exp a row of 150000 takes three times as long.
 inline double exp_vectorised(double x) {
@@ -63,6 +57,12 @@ inline double exp_vectorised(double x) {
 }
 
 }  // namespace
+
+struct Candidate {
+    float logit;
+    int32_t id;
+    bool operator<(const Candidate& other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
+};
 
 // What a logit means in a row: the bucket of its distance from the largest, and its weight. Loops take a copy, which
 // the compiler keeps in registers.

@@ -20,9 +20,10 @@ int threads_of_rank(const EngineOptions& options, int rank) {
     return std::max(1, total * (rank + 1) / size - total * rank / size);
 }
 
-// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its cache and scratch near (NUMA
-// nodes; weights are pages of files, wherever these were read first), but of few it cannot give one to another process,
-// so that bound ranks are slower on a machine that others use, too (tests/bench/tensor_parallel.py).
+// The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its weights, cache and scratch near
+// (NUMA nodes; those of a packed folder are pages of its files, wherever these were read first), but of few it cannot
+// give one to another process, so that bound ranks are slower on a machine that others use, too
+// (tests/bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
     const int size = static_cast<int>(options.devices.size());
@@ -73,11 +74,11 @@ void validate(const ModelSpec& spec) {
 }  // namespace
 
 // A task that every rank runs. The last one to be done tells how it went.
-template <class T>
 struct InferEngine::Joint {
-    explicit Joint(size_t num_ranks) : errors(num_ranks), left(num_ranks) {}
-    std::promise<T> promise;
-    T result{};                              // of rank 0
+    Joint(Task task, size_t num_ranks) : task(std::move(task)), errors(num_ranks), left(num_ranks) {}
+    const Task task;
+    std::promise<StepOutput> promise;
+    StepOutput output;                       // of rank 0
     std::vector<std::exception_ptr> errors;  // [num_ranks]
     std::atomic<size_t> left;
 };
@@ -121,36 +122,16 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
 }
 
-template <class F>
-auto InferEngine::submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))> {
-    using T = decltype(task(std::declval<Rank&>()));
+std::future<StepOutput> InferEngine::submit_to_ranks(Task task) {
     process_.check();              // before the lock, which a thread that is not here may hold
     std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
     if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
     if (dead_) cause_.throw_dead();
-    auto joint = std::make_shared<Joint<T>>(ranks_.size());
-    std::future<T> future = joint->promise.get_future();
-    auto run_on = [this, joint, task = std::make_shared<F>(std::move(task))](Rank& rank) {
-        try {
-            if (dead_) cause_.throw_dead();
-            T result = (*task)(rank);
-            if (rank.index == 0) joint->result = std::move(result);
-        } catch (const Error&) {
-            joint->errors[static_cast<size_t>(rank.index)] = std::current_exception();
-        } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
-            joint->errors[static_cast<size_t>(rank.index)] = std::current_exception();
-            if (num_ranks() > 1) fail(std::current_exception());
-        }
-        if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
-        if (joint->left.fetch_sub(1) != 1) return;
-        if (const std::exception_ptr error = outcome(joint->errors))
-            joint->promise.set_exception(error);
-        else
-            joint->promise.set_value(std::move(joint->result));
-    };
+    const auto joint = std::make_shared<Joint>(std::move(task), ranks_.size());
+    std::future<StepOutput> future = joint->promise.get_future();
     try {
         for (size_t r = 0; r < workers_.size(); ++r)
-            workers_[r]->submit([run_on, rank = ranks_[r].get()] { run_on(*rank); });
+            workers_[r]->post([this, joint, rank = ranks_[r].get()] { run_task(*joint, *rank); });
     } catch (...) {  // some have the task and would wait for the others
         fail(std::current_exception());
         throw;
@@ -158,12 +139,40 @@ auto InferEngine::submit_to_ranks(F task) -> std::future<decltype(task(std::decl
     return future;
 }
 
-template <class F>
-void InferEngine::on_ranks(F task) {
-    submit_to_ranks([&](Rank& rank) {
+void InferEngine::run_task(Joint& joint, Rank& rank) {
+    try {
+        if (dead_) cause_.throw_dead();
+        StepOutput output = joint.task(rank);
+        if (rank.index == 0) joint.output = std::move(output);
+    } catch (const Error&) {
+        joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
+    } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
+        joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
+        if (num_ranks() > 1) fail(std::current_exception());
+    }
+    if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
+    if (joint.left.fetch_sub(1) != 1) return;
+    if (const std::exception_ptr error = outcome(joint.errors))
+        joint.promise.set_exception(error);
+    else
+        joint.promise.set_value(std::move(joint.output));
+}
+
+void InferEngine::on_ranks(const std::function<void(Rank&)>& task) {
+    submit_to_ranks([&task](Rank& rank) {
         task(rank);
-        return true;
+        return StepOutput();
     }).get();
+}
+
+template <class F>
+auto InferEngine::of_rank0(F f) {
+    decltype(f(*ranks_[0])) result;
+    on_ranks([&](Rank& rank) {
+        auto own = f(rank);
+        if (rank.index == 0) result = std::move(own);
+    });
+    return result;
 }
 
 template <class F>
@@ -198,22 +207,21 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
 }
 
 std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor) {
-    return submit_to_ranks([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor); }).get();
+    return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor); });
 }
 
 std::vector<std::string> InferEngine::loaded_params() {
-    return submit_to_ranks([](Rank& rank) {
-               std::vector<std::string> names;
-               for (const ParamRow& row : rank.params.rows())
-                   if (row.loaded) names.push_back(row.name);
-               return names;
-           })
-        .get();
+    return of_rank0([](Rank& rank) {
+        std::vector<std::string> names;
+        for (const ParamRow& row : rank.params.rows())
+            if (row.loaded) names.push_back(row.name);
+        return names;
+    });
 }
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
     if (num_ranks() > 1) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
-    return submit_to_ranks([](Rank& rank) { return rank.params.take_packed(); }).get();
+    return of_rank0([](Rank& rank) { return rank.params.take_packed(); });
 }
 
 void InferEngine::load_dummy(DType dtype, uint64_t seed) {
@@ -256,7 +264,7 @@ void InferEngine::time_ops(bool on) {
 }
 
 OpTimes InferEngine::op_times() {
-    return submit_to_ranks([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); }).get();
+    return of_rank0([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); });
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
@@ -379,7 +387,7 @@ int64_t InferEngine::weight_bytes() const {
 }
 
 GraphCounts InferEngine::graph_counts() {
-    return submit_to_ranks([](Rank& rank) { return rank.graphs->counts(); }).get();
+    return of_rank0([](Rank& rank) { return rank.graphs->counts(); });
 }
 
 void InferEngine::abandon() {

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -100,7 +102,7 @@ private:
         Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
         std::unique_ptr<HookTap> tap;  // null: no hooks
     };
-    template <class T>
+    using Task = std::function<StepOutput(Rank&)>;
     struct Joint;
 
     void start(Rank& rank, const EngineOptions& options);
@@ -113,11 +115,12 @@ private:
     static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);
     // The output of compute() with its ids, once the masks are there. masks: null if they were there from the start.
     StepOutput sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks);
-    // Runs task(rank) on every rank, after what was submitted before; the future has rank 0's result.
+    // Runs the task on every rank, after what was submitted before; the future has rank 0's output.
+    std::future<StepOutput> submit_to_ranks(Task task);
+    void run_task(Joint& joint, Rank& rank);
+    void on_ranks(const std::function<void(Rank&)>& task);  // the same without an output, and waits
     template <class F>
-    auto submit_to_ranks(F task) -> std::future<decltype(task(std::declval<Rank&>()))>;
-    template <class F>
-    void on_ranks(F task);  // and waits
+    auto of_rank0(F f);  // f(rank) on every rank; returns what it is on rank 0
     // Runs f, in which ranks wait for each other: a rank that fails there stops them all.
     template <class F>
     auto together(F f) -> decltype(f());

@@ -57,7 +57,7 @@ void RankWorker::stop() {
     queue_->thread.join();
 }
 
-void RankWorker::push(std::function<void()> task) {
+void RankWorker::post(std::function<void()> task) {
     process_.check();
     {
         std::lock_guard lock(queue_->mutex);

@@ -25,13 +25,15 @@ public:
     RankWorker(const RankWorker&) = delete;
     RankWorker& operator=(const RankWorker&) = delete;
 
-    // Runs task() on the worker's thread; the future carries its result or its exception. EngineDeadError: in a process
-    // that was forked from the worker's.
+    // Runs task(), which does not throw, on the worker's thread. EngineDeadError: in a process that was forked from the
+    // worker's.
+    void post(std::function<void()> task);
+    // The same; the future carries its result or its exception.
     template <class F>
     auto submit(F task) -> std::future<decltype(task())> {
         auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
         auto future = packaged->get_future();
-        push([packaged] { (*packaged)(); });
+        post([packaged] { (*packaged)(); });
         return future;
     }
 
@@ -45,7 +47,6 @@ private:
         bool stop = false;
         std::thread thread;
     };
-    void push(std::function<void()> task);
     void stop();
     static void work(Queue& queue);
 

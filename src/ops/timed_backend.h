@@ -2,7 +2,6 @@
 // A decoder has it in place of the other one only while somebody asks, so that nothing is slower otherwise.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <string>
 
@@ -25,90 +24,40 @@ public:
 
     const OpTimes& times() const { return times_; }
 
-    Device device() const override { return inner_.device(); }
-    DType activation_dtype() const override { return inner_.activation_dtype(); }
-    Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return inner_.allocate(dtype, shape); }
-    void copy(const TensorView& src, const TensorView& dst) override { inner_.copy(src, dst); }
+    Device device() const override;
+    DType activation_dtype() const override;
+    Tensor allocate(DType dtype, std::span<const int64_t> shape) override;
+    void copy(const TensorView& src, const TensorView& dst) override;
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
-                                                   Quantization quantization) override {
-        return inner_.prepare_linear(std::move(parts), kind, head_dim, quantization);
-    }
-    void check_packed(const PackedSource& source) const override { inner_.check_packed(source); }
-    std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override {
-        return inner_.adopt_linear(source);
-    }
-    Tensor unpack_linear(const PreparedLinear& linear, size_t part) override {
-        return inner_.unpack_linear(linear, part);
-    }
-    std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
-        return inner_.prepare_experts(std::move(gate_up), std::move(down));
-    }
-    Tensor prepare_vector(const Tensor& vector) override { return inner_.prepare_vector(vector); }
-    void fill_random(const TensorView& weight, uint64_t seed) override { inner_.fill_random(weight, seed); }
+                                                   Quantization quantization) override;
+    void check_packed(const PackedSource& source) const override;
+    std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override;
+    Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
+    std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override;
+    Tensor prepare_vector(const Tensor& vector) override;
+    void fill_random(const TensorView& weight, uint64_t seed) override;
 
-    void embedding(const EmbeddingParams& p) override {
-        timed("embedding", [&] { inner_.embedding(p); });
-    }
-    void rms_norm(const RmsNormParams& p) override {
-        timed("other", [&] { inner_.rms_norm(p); });
-    }
-    void add_rms_norm(const AddRmsNormParams& p) override {
-        timed("other", [&] { inner_.add_rms_norm(p); });
-    }
-    void linear(const LinearParams& p) override {
-        timed(name(p.weight), [&] { inner_.linear(p); });
-    }
-    void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override {
-        timed(name(p.weight), [&] { inner_.linear_rope_store_kv(p, rope); });
-    }
-    void rope_table(const RopeTableParams& p) override {
-        timed("other", [&] { inner_.rope_table(p); });
-    }
-    void qk_norm_rope_store_kv(const RopeStoreParams& p) override {
-        timed("other", [&] { inner_.qk_norm_rope_store_kv(p); });
-    }
-    void paged_attention(const AttentionParams& p) override {
-        timed("attention", [&] { inner_.paged_attention(p); });
-    }
-    void act_mul(const ActMulParams& p) override {
-        timed("other", [&] { inner_.act_mul(p); });
-    }
-    void soft_cap(const SoftCapParams& p) override {
-        timed("other", [&] { inner_.soft_cap(p); });
-    }
-    void gather_rows(const GatherRowsParams& p) override {
-        timed("other", [&] { inner_.gather_rows(p); });
-    }
-    void route(const RouteParams& p) override {
-        timed("router", [&] { inner_.route(p); });
-    }
-    void experts(const ExpertsParams& p) override {
-        timed("experts", [&] { inner_.experts(p); });
-    }
-    void sum_parts(const SumPartsParams& p) override {
-        timed("other", [&] { inner_.sum_parts(p); });
-    }
-    void find_best(const FindBestParams& p) override {
-        timed("sampling", [&] { inner_.find_best(p); });
-    }
-    void sample(const SampleParams& p) override {
-        timed("sampling", [&] { inner_.sample(p); });
-    }
+    void embedding(const EmbeddingParams& p) override;
+    void rms_norm(const RmsNormParams& p) override;
+    void add_rms_norm(const AddRmsNormParams& p) override;
+    void linear(const LinearParams& p) override;
+    void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override;
+    void rope_table(const RopeTableParams& p) override;
+    void qk_norm_rope_store_kv(const RopeStoreParams& p) override;
+    void paged_attention(const AttentionParams& p) override;
+    void act_mul(const ActMulParams& p) override;
+    void soft_cap(const SoftCapParams& p) override;
+    void gather_rows(const GatherRowsParams& p) override;
+    void route(const RouteParams& p) override;
+    void experts(const ExpertsParams& p) override;
+    void sum_parts(const SumPartsParams& p) override;
+    void find_best(const FindBestParams& p) override;
+    void sample(const SampleParams& p) override;
 
 private:
-    const std::string& name(const PreparedLinear& linear) const {
-        static const std::string other = "other";
-        const auto found = names_.find(&linear);
-        return found == names_.end() ? other : found->second;
-    }
+    const std::string& name(const PreparedLinear& linear) const;
     template <class F>
-    void timed(const std::string& name, F f) {
-        const auto start = std::chrono::steady_clock::now();
-        f();
-        OpTime& time = times_[name];
-        time.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        ++time.calls;
-    }
+    void timed(const std::string& name, F f);
 
     Backend& inner_;
     const LinearNames names_;

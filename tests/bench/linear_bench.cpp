@@ -112,15 +112,16 @@ void measure(const Kernels& kernels, const Options& options, const Shape& shape,
     args.x = x.data(), args.x_stride = k, args.num_tokens = shape.tokens;
     args.weight = {packed.get(), scales.get(), options.format, k, panels};
     args.out_features = outputs, args.pairs = args.act_mul = options.silu;
-    args.multiply_bf16 = kernels.multiplies_bf16 && options.format == Format::bf16 && !options.exact;
+    args.multiply_bf16 = kernels.multiplies_bf16() && options.format == Format::bf16 && !options.exact;
     args.out = out.data(), args.out_stride = outputs;
     std::vector<Aligned> memory;
     std::vector<void*> scratch;
+    const LinearKernels& of_linear = kernels.linear(args);
     for (int i = 0; i < options.threads; ++i) {
-        memory.push_back(allocate(kernels.linear_scratch_bytes(args)));
+        memory.push_back(allocate(of_linear.scratch_bytes(args)));
         scratch.push_back(memory.back().get());
     }
-    const Aligned shared = allocate(kernels.linear_shared_scratch_bytes(args) + 64);
+    const Aligned shared = allocate(of_linear.shared_scratch_bytes(args) + 64);
     args.scratch = scratch.data(), args.shared_scratch = shared.get();
 
     const size_t weight_bytes = static_cast<size_t>(panels) * (panel_size + scale_size);
@@ -129,8 +130,8 @@ void measure(const Kernels& kernels, const Options& options, const Shape& shape,
     std::atomic<uint64_t> checksum{0};
     const double until = seconds(CLOCK_MONOTONIC) + 2;
     for (int round = 0; round < 5 || seconds(CLOCK_MONOTONIC) < until; ++round) {
-        pack_x = std::min(pack_x, timer.time([&](Share share) { kernels.linear_pack_x(args, share); }));
-        linear = std::min(linear, timer.time([&](Share share) { kernels.linear(args, share); }));
+        pack_x = std::min(pack_x, timer.time([&](Share share) { of_linear.pack_x(args, share); }));
+        linear = std::min(linear, timer.time([&](Share share) { of_linear.multiply(args, share); }));
         read = std::min(read, timer.time([&](Share share) {
             const size_t part = static_cast<size_t>(panels) * panel_size / static_cast<size_t>(share.count);
             const char* begin = static_cast<const char*>(packed.get()) + static_cast<size_t>(share.index) * part;

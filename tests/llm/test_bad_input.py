@@ -239,6 +239,8 @@ def test_unknown_setting(folder: Path) -> None:
         ("swap_space", ": swapping to host memory is not available in this version"),
         ("enable_lora", ": a LoRA adapter is not available in this version"),
         ("temperature", r": pass it to generate\(\)"),
+        ("temprature", "did you mean 'temperature'"),
+        ("max_new_tokens", "it is called 'max_tokens' here"),
     ],
 )
 def test_settings_of_other_libraries(folder: Path, name: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from hypothesis import given, strategies as st
 import infinilm
 from infinilm import LLM, AutoConfig, SamplingParams
 from llm import tiny
-from llm.support import idle, one, texts, tokens, wait_for
+from llm.support import idle, one, run_program, texts, tokens, wait_for
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PROMPTS = ["the", "Once upon a time there was an answer", "ü", "a " * 25, "the other one in the inner"]
@@ -412,6 +413,25 @@ def test_the_process_ends_well(folder: Path, code: str) -> None:
     command = [sys.executable, "-c", setup + code, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_files_that_change_once_they_are_loaded(folder: Path, tmp_path: Path) -> None:
+    """Overwritten in place and then truncated, as `cp` does: the pages of a mapped file change, or end the process."""
+    shutil.copytree(folder, tmp_path / "model")
+    run_program(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from infinilm import LLM\n"
+        f"llm = LLM({str(tmp_path / 'model')!r}, use_tqdm=False)\n"
+        "run = lambda: llm.generate([[5, 9, 2]], max_tokens=8, temperature=0, ignore_eos=True)[0]\n"
+        "expected = run().outputs\n"
+        f"for file in Path({str(tmp_path / 'model')!r}).glob('*.safetensors'):\n"
+        "    with file.open('r+b') as weights:\n"
+        "        weights.write(bytes(file.stat().st_size))\n"
+        "    assert run().outputs == expected\n"
+        "    os.truncate(file, 0)\n"
+        "    assert run().outputs == expected\n"
+    )
 
 
 def test_import_is_light() -> None:

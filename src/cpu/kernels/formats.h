@@ -1,5 +1,5 @@
 // How a tile reads a format: the weights of a line, x beside them, and how one is multiplied with the other. Included
-// by linear.cpp, whose tiles are templates over these.
+// by linear.h, whose tiles are templates over these.
 //
 // Each has
 //   line_units       steps of a line, ascending in k; weight(line, unit, part) are the weights of one, of the outputs
@@ -79,6 +79,7 @@ struct Bf16Dots : PairX {
 struct Bf16Tiles : PairX {
     static constexpr Format format = Format::bf16;
     static constexpr int tile_tokens = 2 * tile_rows;
+    using Registers = Tiles;
     // See TileArgs. Sums are C tiles as they lie.
     template <int T>
     static INFINILM_MEMBER void multiply(int64_t k_groups, const uint32_t* x, const char* weights, int64_t panel_stride,

@@ -10,14 +10,15 @@ INFINILM_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + mult
 INFINILM_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INFINILM_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+}  // namespace infinilm::cpu::INFINILM_ISA
+
+namespace infinilm::cpu::INFINILM_FLOATS {
+
 // pack.cpp
 void pack(const PackArgs& args, Share share);
 
-// linear.cpp
-size_t linear_scratch_bytes(const LinearArgs& args);
-size_t linear_shared_scratch_bytes(const LinearArgs& args);
-void linear_pack_x(const LinearArgs& args, Share share);
-void linear(const LinearArgs& args, Share share);
+// linear_floats.cpp
+extern const LinearKernels linear_floats;
 
 // norm.cpp
 void norm(const NormArgs& args, Share share);
@@ -37,6 +38,20 @@ void embedding(const EmbeddingArgs& args, Share share);
 void act_mul(const ActMulArgs& args, Share share);
 void soft_cap(const SoftCapArgs& args, Share share);
 void combine(const CombineArgs& args, Share share);
+
+}  // namespace infinilm::cpu::INFINILM_FLOATS
+
+namespace infinilm::cpu::INFINILM_INTEGERS {
+
+// linear_integers.cpp
+extern const LinearKernels linear_integers;
+
+}  // namespace infinilm::cpu::INFINILM_INTEGERS
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+// linear_bf16.cpp
+extern const LinearKernels linear_bf16;
 
 // microbenchmarks.cpp
 uint64_t read_memory(const void* data, size_t bytes);

@@ -1,5 +1,6 @@
 // What one instruction-set build of the CPU kernels offers: a table of plain functions. Every source in this folder is
-// compiled once per instruction set (see src/cpu/meson.build); the CPU backend picks one table at run time.
+// compiled for each instruction set that makes a difference to it (see src/cpu/meson.build); the CPU backend picks one
+// table at run time.
 //
 // Each function does one share of its work, number `index` of `count`, and splits the work itself; shares run at once
 // on several threads, and one thread may run several. No synchronisation inside. No C++ standard library here or in the
@@ -61,7 +62,7 @@ struct LinearArgs {
     bool pairs;            // panels of gate and of up take turns
     bool act_mul;          // .. and are joined: out[n] = activation(gate n) * up n; else [gate, up]
     Activation activation;
-    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::multiplies_bf16, format bf16)
+    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::linear_bf16, format bf16)
     const float* bias;      // [num_panels, 16], in the order of the panels, or null
     const float* residual;  // [num_tokens, out_features] or null; may be out
     int64_t residual_stride;
@@ -166,15 +167,30 @@ struct CombineArgs {
     int64_t num_tokens, top_k, hidden_size;
 };
 
+// Linears of some formats.
+struct LinearKernels {
+    size_t (*scratch_bytes)(const LinearArgs&);
+    size_t (*shared_scratch_bytes)(const LinearArgs&);
+    void (*pack_x)(const LinearArgs&, Share);  // fills shared_scratch; all shares are done before multiply
+    void (*multiply)(const LinearArgs&, Share);
+};
+
 struct Kernels {
-    const char* name;      // of the build, as src/cpu/meson.build lists them
-    bool multiplies_bf16;  // has an instruction for bfloat16 times bfloat16, which LinearArgs::multiply_bf16 asks for
+    const char* name;  // of the build, as src/cpu/meson.build lists them
 
     void (*pack)(const PackArgs&, Share);  // the panels of a share
-    size_t (*linear_scratch_bytes)(const LinearArgs&);
-    size_t (*linear_shared_scratch_bytes)(const LinearArgs&);
-    void (*linear_pack_x)(const LinearArgs&, Share);  // fills shared_scratch; all shares are done before linear
-    void (*linear)(const LinearArgs&, Share);
+    const LinearKernels *linear_floats, *linear_integers;
+    const LinearKernels* linear_bf16;  // LinearArgs::multiply_bf16; null without an instruction for it
+    bool multiplies_bf16() const { return linear_bf16 != nullptr; }
+    const LinearKernels& linear(const LinearArgs& args) const {
+        if (args.multiply_bf16) return *linear_bf16;
+        switch (args.weight.format) {
+            case Format::f32:
+            case Format::bf16:
+            case Format::f16: return *linear_floats;
+            default: return *linear_integers;
+        }
+    }
     void (*norm)(const NormArgs&, Share);
     void (*rope_store)(const RopeStoreArgs&, Share);
     size_t (*attention_scratch_bytes)(const AttentionArgs&);

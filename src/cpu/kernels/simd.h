@@ -1,7 +1,10 @@
 // The vector layer of the CPU kernels: one float vector of `width` lanes over GCC vector extensions (so + - * / and
 // comparisons are written plainly), and one small wrapper for each thing they cannot say. Included only by the sources
-// of this folder, each compiled once per instruction set with these macros set by src/cpu/meson.build:
+// of this folder, each compiled per instruction set with these macros set by src/cpu/meson.build:
 //   INFINILM_ISA       the name of the build, which is also the namespace: generic, avx2, avx512, ...
+//   INFINILM_FLOATS, INFINILM_INTEGERS
+//                      the builds whose kernels of floats and of integers this one has, itself where it is none of:
+//                      wider sets of instructions that do nothing for them
 //   INFINILM_WIDTH     float lanes: 4, 8 or 16
 //   INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one instruction (or by its emulation)
 //   INFINILM_BF16_TILE 1 where bf16 matrices are multiplied in tiles (or by their emulation), see tile.h

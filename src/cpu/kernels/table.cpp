@@ -9,26 +9,30 @@
 namespace infinilm::cpu {
 
 namespace isa = INFINILM_ISA;
+namespace floats = INFINILM_FLOATS;
+namespace integers = INFINILM_INTEGERS;
 
 extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .name = INFINILM_TEXT(INFINILM_ISA),
-    .multiplies_bf16 = INFINILM_BF16_DOT || INFINILM_BF16_TILE,
-    .pack = isa::pack,
-    .linear_scratch_bytes = isa::linear_scratch_bytes,
-    .linear_shared_scratch_bytes = isa::linear_shared_scratch_bytes,
-    .linear_pack_x = isa::linear_pack_x,
-    .linear = isa::linear,
-    .norm = isa::norm,
-    .rope_store = isa::rope_store,
-    .attention_scratch_bytes = isa::attention_scratch_bytes,
-    .attention_shared_scratch_bytes = isa::attention_shared_scratch_bytes,
-    .attention_most_shared_scratch_bytes = isa::attention_most_shared_scratch_bytes,
-    .attention = isa::attention,
-    .attention_merge = isa::attention_merge,
-    .embedding = isa::embedding,
-    .act_mul = isa::act_mul,
-    .soft_cap = isa::soft_cap,
-    .combine = isa::combine,
+    .pack = floats::pack,
+    .linear_floats = &floats::linear_floats,
+    .linear_integers = &integers::linear_integers,
+#if INFINILM_BF16_DOT || INFINILM_BF16_TILE
+    .linear_bf16 = &isa::linear_bf16,
+#else
+    .linear_bf16 = nullptr,
+#endif
+    .norm = floats::norm,
+    .rope_store = floats::rope_store,
+    .attention_scratch_bytes = floats::attention_scratch_bytes,
+    .attention_shared_scratch_bytes = floats::attention_shared_scratch_bytes,
+    .attention_most_shared_scratch_bytes = floats::attention_most_shared_scratch_bytes,
+    .attention = floats::attention,
+    .attention_merge = floats::attention_merge,
+    .embedding = floats::embedding,
+    .act_mul = floats::act_mul,
+    .soft_cap = floats::soft_cap,
+    .combine = floats::combine,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };

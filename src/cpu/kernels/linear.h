@@ -1,5 +1,6 @@
 // out = x . weight^T over packed panels (pack.h), for every format and any number of tokens. Called by the CPU backend
-// for every linear layer; see LinearArgs in kernels.h.
+// for every linear layer; see LinearArgs in kernels.h. Included once by each of linear_floats.cpp, linear_integers.cpp
+// and linear_bf16.cpp, which are compiled only where an instruction set has something of its own for their formats.
 //
 // Invariant: an output is ONE accumulator to which the products of k = 0, 1, .. are added in that order, in the steps
 // of its format: one k (widened weights), two (vdpbf16ps), 32 (tiles; integers, whose sums over 32 k are exact), the
@@ -11,6 +12,8 @@
 // lanes, and its accumulators rest in scratch until the next block. Few tokens are bound by reading the weights once
 // from memory, many by the multiplications: the x of a group and a block lies in L1, the weights of a block in L2,
 // while the groups pass over them.
+#pragma once
+
 #include "cpu/kernels/formats.h"
 #include "cpu/kernels/functions.h"
 
@@ -68,7 +71,9 @@ Groups groups_of(const LinearArgs& args) {
 // One token of float32 in whole groups is what packing would make of it.
 template <class F>
 bool packs_x(const LinearArgs& args) {
-    if constexpr (requires { F::x_format; }) return args.num_tokens > 1 || args.weight.in_features % group_size != 0;
+    const int64_t in_features = args.weight.in_features;
+    if constexpr (requires { F::x_format; })
+        return args.num_tokens > 1 || in_features == 0 || in_features % group_size != 0;
     return true;
 }
 
@@ -143,7 +148,7 @@ INFINILM_INLINE void store_sums(const vec (&sums)[T][P][panel_parts], const Tile
 }
 
 template <class F, int T, int P>
-__attribute__((noinline)) void multiply_floats(const TileArgs& args) {
+void multiply_floats(const TileArgs& args) {
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const uint32_t* x = args.x;
@@ -175,7 +180,7 @@ __attribute__((noinline)) void multiply_floats(const TileArgs& args) {
 }
 
 template <class F, int T, int P>
-__attribute__((noinline)) void multiply_integers(const TileArgs& args) {
+void multiply_integers(const TileArgs& args) {
     using Dot = F::Dot;
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
@@ -211,22 +216,30 @@ __attribute__((noinline)) void multiply_integers(const TileArgs& args) {
     store_sums<T, P>(sums, args);
 }
 
-template <class F, int T, int P>
-INFINILM_INLINE void multiply_tile(const TileArgs& args) {
+template <class F, int T>
+void multiply_tile(const TileArgs& args) {
     if constexpr (is_tile<F>)
         F::template multiply<T>(args.k_groups, args.x, args.weights, args.panel_stride, args.ahead, args.sums,
                                 args.first);
     else if constexpr (is_integer<F>)
-        multiply_integers<F, T, P>(args);
+        multiply_integers<F, T, num_panels<F>(T)>(args);
     else
-        multiply_floats<F, T, P>(args);
+        multiply_floats<F, T, num_panels<F>(T)>(args);
+}
+
+// The one for groups of so many tokens.
+using MultiplyTile = void (*)(const TileArgs&);
+template <class F, int T = is_tile<F> ? max_tokens<F> / 2 : 1>
+MultiplyTile multiply_tile_of(int tokens) {
+    if constexpr (T < max_tokens<F>)
+        if (tokens > T) return multiply_tile_of<F, is_tile<F> ? 2 * T : T + 1>(tokens);
+    return multiply_tile<F, T>;
 }
 
 // ---- Outputs ----
 
-// Writes a pair of panels for the tokens of a group. sums: [2 panels][T][16]
-template <class F, int T>
-void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens, const float* sums) {
+// Writes a pair of panels for the tokens of a group. sums: [2 panels][group_tokens][16], of which num_tokens count
+void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens, const float* sums, int group_tokens) {
     for (int i = 0; i < num_tokens; ++i) {
         for (int p = 0; p < (args.act_mul ? 1 : 2); ++p) {
             const int64_t column = (args.pairs ? pair : 2 * pair + p) * panel_outputs;
@@ -236,8 +249,8 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
                 if (left <= 0) break;
                 const auto value = [&](int panel) __attribute__((always_inline)) {
                     const int64_t at = (2 * pair + panel) * panel_outputs + part * width;
-                    vec v = load(sums + (panel * T + i) * panel_outputs + part * width);
-                    if constexpr (F::format == Format::int8) v *= load((const float*)args.weight.scales + at);
+                    vec v = load(sums + (panel * group_tokens + i) * panel_outputs + part * width);
+                    if (args.weight.format == Format::int8) v *= load((const float*)args.weight.scales + at);
                     return args.bias ? v + load(args.bias + at) : v;
                 };
                 vec v = value(p);
@@ -275,10 +288,12 @@ Area area_of(const LinearArgs& args, const Groups& groups, Share share) {
             groups.count * (token_part + 1) / token_parts};
 }
 
-template <class F, int T>
-void multiply(const LinearArgs& args, const Groups& groups, Share share) {
-    constexpr int P = num_panels<F>(T);
-    constexpr int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
+template <class F>
+void multiply(const LinearArgs& args, Share share) {
+    const Groups groups = groups_of<F>(args);
+    const int T = groups.tokens, P = num_panels<F>(T);
+    const int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
+    const MultiplyTile multiply_tile = multiply_tile_of<F>(T);
     constexpr int64_t group_scale_bytes = scale_bytes_of_group(F::format);
     constexpr int64_t group_bytes = group_size / k_per_line(F::format) * line_bytes;
     const Area area = area_of(args, groups, share);
@@ -294,7 +309,7 @@ void multiply(const LinearArgs& args, const Groups& groups, Share share) {
         const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
         for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
             const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
-            for (int64_t first = 0; first == 0 || first < k_groups; first += block_groups) {  // no k: sums of zero
+            for (int64_t first = 0; first < k_groups; first += block_groups) {
                 tile.first = first == 0;
                 tile.k_groups = smaller(block_groups, k_groups - first);
                 for (int64_t group = 0; group < num_groups; ++group) {
@@ -310,54 +325,24 @@ void multiply(const LinearArgs& args, const Groups& groups, Share share) {
                         tile.scales =
                             (const char*)args.weight.scales + panel * tile.scale_stride + first * group_scale_bytes;
                         tile.sums = scratch + (i / 2 * num_groups + group) * sums_of_group + i % 2 * T * panel_outputs;
-                        multiply_tile<F, T, P>(tile);
+                        multiply_tile(tile);
                     }
                 }
             }
             for (int64_t i = 0; i < num_pairs * num_groups; ++i) {
                 const int64_t token = (begin + i % num_groups) * T;
-                finish<F, T>(args, pair + i / num_groups, token, (int)smaller(T, args.num_tokens - token),
-                             scratch + i * sums_of_group);
+                finish(args, pair + i / num_groups, token, (int)smaller(T, args.num_tokens - token),
+                       scratch + i * sums_of_group, T);
             }
         }
     }
 }
 
-template <class F, int T = 1>
-void multiply_groups(const LinearArgs& args, const Groups& groups, Share share) {
-    if constexpr (is_tile<F>) {
-        if (groups.tokens == F::tile_tokens) return multiply<F, F::tile_tokens>(args, groups, share);
-        return multiply<F, F::tile_tokens / 2>(args, groups, share);
-    } else {
-        if (groups.tokens == T) return multiply<F, T>(args, groups, share);
-        if constexpr (T < max_tokens<F>) multiply_groups<F, T + 1>(args, groups, share);
-    }
-}
+// ---- The table's functions. Formats::visit(args, use) calls use(F{}) for the format F of the arguments ----
 
-template <class Use>
-INFINILM_INLINE auto visit_format(const LinearArgs& args, Use use) {
-#if INFINILM_BF16_TILE
-    if (args.multiply_bf16) return use(Bf16Tiles{});
-#elif INFINILM_BF16_DOT
-    if (args.multiply_bf16) return use(Bf16Dots{});
-#endif
-    switch (args.weight.format) {
-        case Format::bf16: return use(Bf16Widened{});
-        case Format::f16: return use(F16Widened{});
-        case Format::int8: return use(Int8{});
-        case Format::int4: return use(Int4{});
-        case Format::q8_0: return use(Q8_0{});
-        case Format::q4_0: return use(Q4_0{});
-        default: return use(F32{});
-    }
-}
-
-}  // namespace
-
-// ---- The table's functions ----
-
-size_t linear_scratch_bytes(const LinearArgs& args) {
-    return visit_format(args, [&](auto format) {
+template <class Formats>
+size_t scratch_bytes(const LinearArgs& args) {
+    return Formats::visit(args, [&](auto format) {
         const Groups groups = groups_of<decltype(format)>(args);
         const int64_t tokens = smaller(groups.count * groups.tokens, block_tokens);
         const int64_t pairs = groups.count == 1 ? 1 : block_pairs;
@@ -365,8 +350,9 @@ size_t linear_scratch_bytes(const LinearArgs& args) {
     });
 }
 
-size_t linear_shared_scratch_bytes(const LinearArgs& args) {
-    return visit_format(args, [&](auto format) -> size_t {
+template <class Formats>
+size_t shared_scratch_bytes(const LinearArgs& args) {
+    return Formats::visit(args, [&](auto format) -> size_t {
         using F = decltype(format);
         if (!packs_x<F>(args)) return 0;
         const Groups groups = groups_of<F>(args);
@@ -374,21 +360,27 @@ size_t linear_shared_scratch_bytes(const LinearArgs& args) {
     });
 }
 
-void linear_pack_x(const LinearArgs& args, Share share) {
-    visit_format(args, [&](auto format) { pack_x<decltype(format)>(args, share); });
+template <class Formats>
+void pack_x_of(const LinearArgs& args, Share share) {
+    Formats::visit(args, [&](auto format) { pack_x<decltype(format)>(args, share); });
 }
 
-void linear(const LinearArgs& args, Share share) {
-    visit_format(args, [&](auto format) {
+template <class Formats>
+void multiply_of(const LinearArgs& args, Share share) {
+    Formats::visit(args, [&](auto format) {
         using F = decltype(format);
-#if INFINILM_BF16_TILE
         if constexpr (is_tile<F>) {
-            const Tiles tiles;  // of this thread, while it works
-            return multiply_groups<F>(args, groups_of<F>(args), share);
+            const typename F::Registers registers;  // of this thread, while it works
+            return multiply<F>(args, share);
         }
-#endif
-        multiply_groups<F>(args, groups_of<F>(args), share);
+        multiply<F>(args, share);
     });
 }
+
+template <class Formats>
+constexpr LinearKernels linear_kernels = {scratch_bytes<Formats>, shared_scratch_bytes<Formats>, pack_x_of<Formats>,
+                                          multiply_of<Formats>};
+
+}  // namespace
 
 }  // namespace infinilm::cpu::INFINILM_ISA
