@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from infinilm.checks import DTYPES, as_integer
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
-from infinilm.config.family_table import COMMON_DEFAULTS, FAMILIES, Family, family_of, family_of_model_type
+from infinilm.config.family_defaults import COMMON_DEFAULTS
+from infinilm.config.family_table import FAMILIES, Family, family_of, family_of_model_type
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
 

@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from infinilm.config.experts import EXPERT_DEFAULTS, EXPERT_KEYS
+from infinilm.config.experts import EXPERT_KEYS
+from infinilm.config.family_defaults import (
+    GEMMA2_DEFAULTS,
+    GEMMA3_DEFAULTS,
+    GEMMA_DEFAULTS,
+    GLM_DEFAULTS,
+    MINISTRAL3_DEFAULTS,
+    MISTRAL_DEFAULTS,
+    QWEN_DEFAULTS,
+    QWEN_MOE_DEFAULTS,
+    TEXT_DEFAULTS,
+)
 from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
@@ -29,7 +40,7 @@ from infinilm.config.tensor_names import (
 )
 from infinilm.errors import ConfigError
 
-__all__ = ["COMMON_DEFAULTS", "FAMILIES", "Family", "family_of", "family_of_model_type"]
+__all__ = ["FAMILIES", "Family", "family_of", "family_of_model_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,7 @@ class Family:
 
     architecture: str
     model_type: str
-    # Defaults of keys that config.json leaves out, where they differ from COMMON_DEFAULTS.
+    # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
     defaults: Mapping[str, Any]
     qkv_bias: str | bool
     out_bias: str | bool
@@ -68,152 +79,7 @@ class Family:
     text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,  # None: num_attention_heads
-        "head_dim": None,  # None: hidden_size // num_attention_heads
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "sliding_window": None,
-        "use_sliding_window": None,  # None: the family decides
-        "max_window_layers": 28,
-        "layer_types": None,
-        "partial_rotary_factor": 1.0,
-        "no_rope_layers": None,  # None: as no_rope_layer_interval says
-        "no_rope_layer_interval": None,  # None: every layer has RoPE
-        "attention_multiplier": None,  # None: head_dim ** -0.5
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        **EXPERT_DEFAULTS,
-        "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "sliding_window_pattern": None,  # each so many-th layer sees everything; None: as max_window_layers says
-        "rope_local_base_freq": None,  # rope_theta of layers with a window; None: they turn as others do
-        "bos_token_id": (1,),
-        "eos_token_id": (2,),
-    }
-)
-
-# The same for Qwen2 and Qwen3, but for the rows that differ.
-_QWEN_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "use_sliding_window": False,
-    "bos_token_id": (),
-    "eos_token_id": (),
-}
-
-_QWEN_MOE_DEFAULTS: Mapping[str, Any] = {
-    **_QWEN_DEFAULTS,
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-}
-
-# Of a text_config, where its family has others when it stands alone.
-_TEXT_DEFAULTS: Mapping[str, Any] = {
-    key: COMMON_DEFAULTS[key]
-    for key in (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "rope_theta",
-    )
-}
-
-_MISTRAL_DEFAULTS: Mapping[str, Any] = {
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}
-
-_MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 131072,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 34,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1000000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 16.0,
-        "original_max_position_embeddings": 16384,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale_all_dim": 1.0,
-        "mscale": 1.0,
-    },
-}
 _MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
-
-_GLM_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 151552,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1.5625e-7,
-    "partial_rotary_factor": 0.5,
-    "attention_bias": True,
-    "bos_token_id": (),
-    "eos_token_id": (151329, 151336, 151338),
-}
-
-_GEMMA_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 256000,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "bos_token_id": (2,),
-    "eos_token_id": (1,),
-}
-_GEMMA2_DEFAULTS: Mapping[str, Any] = {
-    **_GEMMA_DEFAULTS,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "use_sliding_window": True,
-    "sliding_window_pattern": 2,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}
-_GEMMA3_DEFAULTS: Mapping[str, Any] = {
-    **_GEMMA2_DEFAULTS,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1000000.0,
-    "rope_local_base_freq": 10000.0,
-    "sliding_window_pattern": 6,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-}
 
 _GEMMA_KEYS = frozenset(
     {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
@@ -240,7 +106,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="MistralForCausalLM",
                 model_type="mistral",
-                defaults=_MISTRAL_DEFAULTS,
+                defaults=MISTRAL_DEFAULTS,
                 qkv_bias=False,
                 out_bias=False,
                 mlp_bias=False,
@@ -250,7 +116,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Qwen2ForCausalLM",
                 model_type="qwen2",
-                defaults={**_QWEN_DEFAULTS, "attention_bias": True},
+                defaults={**QWEN_DEFAULTS, "attention_bias": True},
                 qkv_bias=True,
                 out_bias=False,
                 mlp_bias=False,
@@ -260,7 +126,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Qwen3ForCausalLM",
                 model_type="qwen3",
-                defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+                defaults={**QWEN_DEFAULTS, "head_dim": 128},
                 qkv_bias="attention_bias",
                 out_bias="attention_bias",
                 mlp_bias=False,
@@ -271,7 +137,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Qwen2_5_VLForConditionalGeneration",
                 model_type="qwen2_5_vl",
                 defaults={
-                    **_QWEN_DEFAULTS,
+                    **QWEN_DEFAULTS,
                     "vocab_size": 152064,
                     "hidden_size": 8192,
                     "intermediate_size": 29568,
@@ -299,7 +165,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Qwen3VLForConditionalGeneration",
                 model_type="qwen3_vl",
                 defaults={
-                    **_QWEN_DEFAULTS,
+                    **QWEN_DEFAULTS,
                     "max_position_embeddings": 128000,
                     "rope_theta": 500000.0,
                     "sliding_window": None,
@@ -336,8 +202,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 windows="all",
                 names=MISTRAL3,
                 text_model_types={
-                    "mistral": {**_TEXT_DEFAULTS, **_MISTRAL_DEFAULTS},
-                    "ministral3": {**_TEXT_DEFAULTS, **_MINISTRAL3_DEFAULTS},
+                    "mistral": {**TEXT_DEFAULTS, **MISTRAL_DEFAULTS},
+                    "ministral3": {**TEXT_DEFAULTS, **MINISTRAL3_DEFAULTS},
                 },
                 rope_inert=_MINISTRAL3_ROPE_INERT,
             ),
@@ -345,7 +211,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="MinistralForCausalLM",
                 model_type="ministral",
                 # All layers have the window where layer_types says nothing.
-                defaults={**_MISTRAL_DEFAULTS, "use_sliding_window": True, "max_window_layers": 0},
+                defaults={**MISTRAL_DEFAULTS, "use_sliding_window": True, "max_window_layers": 0},
                 qkv_bias=False,
                 out_bias=False,
                 mlp_bias=False,
@@ -355,7 +221,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Ministral3ForCausalLM",
                 model_type="ministral3",
-                defaults=_MINISTRAL3_DEFAULTS,
+                defaults=MINISTRAL3_DEFAULTS,
                 qkv_bias=False,
                 out_bias=False,
                 mlp_bias=False,
@@ -386,7 +252,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="GlmForCausalLM",
                 model_type="glm",
-                defaults=_GLM_DEFAULTS,
+                defaults=GLM_DEFAULTS,
                 qkv_bias="attention_bias",
                 out_bias=False,
                 mlp_bias=False,
@@ -399,7 +265,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Glm4ForCausalLM",
                 model_type="glm4",
-                defaults=_GLM_DEFAULTS,
+                defaults=GLM_DEFAULTS,
                 qkv_bias="attention_bias",
                 out_bias=False,
                 mlp_bias=False,
@@ -414,7 +280,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="MixtralForCausalLM",
                 model_type="mixtral",
                 defaults={
-                    **_MISTRAL_DEFAULTS,
+                    **MISTRAL_DEFAULTS,
                     "rms_norm_eps": 1e-5,
                     "rope_theta": 1000000.0,
                     "sliding_window": None,
@@ -435,7 +301,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Qwen2MoeForCausalLM",
                 model_type="qwen2_moe",
                 defaults={
-                    **_QWEN_MOE_DEFAULTS,
+                    **QWEN_MOE_DEFAULTS,
                     "intermediate_size": 5632,
                     "num_attention_heads": 16,
                     "num_key_value_heads": 16,
@@ -457,7 +323,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Qwen3MoeForCausalLM",
                 model_type="qwen3_moe",
                 defaults={
-                    **_QWEN_MOE_DEFAULTS,
+                    **QWEN_MOE_DEFAULTS,
                     "intermediate_size": 6144,
                     "num_key_value_heads": 4,
                     "num_experts": 128,
@@ -476,7 +342,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="GemmaForCausalLM",
                 model_type="gemma",
                 defaults={
-                    **_GEMMA_DEFAULTS,
+                    **GEMMA_DEFAULTS,
                     "hidden_size": 3072,
                     "intermediate_size": 24576,
                     "num_hidden_layers": 28,
@@ -494,7 +360,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Gemma2ForCausalLM",
                 model_type="gemma2",
-                defaults=_GEMMA2_DEFAULTS,
+                defaults=GEMMA2_DEFAULTS,
                 qkv_bias="attention_bias",
                 out_bias="attention_bias",
                 mlp_bias=False,
@@ -508,7 +374,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Gemma3ForCausalLM",
                 model_type="gemma3_text",
-                defaults=_GEMMA3_DEFAULTS,
+                defaults=GEMMA3_DEFAULTS,
                 qkv_bias="attention_bias",
                 out_bias="attention_bias",
                 mlp_bias=False,
@@ -522,7 +388,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="Gemma3ForConditionalGeneration",
                 model_type="gemma3",
-                defaults=_GEMMA3_DEFAULTS,
+                defaults=GEMMA3_DEFAULTS,
                 qkv_bias="attention_bias",
                 out_bias="attention_bias",
                 mlp_bias=False,

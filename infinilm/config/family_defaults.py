@@ -1,0 +1,171 @@
+"""What the configuration classes of transformers take for keys that config.json leaves out: data of `family_table`.
+
+`tests/golden/defaults.json` proves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from infinilm.config.experts import EXPERT_DEFAULTS
+
+__all__ = [
+    "COMMON_DEFAULTS",
+    "GEMMA2_DEFAULTS",
+    "GEMMA3_DEFAULTS",
+    "GEMMA_DEFAULTS",
+    "GLM_DEFAULTS",
+    "MINISTRAL3_DEFAULTS",
+    "MISTRAL_DEFAULTS",
+    "QWEN_DEFAULTS",
+    "QWEN_MOE_DEFAULTS",
+    "TEXT_DEFAULTS",
+]
+
+COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,  # None: num_attention_heads
+        "head_dim": None,  # None: hidden_size // num_attention_heads
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "use_sliding_window": None,  # None: the family decides
+        "max_window_layers": 28,
+        "layer_types": None,
+        "partial_rotary_factor": 1.0,
+        "no_rope_layers": None,  # None: as no_rope_layer_interval says
+        "no_rope_layer_interval": None,  # None: every layer has RoPE
+        "attention_multiplier": None,  # None: head_dim ** -0.5
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        **EXPERT_DEFAULTS,
+        "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": None,  # each so many-th layer sees everything; None: as max_window_layers says
+        "rope_local_base_freq": None,  # rope_theta of layers with a window; None: they turn as others do
+        "bos_token_id": (1,),
+        "eos_token_id": (2,),
+    }
+)
+
+# The same for Qwen2 and Qwen3, but for the rows that differ.
+QWEN_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "bos_token_id": (),
+    "eos_token_id": (),
+}
+
+QWEN_MOE_DEFAULTS: Mapping[str, Any] = {
+    **QWEN_DEFAULTS,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+}
+
+# Of a text_config, where its family has others when it stands alone.
+TEXT_DEFAULTS: Mapping[str, Any] = {
+    key: COMMON_DEFAULTS[key]
+    for key in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+    )
+}
+
+MISTRAL_DEFAULTS: Mapping[str, Any] = {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 131072,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+    },
+}
+
+GLM_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151552,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "bos_token_id": (),
+    "eos_token_id": (151329, 151336, 151338),
+}
+
+GEMMA_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "bos_token_id": (2,),
+    "eos_token_id": (1,),
+}
+GEMMA2_DEFAULTS: Mapping[str, Any] = {
+    **GEMMA_DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "use_sliding_window": True,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    **GEMMA2_DEFAULTS,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window_pattern": 6,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
