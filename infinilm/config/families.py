@@ -213,6 +213,7 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
         config.use_sliding_window,
         family.architecture,
     )
+    use = family.defaults.get("use_sliding_window") if use is None else use
     if family.windows == "none":
         if use or (window is not None and use is None):
             raise ConfigError(

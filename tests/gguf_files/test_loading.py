@@ -205,7 +205,7 @@ def changed(metadata: dict[str, Any] | None = None, without: str = "", types: An
         (changed(without="qwen3.block_count"), ConfigError, r"qwen3.block_count must be an integer in .*; got None"),
         (changed({"qwen3.attention.head_count": "4"}), ConfigError, r"qwen3.attention.head_count must be an integer"),
         (changed({"qwen3.feed_forward_length": As("int32", [1, 2])}), ConfigError, "differs between layers"),
-        (changed({"qwen3.expert_count": 8}), ConfigError, "num_local_experts is 8, .* mixture-of-experts"),
+        (changed({"qwen3.expert_count": 8}), ConfigError, "num_local_experts is 8, .* this family has no experts"),
         (changed({"qwen3.rope.scaling.type": "su"}), ConfigError, "rope.scaling.type 'su' is not supported"),
         (changed({"qwen3.rope.dimension_count": 4}), ConfigError, "partial_rotary_factor"),
         (changed({"qwen3.attention.value_length": 8}), ConfigError, "heads of k have .* elements and those of v 8"),

@@ -86,7 +86,7 @@ def test_the_engine_agrees_with_the_reference(name: str, dtype: str) -> None:
         result = compare(engine, oracle)
     assert result.equal, str(result)
     assert result.first is None and result.layer is None and result.site is None
-    in_layer = {"glm4": 17, "olmo2": 17, "qwen3": 17}.get(name, 15)
+    in_layer = {"gemma2": 17, "gemma3": 19, "glm4": 17, "olmo2": 17, "qwen3": 17}.get(name, 15)
     assert len(result.sites) == 3 + oracle.config.num_layers * in_layer
     assert len(result.input_ids) == 32
     for site in result.sites:
