@@ -68,8 +68,8 @@ struct LinearArgs {
     int64_t residual_stride;
     float* out;  // [num_tokens, out_features]
     int64_t out_stride;
-    void* const* scratch;  // [num_threads] one per thread, 64-byte aligned, linear_scratch_bytes each
-    void* shared_scratch;  // linear_shared_scratch_bytes: x as the tiles read it
+    void* const* scratch;  // [num_threads] one per thread, 64-byte aligned, LinearKernels::scratch_bytes each
+    void* shared_scratch;  // LinearKernels::shared_scratch_bytes: x as the tiles read it
 };
 
 struct NormArgs {

@@ -7,7 +7,7 @@
 // last step filled with zeros; then the scale of the output, + bias, act_mul, + residual. So a row of the result has
 // the same bits for 1 token or 1000, any threads, any split.
 //
-// linear_pack_x packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
+// pack_x packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
 // end to end. A tile is a group times one panel or two, over one block of k: its outer products need no sum across
 // lanes, and its accumulators rest in scratch until the next block. Few tokens are bound by reading the weights once
 // from memory, many by the multiplications: the x of a group and a block lies in L1, the weights of a block in L2,
