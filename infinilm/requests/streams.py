@@ -83,7 +83,6 @@ class AsyncRequests:
 
     async def _groups(self, rest: Callable[[], float] | None = None) -> AsyncIterator[list[News]]:
         """The news, those that came at the same time together. Raises as `steps` does."""
-        loop = self._mailbox.loop
         while self._num_open:
             self._thread.check_caller()
             await self._changed.wait()
@@ -93,9 +92,8 @@ class AsyncRequests:
                 news.append(self._news.popleft())
             if news:
                 if rest is not None and not self._rests and (seconds := rest()) > 0:
-                    now, self._rests = loop.time(), True
-                    # All rests of the same length end together, so that the loop wakes once for many streams.
-                    loop.call_at(now - now % seconds + seconds, self._end_rest)
+                    self._rests = True
+                    self._mailbox.call_after(seconds, self._end_rest)
                 yield news
         _raise_failure(self._requests)
 
