@@ -173,8 +173,7 @@ def test_blocks_are_the_same_for_any_cut(name: str, begin: str, length: int, cut
         edges = [0, *sorted(place for place in places if place < len(text)), len(text)]
         events: list[Any] = []
         for a, b in itertools.pairwise(edges):
-            events += builder.push(maker.push(text[a:b]))
-        events += builder.push(maker.push("", final=True))
+            events += builder.push(maker.push(text[a:b], final=b == len(text)))
         events += builder.end_block()
         assert events or not text
         return [{k: v for k, v in block.items() if k not in ("id", "call_id")} for block in builder.blocks]
