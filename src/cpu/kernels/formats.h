@@ -132,9 +132,10 @@ struct QuantisedX {
             memcpy((char*)rows + k, &bytes, sizeof bytes);
             sums += q;
         }
-        int32_t sum = 0;
-        for (int i = 0; i < width; ++i) sum += sums[i];
-        const int32_t bias = -Dot::offset * sum;
+        // Unsigned, since NaN gives integers of any size; its scale is NaN, whatever they are.
+        uint32_t sum = 0;
+        for (int i = 0; i < width; ++i) sum += (uint32_t)sums[i];
+        const uint32_t bias = 0u - (uint32_t)Dot::offset * sum;
         memcpy(rows + num_quads, &scale, 4);
         memcpy(rows + num_quads + 1, &bias, 4);
     }
