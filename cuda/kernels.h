@@ -117,6 +117,7 @@ struct RmsNormArgs {
     const void* x;        // [num_tokens, hidden_size] T
     void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
     const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
+    const float* bias;    // [hidden_size] of LayerNorm; or null: RMSNorm
     void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
@@ -129,10 +130,11 @@ cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 enum class Activation : int { silu, gelu_tanh };
 
 struct ActMulArgs {
-    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up
-    void* out;            // [num_tokens, intermediate_size] T
+    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or without up
+    void* out;            // [num_tokens, intermediate_size] T; may be gate_up where that is gate alone
     int64_t gate_up_stride, out_stride;
     int num_tokens, intermediate_size;
+    bool has_up;
     Activation activation;
     Type type;
 };

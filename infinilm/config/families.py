@@ -115,6 +115,9 @@ class ModelFacts:
     qk_norm: str  # "none"; of each "head"; of "all" heads together
     pre_norms: bool  # of what a sublayer reads
     post_norms: bool  # of what it adds to the residual stream
+    norm: str  # "rms"; "layer", which takes off the mean first; "layer_bias"
+    parallel_blocks: bool  # attention and MLP read the same norm
+    gated_mlp: bool  # down(activation(gate) * up); else down(activation(up))
     norm_offset: float  # added to every norm weight
     activation: str
     softmax_scale: float
@@ -156,6 +159,9 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         qk_norm=family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        norm=family.norm,
+        parallel_blocks=family.parallel_blocks,
+        gated_mlp=family.gated_mlp,
         norm_offset=family.norm_offset,
         activation=ACTIVATIONS[config.hidden_act],
         softmax_scale=_softmax_scale(config),
@@ -163,7 +169,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         sliding_window=windows,
         ropes=tuple(ropes),
         rope_of_layer=tuple(
-            -1 if not turned else len(ropes) - 1 if window else 0
+            -1 if not turned or (family.rope_needs_window and not window) else len(ropes) - 1 if window else 0
             for turned, window in zip(_layers_with_rope(config), windows, strict=True)
         ),
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
@@ -323,6 +329,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.experts.intermediate_size = facts.experts.intermediate_size
     spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
     spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
+    spec.norm = facts.norm
+    spec.parallel_blocks = facts.parallel_blocks
+    spec.mlp.gated = facts.gated_mlp
     spec.pre_norms = facts.pre_norms
     spec.post_norms = facts.post_norms
     spec.norm_offset = facts.norm_offset

@@ -12,6 +12,7 @@ from typing import Any
 from infinilm.config.experts import EXPERT_DEFAULTS
 
 __all__ = [
+    "COHERE_DEFAULTS",
     "COMMON_DEFAULTS",
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
@@ -168,4 +169,18 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
+}
+
+COHERE_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "logits_scaling": 16.0,  # logit_scale 0.0625
+    "tie_word_embeddings": True,
+    "bos_token_id": (5,),
+    "eos_token_id": (255001,),
 }

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from infinilm.config.experts import EXPERT_KEYS
 from infinilm.config.family_defaults import (
+    COHERE_DEFAULTS,
     GEMMA2_DEFAULTS,
     GEMMA3_DEFAULTS,
     GEMMA_DEFAULTS,
@@ -36,6 +37,7 @@ from infinilm.config.tensor_names import (
     PHI3,
     QWEN_MOE,
     QWEN_VL,
+    STARCODER2,
     TensorNames,
 )
 from infinilm.errors import ConfigError
@@ -62,6 +64,9 @@ class Family:
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
+    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
+    parallel_blocks: bool = False  # attention and MLP read the same norm
+    gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     # Whether the weights of a token's experts are made to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
@@ -69,9 +74,14 @@ class Family:
     # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
+    rope_needs_window: bool = False  # layers without a window have no RoPE
     names: TensorNames = LLAMA
     # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
     keys: frozenset[str] = frozenset()
+    # Fields of LlamaConfig that its config.json calls otherwise.
+    other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Keys of its config.json that are no fields, since all but one value of each is of another math.
+    fixed_keys: Mapping[str, Any] = field(default_factory=dict)
     # Other names of rope types in its config.json, and rope parameters that do not count in a text.
     rope_types: Mapping[str, str] = field(default_factory=dict)
     rope_inert: frozenset[str] = frozenset()
@@ -79,11 +89,16 @@ class Family:
     text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+_EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
+
 _MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 
 _GEMMA_KEYS = frozenset(
     {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
 )
+
+_COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
+_COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
 # RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
 _MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
@@ -295,7 +310,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 windows="all",
                 names=MIXTRAL,
                 norm_topk_prob=True,
-                keys=frozenset({"num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob"}),
+                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+                other_keys=_EXPERT_COUNT,
             ),
             Family(
                 architecture="Qwen2MoeForCausalLM",
@@ -317,7 +333,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qk_norm="none",
                 windows="none",  # transformers has them, of a kind of their own; no published checkpoint does
                 names=QWEN_MOE,
-                keys=EXPERT_KEYS | {"num_local_experts", "qkv_bias"},
+                keys=EXPERT_KEYS,
+                other_keys={**_EXPERT_COUNT, "qkv_bias": ("attention_bias",)},
             ),
             Family(
                 architecture="Qwen3MoeForCausalLM",
@@ -336,7 +353,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qk_norm="head",
                 windows="none",  # as Qwen2-MoE
                 names=QWEN_MOE,
-                keys=(EXPERT_KEYS | {"num_local_experts"}) - {"shared_expert_intermediate_size"},
+                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
+                other_keys=_EXPERT_COUNT,
             ),
             Family(
                 architecture="GemmaForCausalLM",
@@ -454,6 +472,79 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 windows="none",
                 pre_norms=False,
                 post_norms=True,
+            ),
+            Family(
+                architecture="Starcoder2ForCausalLM",
+                model_type="starcoder2",
+                defaults={
+                    "vocab_size": 49152,
+                    "hidden_size": 3072,
+                    "intermediate_size": 12288,
+                    "num_hidden_layers": 30,
+                    "num_attention_heads": 24,
+                    "num_key_value_heads": 2,
+                    "hidden_act": "gelu_pytorch_tanh",
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "attention_bias": True,
+                    "mlp_bias": True,
+                    "tie_word_embeddings": True,
+                    "bos_token_id": (50256,),
+                    "eos_token_id": (50256,),
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias="mlp_bias",
+                qk_norm="none",
+                windows="all",
+                norm="layer_bias",
+                fixed_keys={"norm_type": "layer_norm", "mlp_type": "default"},
+                gated_mlp=False,
+                names=STARCODER2,
+                other_keys={"use_bias": ("attention_bias", "mlp_bias"), "norm_epsilon": ("rms_norm_eps",)},
+            ),
+            Family(
+                architecture="CohereForCausalLM",
+                model_type="cohere",
+                defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                norm="layer",
+                parallel_blocks=True,
+                rope_pairs="neighbours",
+                keys=_COHERE_KEYS,
+                other_keys=_COHERE_NAMES,
+            ),
+            Family(
+                architecture="Cohere2ForCausalLM",
+                model_type="cohere2",
+                defaults={
+                    **COHERE_DEFAULTS,
+                    "sliding_window": 4096,
+                    "use_sliding_window": True,
+                    "sliding_window_pattern": 4,
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+                norm="layer",
+                parallel_blocks=True,
+                rope_pairs="neighbours",
+                rope_needs_window=True,
+                keys=_COHERE_KEYS,
+                other_keys=_COHERE_NAMES,
+                fixed_keys={
+                    "use_parallel_block": True,
+                    "use_gated_activation": True,
+                    "use_embedding_sharing": True,
+                    "position_embedding_type": "rope_gptj",
+                    "rotary_pct": 1.0,
+                },
             ),
         )
     }

@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["GEMMA3", "GLM", "GLM4", "LLAMA", "MISTRAL3", "MIXTRAL", "PHI3", "QWEN_MOE", "QWEN_VL", "TensorNames"]
+__all__ = [
+    "GEMMA3",
+    "GLM",
+    "GLM4",
+    "LLAMA",
+    "MISTRAL3",
+    "MIXTRAL",
+    "PHI3",
+    "QWEN_MOE",
+    "QWEN_VL",
+    "STARCODER2",
+    "TensorNames",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ MIXTRAL = TensorNames(
     },
     stacked=_STACKED,
 )
+
+STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))

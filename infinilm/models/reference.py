@@ -81,6 +81,8 @@ class ReferenceModel(GenerationMixin):
             self.facts.pre_norms,
             self.facts.post_norms,
             self.facts.experts.layers,
+            self.facts.parallel_blocks,
+            self.facts.gated_mlp,
         )
         self._registry: HookRegistry | None = None
 
@@ -231,6 +233,7 @@ class ReferenceModel(GenerationMixin):
             return total
 
         h = emit("input_layernorm", layer, self._norm(x, f"{at}.input_layernorm")) if facts.pre_norms else x
+        read_by_both = h
         heads: dict[str, Array] = {}
         for name in ("q", "k", "v"):
             projected = linear(f"self_attn.{name}_proj", h, facts.qkv_bias)
@@ -254,14 +257,19 @@ class ReferenceModel(GenerationMixin):
         x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
 
         norm = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
-        h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
+        if facts.parallel_blocks:
+            h = read_by_both
+        else:
+            h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
         if facts.experts.layers[layer]:
             logits = emit("router_logits", layer, linear("mlp.gate", h, False))
             out = self._experts(h, logits, f"{at}.mlp")
             return emit("residual", layer, add("experts", out, "post_feedforward_layernorm"))
-        gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias))
+        activation = _ACTIVATIONS[facts.activation]
+        gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias)) if facts.gated_mlp else None
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
-        inner = emit("activation", layer, _ACTIVATIONS[facts.activation](gate) * up)  # [num_tokens, intermediate_size]
+        inner = activation(up) if gate is None else activation(gate) * up  # [num_tokens, intermediate_size]
+        inner = emit("activation", layer, inner)
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
 
@@ -319,11 +327,13 @@ class ReferenceModel(GenerationMixin):
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
 
     def _norm(self, x: Array, name: str) -> Array:
-        """RMSNorm over the last axis."""
+        """RMSNorm or LayerNorm over the last axis."""
+        if self.facts.norm != "rms":
+            x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         weight = self._weight(name) + self._scalar(self.facts.norm_offset)
         normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * weight
-        return normed
+        return normed + self._weight(name, "bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: Array, name: str, bias: bool) -> Array:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""

@@ -350,6 +350,7 @@ static NormArgs norm_args(const Params& p) {
             .residual_stride = 0,
             .multiplier = 1,
             .weight = p.weight.data(),
+            .bias = p.weight.ndim() == 2 ? p.weight.select(0, 1).data() : nullptr,
             .element = element(p.weight.dtype()),
             .out = p.out.template as<float>(),
             .out_stride = p.out.stride(0),
@@ -453,7 +454,8 @@ void CpuBackend::act_mul(const ActMulParams& p) {
                           .out_stride = p.out.stride(0),
                           .num_tokens = p.out.shape(0),
                           .intermediate_size = p.out.shape(1),
-                          .activation = activation(p.activation)};
+                          .activation = activation(p.activation),
+                          .has_up = p.gate_up.shape(1) > p.out.shape(1)};
     run(kernels_.act_mul, args, 8 * p.out.numel());
 }
 

@@ -22,6 +22,17 @@ constexpr std::string_view name(QkNorm norm) {
     return "?";
 }
 
+// What norms are: RMSNorm, or LayerNorm, which takes off the mean first and may have a bias.
+enum class NormKind : uint8_t { rms, layer, layer_bias };
+constexpr std::string_view name(NormKind kind) {
+    switch (kind) {
+        case NormKind::rms: return "rms";
+        case NormKind::layer: return "layer";
+        case NormKind::layer_bias: return "layer_bias";
+    }
+    return "?";
+}
+
 struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
     float softmax_scale = 0;
@@ -33,6 +44,7 @@ struct AttentionSpec {
 struct MlpSpec {
     int intermediate_size = 0;
     bool bias = false;
+    bool gated = true;  // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
 };
 
@@ -64,8 +76,10 @@ struct ModelSpec {
     Quantization quantization = Quantization::none;
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
+    NormKind norm = NormKind::rms;
     // Which norms a sublayer has: of what it reads, and of what it adds to the residual stream.
     bool pre_norms = true, post_norms = false;
+    bool parallel_blocks = false;    // attention and MLP read the same norm
     float norm_offset = 0;           // added to every norm weight
     float embedding_multiplier = 1;  // of the embedding
     float residual_multiplier = 1;   // of what a sublayer adds to the residual stream

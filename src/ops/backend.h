@@ -69,9 +69,11 @@ struct EmbeddingParams {
     float multiplier = 1;  // of the rows
 };
 
+// What is a norm's weight here and below, prepared by prepare_vector: [hidden_size] of RMSNorm, or [2, hidden_size] of
+// LayerNorm, which norms x less its mean and adds the second row at the end.
 struct RmsNormParams {
     TensorView x;       // [num_tokens, hidden_size] activation
-    TensorView weight;  // [hidden_size] prepared by prepare_vector
+    TensorView weight;  // of a norm
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
 };
@@ -80,15 +82,15 @@ struct RmsNormParams {
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
-    TensorView weight;    // [hidden_size] prepared by prepare_vector, or absent: nothing is normed
+    TensorView weight;    // of a norm, or absent: nothing is normed
     TensorView out;       // [num_tokens, hidden_size] activation; may be x; not written without weight
     float eps;
     float multiplier = 1;
 };
 
-// RMSNorm as the first thing a linear does: the same bits as rms_norm, then linear.
+// A norm as the first thing a linear does: the same bits as rms_norm, then linear.
 struct NormPrologue {
-    TensorView weight;   // [in_features] prepared by prepare_vector, or absent: no norm
+    TensorView weight;   // of a norm, or absent: there is none
     TensorView scratch;  // [num_tokens, in_features] activation: where a backend may leave the normed x
     float eps = 0;
 };
@@ -149,8 +151,8 @@ struct AttentionParams {
 };
 
 struct ActMulParams {
-    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up
-    TensorView out;      // [num_tokens, intermediate_size] activation
+    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: no up
+    TensorView out;      // [num_tokens, intermediate_size] activation: activation(gate) * up; without up it may be gate
     Activation activation = Activation::silu;
 };
 
@@ -295,7 +297,7 @@ public:
     // Defaults of what experts need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
-    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // a norm weight; absent stays absent
+    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
     virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;  // for benchmarks: deviation 0.02
 
     // Ops.

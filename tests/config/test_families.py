@@ -182,6 +182,8 @@ def test_build_spec_fills_every_field():
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
+        "norm": "rms",
+        "parallel_blocks": False,
         "vocab_size": 50,
         "hidden_size": 32,
         "num_layers": 3,
@@ -205,7 +207,7 @@ def test_build_spec_fills_every_field():
             "out_bias": True,
             "qk_norm": "head",
         },
-        "mlp": {"intermediate_size": 40, "bias": False, "activation": "silu"},
+        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
         "experts": {
             "count": 0,
             "top_k": 0,

@@ -41,6 +41,13 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     return tensors
 
 
+_OWN_NAMES = (
+    ("w1", "gate_proj"),
+    ("w3", "up_proj"),
+    ("w2", "down_proj"),
+    ("c_fc", "up_proj"),
+    ("c_proj", "down_proj"),
+)
 _NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
 
 
@@ -52,7 +59,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
         name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp")
-        for own, llama in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
         if values.ndim == 3:  # [num_experts, out_features of all parts, in_features]
             stacked, _, parts = name.rpartition(".")
@@ -67,7 +74,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         elif "gate_up_proj" in name:
             for part, own in zip(("gate", "up"), np.split(values, 2), strict=True):
                 found[name.replace("gate_up", part)] = own
-        elif "Glm" in config.architecture and ("q_proj" in name or "k_proj" in name):
+        elif config.architecture.startswith(("Glm", "Cohere")) and ("q_proj" in name or "k_proj" in name):
             heads = values.reshape(-1, config.head_dim, *values.shape[1:])
             turned = int(config.head_dim * config.partial_rotary_factor)  # 2i with 2i + 1
             halves = np.concatenate([heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]], axis=1)

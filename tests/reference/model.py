@@ -49,20 +49,26 @@ class ReferenceModel:
         for layer in range(config.num_hidden_layers):
             at = f"model.layers.{layer}"
             before_mlp = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
-            h = self._norm(x, f"{at}.input_layernorm") if facts.pre_norms else x
-            h = self._attention(h, positions, f"{at}.self_attn", layer)
+            of_attention = self._norm(x, f"{at}.input_layernorm") if facts.pre_norms else x
+            h = self._attention(of_attention, positions, f"{at}.self_attn", layer)
             x = self._add(
                 x, self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias), f"{at}.post_attention_layernorm"
             )
-            h = self._norm(x, f"{at}.{before_mlp}") if facts.pre_norms else x
+            if facts.parallel_blocks:
+                h = of_attention
+            else:
+                h = self._norm(x, f"{at}.{before_mlp}") if facts.pre_norms else x
             inner = self._experts if facts.experts.layers[layer] else self._mlp
             x = self._add(x, inner(h, f"{at}.mlp"), f"{at}.post_feedforward_layernorm")
         return self._norm(x, "model.norm") * facts.logit_multiplier
 
     def _mlp(self, h: F64, at: str) -> F64:
-        gate = self._linear(h, f"{at}.gate_proj", self.facts.mlp_bias)
-        up = self._linear(h, f"{at}.up_proj", self.facts.mlp_bias)
-        inner = ACTIVATIONS[self.facts.activation](gate) * up
+        activation = ACTIVATIONS[self.facts.activation]
+        inner = self._linear(h, f"{at}.up_proj", self.facts.mlp_bias)
+        if self.facts.gated_mlp:
+            inner = activation(self._linear(h, f"{at}.gate_proj", self.facts.mlp_bias)) * inner
+        else:
+            inner = activation(inner)
         return self._linear(inner, f"{at}.down_proj", self.facts.mlp_bias)
 
     def _experts(self, h: F64, at: str) -> F64:
@@ -126,12 +132,12 @@ class ReferenceModel:
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
     def _norm(self, x: F64, name: str) -> F64:
+        if self.facts.norm != "rms":
+            x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return (
-            x
-            / np.sqrt(mean_square + self.config.rms_norm_eps)
-            * (self._weight(f"{name}.weight") + self.facts.norm_offset)
-        )
+        weight = self._weight(f"{name}.weight") + self.facts.norm_offset
+        normed = x / np.sqrt(mean_square + self.config.rms_norm_eps) * weight
+        return normed + self._weight(f"{name}.bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: F64, name: str, bias: bool) -> F64:
         y = x @ self._weight(f"{name}.weight").T  # weights are [out, in]

@@ -74,6 +74,12 @@ def rms_norm(x: F64, weight: F64, eps: float) -> F64:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
+def layer_norm(x: F64, weight_and_bias: F64, eps: float) -> F64:
+    """RMSNorm of x - mean(x), + bias; x [..., size], weight_and_bias [2, size]."""
+    weight, bias = weight_and_bias
+    return rms_norm(x - np.mean(x, axis=-1, keepdims=True), weight, eps) + bias
+
+
 def add_rms_norm(x: F64, residual: F64, weight: F64, eps: float) -> tuple[F64, F64]:
     """(residual + x, rms_norm of it). The sum is stored, so it is rounded to float32 before it is normed."""
     total = store(residual + x, "float32").astype(np.float64)

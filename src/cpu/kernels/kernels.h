@@ -79,6 +79,7 @@ struct NormArgs {
     int64_t residual_stride;
     float multiplier;    // of x where it is added to the residual
     const void* weight;  // [hidden_size] or null: nothing is normed
+    const void* bias;    // [hidden_size] of LayerNorm, or null: RMSNorm
     Element element;
     float* out;  // [num_tokens, hidden_size]
     int64_t out_stride;
@@ -134,12 +135,13 @@ struct EmbeddingArgs {
 };
 
 struct ActMulArgs {
-    const float* gate_up;  // [num_tokens, 2 * intermediate_size]
+    const float* gate_up;  // [num_tokens, 2 * intermediate_size], or without up
     int64_t gate_up_stride;
-    float* out;  // [num_tokens, intermediate_size]
+    float* out;  // [num_tokens, intermediate_size]; may be gate_up where that is gate alone
     int64_t out_stride;
     int64_t num_tokens, intermediate_size;
     Activation activation;
+    bool has_up;
 };
 
 struct SoftCapArgs {
