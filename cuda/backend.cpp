@@ -453,6 +453,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                        .block_table = p.block_table.as<const int>(),
                        .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
                        .context_lens = p.context_lens.as<const int>(),
+                       .sinks = p.sinks.as<const float>(),
                        .out = p.out.data(),
                        .q_stride = p.q.stride(0),
                        .out_stride = p.out.stride(0),

@@ -127,7 +127,7 @@ struct RmsNormArgs {
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 
 // As core/activation.h has them.
-enum class Activation : int { silu, gelu_tanh };
+enum class Activation : int { silu, gelu_tanh, clamped_swiglu };
 
 struct ActMulArgs {
     const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or without up
@@ -244,6 +244,7 @@ struct AttentionArgs {
     const int* block_table;         // [num_seqs, ..], rows block_table_stride apart
     const int* cu_seqlens_q;        // [num_seqs + 1]
     const int* context_lens;        // [num_seqs]
+    const float* sinks;             // [num_heads] or null
     void* out;                      // [num_tokens, num_heads, head_dim] T, tokens out_stride elements apart
     int64_t q_stride, out_stride, block_table_stride;
     int num_seqs, num_heads, num_kv_heads, head_dim, block_size;

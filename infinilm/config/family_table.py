@@ -21,6 +21,7 @@ from infinilm.config.family_defaults import (
     GEMMA3_DEFAULTS,
     GEMMA_DEFAULTS,
     GLM_DEFAULTS,
+    GPT_OSS_DEFAULTS,
     MINISTRAL3_DEFAULTS,
     MISTRAL_DEFAULTS,
     QWEN_DEFAULTS,
@@ -31,6 +32,8 @@ from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
     GLM4,
+    GPT_OSS,
+    GRANITE_HYBRID,
     LLAMA,
     MISTRAL3,
     MIXTRAL,
@@ -67,6 +70,9 @@ class Family:
     norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
     parallel_blocks: bool = False  # attention and MLP read the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
+    activation: str | None = None  # whatever hidden_act says
+    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
+    expert_bias: bool = False  # of the router and of each expert
     # Whether the weights of a token's experts are made to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
@@ -96,6 +102,8 @@ _MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 _GEMMA_KEYS = frozenset(
     {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
 )
+
+_GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"})
 
 _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
@@ -428,9 +436,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 mlp_bias="mlp_bias",
                 qk_norm="none",
                 windows="none",
-                keys=frozenset(
-                    {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}
-                ),
+                keys=_GRANITE_KEYS,
             ),
             Family(
                 architecture="SmolLM3ForCausalLM",
@@ -545,6 +551,61 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "position_embedding_type": "rope_gptj",
                     "rotary_pct": 1.0,
                 },
+            ),
+            Family(
+                architecture="Olmo3ForCausalLM",
+                model_type="olmo3",
+                defaults={
+                    "vocab_size": 50304,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 500000.0,
+                    "rope_local_base_freq": 500000.0,  # whatever scales the RoPE of other layers
+                    "sliding_window": 4096,
+                    "use_sliding_window": True,
+                    "sliding_window_pattern": 4,
+                    "bos_token_id": (),
+                    "eos_token_id": (50279,),
+                },
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="all",
+                windows="layer_types",
+                pre_norms=False,
+                post_norms=True,
+                keys=frozenset({"rope_local_base_freq"}),
+            ),
+            Family(
+                architecture="GptOssForCausalLM",
+                model_type="gpt_oss",
+                defaults=GPT_OSS_DEFAULTS,
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="none",
+                windows="layer_types",
+                activation="clamped_swiglu",
+                sinks=True,
+                expert_bias=True,
+                norm_topk_prob=True,
+                names=GPT_OSS,
+                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+                other_keys={**_EXPERT_COUNT, "experts_per_token": ("num_experts_per_tok",)},
+                fixed_keys={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "hidden_act": "silu"},
+            ),
+            Family(
+                architecture="GraniteMoeHybridForCausalLM",
+                model_type="granitemoehybrid",
+                defaults={"attention_multiplier": 1.0, "intermediate_size": 1024},
+                qkv_bias="attention_bias",
+                out_bias="attention_bias",
+                mlp_bias=False,
+                qk_norm="none",
+                windows="none",
+                names=GRANITE_HYBRID,
+                keys=_GRANITE_KEYS | {"num_experts_per_tok"},
+                other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
+                fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
         )
     }

@@ -39,6 +39,9 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         for name in fields:
             values[old] = value
             rename(values, old, name)
+    kinds = values.get("layer_types")
+    if isinstance(kinds, (list, tuple)):  # of hybrid models
+        values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
     scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
     if scale is not None:  # multiplies what logits_scaling divides
         if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:

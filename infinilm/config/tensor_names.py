@@ -14,6 +14,8 @@ __all__ = [
     "GEMMA3",
     "GLM",
     "GLM4",
+    "GPT_OSS",
+    "GRANITE_HYBRID",
     "LLAMA",
     "MISTRAL3",
     "MIXTRAL",
@@ -40,6 +42,8 @@ class TensorNames:
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
         several modules one behind the other. Nothing is renamed in a layer that has them.
+    stacked_columns : bool
+        The matrices of `stacked` are [in_features, out_features], and outputs of several modules take turns.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -48,6 +52,7 @@ class TensorNames:
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked_columns: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -87,6 +92,13 @@ MIXTRAL = TensorNames(
         "mlp.experts.{}.down_proj": "block_sparse_moe.experts.{}.w2",
     },
     stacked=_STACKED,
+)
+
+GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True)
+
+GRANITE_HYBRID = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
+    renamed={"mlp.down_proj": "shared_mlp.output_linear"},
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})

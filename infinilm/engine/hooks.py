@@ -36,8 +36,8 @@ class Site:
     dotted: tuple[str, ...]
     shape: str
     in_layer: bool = True
-    # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm, which is one of its own; in layers that
-    # have it: mlp, and with it gate; experts.
+    # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
+    # that have it: mlp, gate, experts.
     needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:

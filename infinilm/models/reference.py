@@ -251,7 +251,8 @@ class ReferenceModel(GenerationMixin):
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
             k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
-            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer])
+            sinks = self.weights[f"{at}.self_attn.sinks"] if facts.sinks else None
+            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
         attended = emit("attention", layer, attended)
         out = linear("self_attn.o_proj", attended.reshape(num_tokens, -1), facts.out_bias)
         x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
@@ -262,13 +263,15 @@ class ReferenceModel(GenerationMixin):
         else:
             h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
         if facts.experts.layers[layer]:
-            logits = emit("router_logits", layer, linear("mlp.gate", h, False))
+            logits = emit("router_logits", layer, linear("mlp.gate", h, facts.experts.bias))
             out = self._experts(h, logits, f"{at}.mlp")
             return emit("residual", layer, add("experts", out, "post_feedforward_layernorm"))
-        activation = _ACTIVATIONS[facts.activation]
+        activation = _JOINS[facts.activation]
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias)) if facts.gated_mlp else None
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
-        inner = activation(up) if gate is None else activation(gate) * up  # [num_tokens, intermediate_size]
+        inner = (
+            activation(up, np.ones_like(up)) if gate is None else activation(gate, up)
+        )  # [num_tokens, intermediate_size]
         inner = emit("activation", layer, inner)
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
@@ -287,8 +290,8 @@ class ReferenceModel(GenerationMixin):
             weights = weights / weights.sum(axis=-1, keepdims=True)
 
         def mlp(h: Array, name: str) -> Array:
-            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", False) for part in ("gate", "up"))
-            return self._linear(_ACTIVATIONS[self.facts.activation](gate) * up, f"{at}.{name}.down_proj", False)
+            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", facts.bias) for part in ("gate", "up"))
+            return self._linear(_JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", facts.bias)
 
         out = np.zeros_like(x)
         for token, k in np.ndindex(*best.shape):
@@ -298,11 +301,12 @@ class ReferenceModel(GenerationMixin):
             out = out + mlp(x, "shared_expert") / (1 + np.exp(-gate))
         return out
 
-    def _attend(self, q: Array, k: Array, v: Array, window: int) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, window: int, sinks: Array | None) -> Array:
         """Causal attention of one row's last tokens over all of it.
 
         q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
-        head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p.
+        head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p. A head's sink, of
+        [num_heads], joins the softmax of its scores, with no value.
         """
         num_tokens, num_heads, head_dim = q.shape
         length, num_kv_heads, _ = k.shape
@@ -314,8 +318,12 @@ class ReferenceModel(GenerationMixin):
         behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.where(visible, scores, -np.inf)
+        if sinks is not None:
+            own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))
+            scores = np.concatenate([scores, own], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
         weights = weights / weights.sum(axis=-1, keepdims=True)
+        weights = weights[..., :length]
         out = weights @ v.transpose(1, 0, 2)[:, None]  # [num_kv_heads, group, num_tokens, head_dim]
         attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
         return attended
@@ -468,7 +476,18 @@ def _gelu_tanh(x: Array) -> Array:
     return result
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+def _clamped_swiglu(gate: Array, up: Array) -> Array:
+    scalar = gate.dtype.type
+    gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
+    return _silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
+
+
+# What joins gate and up.
+_JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "silu": lambda gate, up: _silu(gate) * up,
+    "gelu_tanh": lambda gate, up: _gelu_tanh(gate) * up,
+    "clamped_swiglu": _clamped_swiglu,
+}
 
 
 def _soft_cap(x: Array, cap: float) -> Array:

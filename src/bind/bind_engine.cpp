@@ -100,6 +100,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("score_cap", &AttentionSpec::score_cap)
         .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
         .def_rw("out_bias", &AttentionSpec::out_bias)
+        .def_rw("sinks", &AttentionSpec::sinks)
         .def_prop_rw(
             "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
             [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
@@ -116,7 +117,8 @@ void bind_spec(nb::module_& m) {
         .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
         .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
                 "Of one that all tokens go to; 0: there is none.")
-        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob);
+        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
+        .def_rw("bias", &ExpertsSpec::bias, "Of the router and of each expert.");
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",

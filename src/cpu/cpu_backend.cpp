@@ -201,7 +201,8 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
 }
 
 static Activation activation(infinilm::Activation of_op) {
-    static_assert(static_cast<int>(Activation::gelu_tanh) == static_cast<int>(infinilm::Activation::gelu_tanh));
+    static_assert(static_cast<int>(Activation::clamped_swiglu) ==
+                  static_cast<int>(infinilm::Activation::clamped_swiglu));
     return static_cast<Activation>(of_op);
 }
 
@@ -427,6 +428,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .block_table_stride = p.block_table.stride(0),
                        .cu_seqlens_q = cu_seqlens_q,
                        .context_lens = context_lens,
+                       .sinks = p.sinks.as<const float>(),
                        .out = p.out.as<float>(),
                        .out_stride = p.out.stride(0),
                        .num_seqs = num_seqs,

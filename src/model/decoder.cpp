@@ -235,6 +235,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .cu_seqlens_q = s.batch.cu_seqlens_q,
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
+                                    .sinks = weights_.layers[layer].sinks.prepared,
                                     .softmax_scale = spec_.attention.softmax_scale,
                                     .score_cap = spec_.attention.score_cap,
                                     .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,

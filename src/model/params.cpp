@@ -114,12 +114,12 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     };
     auto experts = [&](LayerWeights& w, const std::string& name) {
         const ExpertsSpec& spec = model.experts;
-        linear(w.router, name + "gate", hidden, false, {{name + "gate", spec.count, Cut::whole}});
+        linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
         w.experts_down.resize(static_cast<size_t>(spec.count));
         for (size_t e = 0; e < w.experts_down.size(); ++e)
             mlp(w.experts_gate_up[e], w.experts_down[e], concat(name, "experts.", e, "."), spec.intermediate_size,
-                false);
+                spec.bias);
         if (spec.shared_intermediate_size == 0) return;
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
         linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
@@ -142,6 +142,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim);
             vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim);
         }
+        if (attention.sinks) row(layer + "self_attn.sinks", {attention.num_heads}, Cut::q_heads, w.sinks.loaded);
         linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
                {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
@@ -169,6 +170,7 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
             const Range heads = q_heads_of(model_.attention, shard);
             return {{heads.begin * head_dim, heads.end * head_dim}};
         }
+        case Cut::q_heads: return {q_heads_of(model_.attention, shard)};
         case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard), head_dim);
         case Cut::inner_rows:
         case Cut::inner_columns: return {inner_of(row.shape[is_columns(row.cut)], shard)};
@@ -392,6 +394,12 @@ void Params::prepare(Backend& backend) {
     };
     for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
+    for (LayerWeights& layer : weights_.layers) {
+        if (!layer.sinks.loaded) continue;
+        const Tensor sinks = allocate_host(DType::float32, layer.sinks.loaded.shape());
+        fill_from(backend, layer.sinks.loaded, 0, 1, sinks);
+        layer.sinks.prepared = backend.prepare_vector(sinks);
+    }
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
@@ -419,6 +427,7 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
+        drop(layer.sinks);
         layer.experts = {};
     }
     drop(weights_.norm);

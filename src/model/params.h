@@ -34,6 +34,7 @@ struct LayerWeights {
     VectorWeights attention_norm;       // [hidden_size], with pre_norms
     LinearWeights qkv_proj;             // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     VectorWeights q_norm, k_norm;       // [head_dim], or of all heads; with qk_norm
+    VectorWeights sinks;                // [num_heads] float32 once prepared
     LinearWeights o_proj;               // [hidden_size, num_heads * head_dim]
     VectorWeights attention_post_norm;  // [hidden_size], with post_norms
     VectorWeights mlp_norm;             // [hidden_size], with pre_norms, unless blocks are parallel
@@ -65,6 +66,7 @@ struct ModelWeights {
 enum class Cut : uint8_t {
     whole,
     q_rows,
+    q_heads,
     kv_rows,
     inner_rows,
     vocab_rows,

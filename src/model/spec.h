@@ -38,6 +38,7 @@ struct AttentionSpec {
     float softmax_scale = 0;
     float score_cap = 0;  // scores s become score_cap * tanh(s / score_cap); 0: they stay
     bool qkv_bias = false, out_bias = false;
+    bool sinks = false;  // each head has a number that joins the softmax of its scores, with no value
     QkNorm qk_norm = QkNorm::none;
 };
 
@@ -56,6 +57,7 @@ struct ExpertsSpec {
     // none.
     int shared_intermediate_size = 0;
     bool norm_topk_prob = false;  // the weights of a token's experts add up to 1
+    bool bias = false;            // of the router and of each expert
 };
 
 struct RopeSpec {

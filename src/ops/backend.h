@@ -143,6 +143,7 @@ struct AttentionParams {
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
     TensorView out;           // [num_tokens, num_heads, head_dim] activation
+    TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
     float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all

@@ -180,6 +180,7 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
         if (num_heads > 1 && view.stride(1) != check["head_dim"])
             check.fail(argument, ": the heads of a token must be contiguous, got strides ",
                        shape_string(view.strides()));
+    if (p.sinks) check.tensor("sinks", p.sinks, {"num_heads"}, DType::float32);
     check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
     if (readable(p.cu_seqlens_q))

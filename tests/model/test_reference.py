@@ -100,6 +100,10 @@ WRONG = {
     "no cap of logits": (lambda f: {"logit_cap": 0.0}, ("gemma2",)),
     "RMSNorm": (lambda f: {"norm": "rms"}, ("starcoder2", "cohere", "cohere2")),
     "no bias of norms": (lambda f: {"norm": "layer"}, ("starcoder2",)),
+    "no sinks": (lambda f: {"sinks": False}, ("gpt-oss",)),
+    "no biases of experts": (lambda f: {"experts": replace(f.experts, bias=False)}, ("gpt-oss",)),
+    "plain SwiGLU": (lambda f: {"activation": "silu"}, ("gpt-oss",)),
+    "scaled rope in layers with a window": (lambda f: {"rope_of_layer": (0,) * len(f.rope_of_layer)}, ("olmo3",)),
     "softmax scale 2 % off": (lambda f: {"softmax_scale": f.softmax_scale * 1.02}, tuple(NAMES)),
 }
 

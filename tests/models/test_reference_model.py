@@ -12,7 +12,6 @@ from llm import tiny
 
 import infinilm
 from infinilm import CacheFullError, ConfigError, DynamicCache, LlamaConfig, ReferenceModel, RequestError, WeightError
-from infinilm.engine.hooks import ModelSites
 
 GOLDEN = sorted(p.parent for p in (Path(__file__).resolve().parents[1] / "golden").glob("*/expected.npz"))
 FLOAT32_SHARE = 1e-5  # of the largest logit: transformers computed the goldens in float32, through two or three layers

@@ -58,15 +58,23 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     for name, values in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
-        name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp")
+        name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp").replace("mlp.router", "mlp.gate")
+        name = name.replace("shared_mlp.input_linear", "mlp.gate_up_proj").replace(
+            "shared_mlp.output_", "mlp.down_proj_"
+        )
+        name = name.replace("proj_linear", "proj")
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
-        if values.ndim == 3:  # [num_experts, out_features of all parts, in_features]
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
+            # [num_experts, out_features of all parts, in_features]; of gpt-oss the other way round, and parts take turns
             stacked, _, parts = name.rpartition(".")
+            kind = "bias" if parts.endswith("_bias") else "weight"
+            own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
             for expert, matrix in enumerate(values):
-                own = [f"{part}_proj" for part in parts.removesuffix("_proj").split("_")]
-                for part, rows in zip(own, np.split(matrix, len(own)), strict=True):
-                    found[f"{stacked}.{expert}.{part}.weight"] = rows
+                for i, part in enumerate(own):
+                    turns = "GptOss" in config.architecture
+                    rows = matrix.T[i :: len(own)] if turns else np.split(matrix, len(own))[i]
+                    found[f"{stacked}.{expert}.{part}.{kind}"] = rows
         elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)
             for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):

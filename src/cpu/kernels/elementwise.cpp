@@ -74,10 +74,10 @@ static void act_mul_piece(Activation activation, const float* gate, const float*
         });
         return;
     }
-    for (; i + width <= n; i += width) store(out + i, activate(activation, load(gate + i)) * load(up + i));
+    for (; i + width <= n; i += width) store(out + i, act_mul(activation, load(gate + i), load(up + i)));
     if (i < n) {
         const int left = (int)(n - i);
-        store_partial(out + i, activate(activation, load_partial(gate + i, left)) * load_partial(up + i, left), left);
+        store_partial(out + i, act_mul(activation, load_partial(gate + i, left), load_partial(up + i, left)), left);
     }
 }
 

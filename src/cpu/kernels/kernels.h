@@ -20,7 +20,7 @@ struct Share {
     int thread;        // who does it: owns scratch[thread]
 };
 
-enum class Activation : uint8_t { silu, gelu_tanh };  // as core/activation.h has them
+enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout.
 enum class Format : uint8_t { f32, bf16, f16, int8, int4, q8_0, q4_0 };
@@ -113,6 +113,7 @@ struct AttentionArgs {
     int64_t block_table_stride;
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
     const int32_t* context_lens;  // [num_seqs]
+    const float* sinks;           // [num_heads] or null
     float* out;                   // [num_tokens, num_heads, head_dim]
     int64_t out_stride;
     int64_t num_seqs, block_size;
