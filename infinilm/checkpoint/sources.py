@@ -128,9 +128,8 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
             tensor = f"{model}{layer}{whole}{'_bias' if kind == 'bias' else ''}"
             parts = tuple(part.format(number) for part in parts)
         else:
-            renamed = (
-                module if stacks and not names.stacked_columns else names.renamed.get(any_expert, module).format(number)
-            )
+            renames = {} if stacks and not names.stacked_columns else names.renamed
+            renamed = renames.get(any_expert, module).format(number)
             whole, parts = joined.get(module, (renamed, (module,)))
             tensor = f"{model}{layer}{whole}.{kind}"
         sizes = [expected[f"model.{layer}{part}.{kind}"][0] for part in parts]

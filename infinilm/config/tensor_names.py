@@ -41,7 +41,7 @@ class TensorNames:
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
-        several modules one behind the other. Nothing is renamed in a layer that has them.
+        several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_columns.
     stacked_columns : bool
         The matrices of `stacked` are [in_features, out_features], and outputs of several modules take turns.
     not_read : tuple of str

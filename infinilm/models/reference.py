@@ -269,10 +269,8 @@ class ReferenceModel(GenerationMixin):
         activation = _JOINS[facts.activation]
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias)) if facts.gated_mlp else None
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
-        inner = (
-            activation(up, np.ones_like(up)) if gate is None else activation(gate, up)
-        )  # [num_tokens, intermediate_size]
-        inner = emit("activation", layer, inner)
+        gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
+        inner = emit("activation", layer, activation(gate, up))  # [num_tokens, intermediate_size]
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
 

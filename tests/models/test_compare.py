@@ -40,6 +40,7 @@ SAMPLE_OF_FAMILIES = (
     "llama-odd-mqa",
     "mistral-window",
     "olmo2",
+    "olmo3",
     "phi4-mini-long",
     "qwen2-sliding",
     "qwen3",
@@ -88,7 +89,16 @@ def test_the_engine_agrees_with_the_reference(name: str, dtype: str) -> None:
         result = compare(engine, oracle)
     assert result.equal, str(result)
     assert result.first is None and result.layer is None and result.site is None
-    special = {"cohere2": 14, "gemma2": 17, "gemma3": 19, "glm4": 17, "olmo2": 17, "qwen3": 17, "starcoder2": 14}
+    special = {
+        "cohere2": 14,
+        "gemma2": 17,
+        "gemma3": 19,
+        "glm4": 17,
+        "olmo2": 17,
+        "olmo3": 17,
+        "qwen3": 17,
+        "starcoder2": 14,
+    }
     in_layer = special.get(name, 15)
     assert len(result.sites) == 3 + oracle.config.num_layers * in_layer
     assert len(result.input_ids) == 32

@@ -42,6 +42,8 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
 
 
 _OWN_NAMES = (
+    ("shared_mlp.input_linear", "mlp.gate_up_proj"),
+    ("shared_mlp.output_linear", "mlp.down_proj"),
     ("w1", "gate_proj"),
     ("w3", "up_proj"),
     ("w2", "down_proj"),
@@ -59,14 +61,10 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
         name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp").replace("mlp.router", "mlp.gate")
-        name = name.replace("shared_mlp.input_linear", "mlp.gate_up_proj").replace(
-            "shared_mlp.output_", "mlp.down_proj_"
-        )
-        name = name.replace("proj_linear", "proj")
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
         if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
-            # [num_experts, out_features of all parts, in_features]; of gpt-oss the other way round, and parts take turns
+            # [num_experts, out_features of all parts, in_features]; of gpt-oss transposed, and parts take turns
             stacked, _, parts = name.rpartition(".")
             kind = "bias" if parts.endswith("_bias") else "weight"
             own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
