@@ -82,6 +82,12 @@ QkNorm qk_norm_from_string(const std::string& text) {
     throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all"));
 }
 
+NormKind norm_kind_from_string(const std::string& text) {
+    for (const NormKind kind : {NormKind::rms, NormKind::layer, NormKind::layer_bias})
+        if (text == name(kind)) return kind;
+    throw ConfigError(concat("norm '", text, "' is not one of rms, layer, layer_bias"));
+}
+
 void bind_spec(nb::module_& m) {
     nb::class_<AttentionSpec>(m, "AttentionSpec")
         .def_rw("num_heads", &AttentionSpec::num_heads)
@@ -91,12 +97,14 @@ void bind_spec(nb::module_& m) {
         .def_rw("score_cap", &AttentionSpec::score_cap)
         .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
         .def_rw("out_bias", &AttentionSpec::out_bias)
+        .def_rw("sinks", &AttentionSpec::sinks)
         .def_prop_rw(
             "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
             [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
     nb::class_<MlpSpec>(m, "MlpSpec")
         .def_rw("intermediate_size", &MlpSpec::intermediate_size)
         .def_rw("bias", &MlpSpec::bias)
+        .def_rw("gated", &MlpSpec::gated)
         .def_prop_rw(
             "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
             [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
@@ -106,7 +114,8 @@ void bind_spec(nb::module_& m) {
         .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
         .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
                 "Of one that all tokens go to; 0: there is none.")
-        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob);
+        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
+        .def_rw("bias", &ExpertsSpec::bias, "Of the router and of each expert.");
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",
@@ -139,8 +148,12 @@ void bind_spec(nb::module_& m) {
         .def_rw("num_layers", &ModelSpec::num_layers)
         .def_rw("max_model_len", &ModelSpec::max_model_len)
         .def_rw("rms_norm_eps", &ModelSpec::rms_norm_eps)
+        .def_prop_rw(
+            "norm", [](const ModelSpec& s) { return std::string(name(s.norm)); },
+            [](ModelSpec& s, const std::string& text) { s.norm = norm_kind_from_string(text); })
         .def_rw("pre_norms", &ModelSpec::pre_norms)
         .def_rw("post_norms", &ModelSpec::post_norms)
+        .def_rw("parallel_blocks", &ModelSpec::parallel_blocks)
         .def_rw("norm_offset", &ModelSpec::norm_offset)
         .def_rw("embedding_multiplier", &ModelSpec::embedding_multiplier)
         .def_rw("residual_multiplier", &ModelSpec::residual_multiplier)

@@ -288,7 +288,7 @@ void bind_ops(nb::module_& m) {
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
                float softmax_scale, int sliding_window, const OptionalTensor& k_scales, const OptionalTensor& v_scales,
-               float score_cap) {
+               float score_cap, const OptionalTensor& sinks) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
@@ -299,6 +299,7 @@ void bind_ops(nb::module_& m) {
                                          .cu_seqlens_q = cu_seqlens_q,
                                          .context_lens = context_lens,
                                          .out = output("paged_attention", "out", out),
+                                         .sinks = optional_view(sinks),
                                          .softmax_scale = softmax_scale,
                                          .score_cap = score_cap,
                                          .sliding_window = sliding_window,
@@ -307,7 +308,7 @@ void bind_ops(nb::module_& m) {
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
-            "score_cap"_a = 0.0f, Release())
+            "score_cap"_a = 0.0f, "sinks"_a = nb::none(), Release())
         .def(
             "act_mul",
             [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation) {

@@ -208,7 +208,8 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
 }
 
 static Activation activation(infinilm::Activation of_op) {
-    static_assert(static_cast<int>(Activation::gelu_tanh) == static_cast<int>(infinilm::Activation::gelu_tanh));
+    static_assert(static_cast<int>(Activation::clamped_swiglu) ==
+                  static_cast<int>(infinilm::Activation::clamped_swiglu));
     return static_cast<Activation>(of_op);
 }
 
@@ -359,6 +360,7 @@ static NormArgs norm_args(const Params& p) {
             .residual_stride = 0,
             .multiplier = 1,
             .weight = p.weight.data(),
+            .bias = p.weight.ndim() == 2 ? p.weight.select(0, 1).data() : nullptr,
             .element = element(p.weight.dtype()),
             .out = p.out.template as<float>(),
             .out_stride = p.out.stride(0),
@@ -435,6 +437,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .block_table_stride = p.block_table.stride(0),
                        .cu_seqlens_q = cu_seqlens_q,
                        .context_lens = context_lens,
+                       .sinks = p.sinks.as<const float>(),
                        .out = p.out.as<float>(),
                        .out_stride = p.out.stride(0),
                        .num_seqs = num_seqs,
@@ -462,7 +465,8 @@ void CpuBackend::act_mul(const ActMulParams& p) {
                           .out_stride = p.out.stride(0),
                           .num_tokens = p.out.shape(0),
                           .intermediate_size = p.out.shape(1),
-                          .activation = activation(p.activation)};
+                          .activation = activation(p.activation),
+                          .has_up = p.gate_up.shape(1) > p.out.shape(1)};
     run(kernels_.act_mul, args, 8 * p.out.numel());
 }
 

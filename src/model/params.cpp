@@ -26,19 +26,30 @@ std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) 
     return ranges;
 }
 
-// (weight + offset) * multiplier, in float32 unless that is the weight as it is.
-Tensor norm_weight(Backend& backend, const Tensor& weight, float offset, float multiplier) {
-    if (!weight || (offset == 0 && multiplier == 1)) return weight;
-    Tensor host = weight;
-    if (weight.device().kind != DeviceKind::cpu) {
-        host = allocate_host(weight.dtype(), weight.shape());
-        backend.copy(weight, host);
-    }
-    const Tensor out = allocate_host(DType::float32, weight.shape());
+// out[i] = (vector[i] + offset) * multiplier
+void fill_from(Backend& backend, const TensorView& vector, float offset, float multiplier, const TensorView& out) {
+    const Tensor host = allocate_host(vector.dtype(), vector.shape());
+    backend.copy(vector, host);
     visit_floating(host.dtype(), [&]<class T>(T) {
         for (int64_t i = 0; i < out.numel(); ++i)
             out.as<float>()[i] = (to_float(host.as<const T>()[i]) + offset) * multiplier;
     });
+}
+
+// What Backend::prepare_vector gets of a norm of the model: its weight as it is, or times a multiplier in float32.
+Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier) {
+    const Tensor& weight = norm.loaded;
+    const bool is_layer_norm = spec.norm != NormKind::rms;
+    if (!weight || (!is_layer_norm && spec.norm_offset == 0 && multiplier == 1)) return weight;
+    const int64_t size = weight.shape(0);
+    if (!is_layer_norm) {
+        const Tensor out = allocate_host(DType::float32, {size});
+        fill_from(backend, weight, spec.norm_offset, multiplier, out);
+        return out;
+    }
+    const Tensor out = allocate_host(DType::float32, {2, size});
+    fill_from(backend, weight, spec.norm_offset, multiplier, out.select(0, 0));
+    if (norm.bias) fill_from(backend, norm.bias, 0, multiplier, out.select(0, 1));
     return out;
 }
 
@@ -91,20 +102,24 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
 
     auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size) {
         row(name + ".weight", {size}, Cut::whole, weights.loaded);
+        if (model.norm == NormKind::layer_bias) row(name + ".bias", {size}, Cut::whole, weights.bias);
     };
     auto mlp = [&](LinearWeights& gate_up, LinearWeights& down, const std::string& name, int64_t inner, bool bias) {
-        linear(gate_up, name + "gate_up_proj", hidden, bias,
-               {{name + "gate_proj", inner, Cut::inner_rows}, {name + "up_proj", inner, Cut::inner_rows}});
+        if (model.mlp.gated)
+            linear(gate_up, name + "gate_up_proj", hidden, bias,
+                   {{name + "gate_proj", inner, Cut::inner_rows}, {name + "up_proj", inner, Cut::inner_rows}});
+        else
+            linear(gate_up, name + "up_proj", hidden, bias, {{name + "up_proj", inner, Cut::inner_rows}});
         linear(down, name + "down_proj", inner, bias, {{name + "down_proj", hidden, Cut::inner_columns}});
     };
     auto experts = [&](LayerWeights& w, const std::string& name) {
         const ExpertsSpec& spec = model.experts;
-        linear(w.router, name + "gate", hidden, false, {{name + "gate", spec.count, Cut::whole}});
+        linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
         w.experts_down.resize(static_cast<size_t>(spec.count));
         for (size_t e = 0; e < w.experts_down.size(); ++e)
             mlp(w.experts_gate_up[e], w.experts_down[e], concat(name, "experts.", e, "."), spec.intermediate_size,
-                false);
+                spec.bias);
         if (spec.shared_intermediate_size == 0) return;
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
         linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
@@ -127,11 +142,12 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim);
             vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim);
         }
+        if (attention.sinks) row(layer + "self_attn.sinks", {attention.num_heads}, Cut::q_heads, w.sinks.loaded);
         linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
                {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
         if (model.post_norms) vector(w.attention_post_norm, layer + "post_attention_layernorm", hidden);
-        if (model.pre_norms)
+        if (model.pre_norms && !model.parallel_blocks)
             vector(w.mlp_norm, layer + (model.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"),
                    hidden);
         if (model.layers[static_cast<size_t>(i)].experts)
@@ -154,6 +170,7 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
             const Range heads = q_heads_of(model_.attention, shard);
             return {{heads.begin * head_dim, heads.end * head_dim}};
         }
+        case Cut::q_heads: return {q_heads_of(model_.attention, shard)};
         case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard), head_dim);
         case Cut::inner_rows:
         case Cut::inner_columns: return {inner_of(row.shape[is_columns(row.cut)], shard)};
@@ -399,10 +416,16 @@ void Params::check_complete() const {
 void Params::prepare(Backend& backend) {
     check_complete();
     auto prepare_vector = [&](VectorWeights& w, float multiplier) {
-        w.prepared = backend.prepare_vector(norm_weight(backend, w.loaded, spec_.norm_offset, multiplier));
+        w.prepared = backend.prepare_vector(norm_weight(backend, spec_, w, multiplier));
     };
     for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
+    for (LayerWeights& layer : weights_.layers) {
+        if (!layer.sinks.loaded) continue;
+        const Tensor sinks = allocate_host(DType::float32, layer.sinks.loaded.shape());
+        fill_from(backend, layer.sinks.loaded, 0, 1, sinks);
+        layer.sinks.prepared = backend.prepare_vector(sinks);
+    }
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
@@ -430,6 +453,7 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
+        drop(layer.sinks);
         layer.experts = {};
     }
     drop(weights_.norm);

@@ -24,9 +24,9 @@ struct LinearWeights {
     std::shared_ptr<PreparedLinear> prepared;
 };
 
-// A norm weight: the checkpoint tensor, and the backend's form of it.
+// A norm: its checkpoint tensors, and the backend's form of them.
 struct VectorWeights {
-    Tensor loaded, prepared;
+    Tensor loaded, bias, prepared;
 };
 
 // Sizes are those of the rank: see local_spec.
@@ -34,11 +34,12 @@ struct LayerWeights {
     VectorWeights attention_norm;       // [hidden_size], with pre_norms
     LinearWeights qkv_proj;             // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     VectorWeights q_norm, k_norm;       // [head_dim], or of all heads; with qk_norm
+    VectorWeights sinks;                // [num_heads] float32 once prepared
     LinearWeights o_proj;               // [hidden_size, num_heads * head_dim]
     VectorWeights attention_post_norm;  // [hidden_size], with post_norms
-    VectorWeights mlp_norm;             // [hidden_size], with pre_norms
-    LinearWeights gate_up_proj;         // gate, up: each [intermediate_size, hidden_size]; of the MLP, or of the
-    LinearWeights down_proj;            // expert of all tokens: [hidden_size, intermediate_size]
+    VectorWeights mlp_norm;             // [hidden_size], with pre_norms, unless blocks are parallel
+    LinearWeights gate_up_proj;         // gate, up, or up alone: each [intermediate_size, hidden_size]; of the MLP, or
+    LinearWeights down_proj;            // of the expert of all tokens: [hidden_size, intermediate_size]
     LinearWeights router;               // [num_experts, hidden_size]
     LinearWeights shared_gate;          // [1, hidden_size]
     std::vector<LinearWeights> experts_gate_up, experts_down;  // [num_experts], of the shapes above
@@ -65,6 +66,7 @@ struct ModelWeights {
 enum class Cut : uint8_t {
     whole,
     q_rows,
+    q_heads,
     kv_rows,
     inner_rows,
     vocab_rows,

@@ -91,18 +91,24 @@ INFINILM_INLINE void for_pieces(int64_t num_rows, int64_t row_size, Share share,
 
 static void act_mul_piece(Activation activation, const float* gate, const float* up, float* out, int64_t n) {
     int64_t i = 0;
-    for (; i + width <= n; i += width) store(out + i, activate(activation, load(gate + i)) * load(up + i));
+    if (!up) {
+        for_vectors(n, [&](int64_t i, int count) {
+            store_partial(out + i, activate(activation, load_partial(gate + i, count)), count);
+        });
+        return;
+    }
+    for (; i + width <= n; i += width) store(out + i, act_mul(activation, load(gate + i), load(up + i)));
     if (i < n) {
         const int left = (int)(n - i);
-        store_partial(out + i, activate(activation, load_partial(gate + i, left)) * load_partial(up + i, left), left);
+        store_partial(out + i, act_mul(activation, load_partial(gate + i, left), load_partial(up + i, left)), left);
     }
 }
 
 void act_mul(const ActMulArgs& args, Share share) {
     for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
         const float* gate = args.gate_up + token * args.gate_up_stride + first;  // [n]
-        act_mul_piece(args.activation, gate, gate + args.intermediate_size, args.out + token * args.out_stride + first,
-                      n);
+        const float* up = args.has_up ? gate + args.intermediate_size : nullptr;
+        act_mul_piece(args.activation, gate, up, args.out + token * args.out_stride + first, n);
     });
 }
 

@@ -301,7 +301,7 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
                     return args.bias ? v + load(args.bias + at) : v;
                 };
                 vec v = value(p);
-                if (args.act_mul) v = activate(args.activation, v) * value(1);
+                if (args.act_mul) v = act_mul(args.activation, v, value(1));
                 const int64_t at = first + column + part * width;
                 const int count = (int)smaller(left, width);
                 float* const out = args.out + (token + i) * args.out_stride + at;

@@ -351,8 +351,18 @@ INFINILM_INLINE vec gelu_tanh(vec x) {
     const vec u = x * fma(x * x, set1(0.044715f), set1(1.0f));
     return x / (1.0f + exp(u * -1.5957691f));
 }
+// See core/activation.h. A NaN stays one: a comparison with it is false.
+INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
+    gate = gate > 7.0f ? set1(7.0f) : gate;
+    up = up > 7.0f ? set1(7.0f) : up;
+    up = up < -7.0f ? set1(-7.0f) : up;
+    return gate / (1.0f + exp(gate * -1.702f)) * (up + 1.0f);
+}
 INFINILM_INLINE vec activate(Activation activation, vec x) {
     return activation == Activation::silu ? silu(x) : gelu_tanh(x);
+}
+INFINILM_INLINE vec act_mul(Activation activation, vec gate, vec up) {
+    return activation == Activation::clamped_swiglu ? clamped_swiglu(gate, up) : activate(activation, gate) * up;
 }
 
 // cap * tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)): off by some 1e-7 of the cap.
