@@ -81,7 +81,9 @@ private:
     int num_ranks() const { return communicator_.size(); }
     // Whether a sublayer ends with the norm of the next. Else the sum is part of its last linear, the norm of the next
     // one's first.
-    bool normed_ahead() const { return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1; }
+    bool normed_ahead() const {
+        return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1 || spec_.parallel_blocks;
+    }
     void reserve_taps(int64_t num_tokens);
     Activations activations(int64_t num_tokens) const;
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
