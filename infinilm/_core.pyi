@@ -109,7 +109,10 @@ class Backend:
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none') -> PreparedLinear: ...
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none', types: Sequence[tuple[str, int]] = []) -> PreparedLinear:
+        """
+        parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
+        """
 
     def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
@@ -484,12 +487,12 @@ def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
-    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8, int4, q8_0 or q4_0.
+    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
     """
 
-def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]:
+def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not).
     """
 
 PACKED_LAYOUT_VERSION: int = 1
@@ -593,9 +596,9 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor) -> list[str]:
+    def load_param(self, name: str, tensor: Tensor, type: str = '', interleaved_head_dim: int = 0) -> list[str]:
         """
-        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again.
+        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.
         """
 
     def loaded_params(self) -> list[str]:
@@ -684,12 +687,7 @@ def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
     The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
     """
 
-def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+def gguf_type(name: str) -> tuple[int, int, bool, int]:
     """
-    The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.
-    """
-
-def gguf_type(name: str) -> tuple[int, int, bool]:
-    """
-    Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.
+    Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
     """

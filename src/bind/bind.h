@@ -7,6 +7,7 @@
 #include "bind/gil.h"
 #include "core/activation.h"
 #include "core/tensor.h"
+#include "ops/backend.h"
 
 namespace infinilm {
 
@@ -21,6 +22,8 @@ DType dtype_from_string(const std::string& text);                // ConfigError 
 Quantization quantization_from_string(const std::string& text);  // likewise
 Activation activation_from_string(const std::string& text);      // likewise
 Device device_from_string(const std::string& text);
+// Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
+Blocks blocks_from_string(const std::string& type, int64_t interleaved_head_dim);
 
 // A zero-copy view that keeps the array alive.
 Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype = std::nullopt,

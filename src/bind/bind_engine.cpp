@@ -46,12 +46,9 @@ cpu::Format format_from_string(const std::string& text) {
                                        {"bfloat16", Format::bf16},
                                        {"float16", Format::f16},
                                        {"int8", Format::int8},
-                                       {"int4", Format::int4},
-                                       {"q8_0", Format::q8_0},
-                                       {"q4_0", Format::q4_0}})
+                                       {"int4", Format::int4}})
         if (text == name) return format;
-    throw ConfigError("unknown format '" + text +
-                      "' of weights; expected float32, bfloat16, float16, int8, int4, q8_0 or q4_0");
+    throw ConfigError("unknown format '" + text + "' of weights; expected float32, bfloat16, float16, int8 or int4");
 }
 
 nb::dict packed_shapes(const Params& params, const std::string& format) {
@@ -189,23 +186,25 @@ void bind_spec(nb::module_& m) {
         nb::arg("spec"), nb::arg("format"),
         nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
         "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
-        "float32, bfloat16, float16, int8, int4, q8_0 or q4_0.");
+        "float32, bfloat16, float16, int8 or int4.");
     m.def(
         "linears",
-        [](const ModelSpec& spec) {
-            const Params params(spec);
+        [](const ModelSpec& spec, int num_ranks) {
+            const Params params(spec, {0, num_ranks});
             nb::dict out;
             for (const LinearWeights* linear : params.linears()) {
                 nb::list names;
                 for (const size_t index : linear->rows)
                     if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
                 const bool pairs = linear->kind == LinearKind::act_mul;
-                out[linear->name.c_str()] = nb::make_tuple(names, pairs);
+                out[linear->name.c_str()] = nb::make_tuple(names, pairs, params.column_unit(*linear));
             }
             return out;
         },
-        nb::arg("spec"), nb::sig("def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]"),
-        "By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.");
+        nb::arg("spec"), nb::arg("num_ranks") = 1,
+        nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]"),
+        "By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and "
+        "what divides all places where ranks cut its inputs (0: they do not).");
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
     m.def(
         "weight_bytes",
@@ -468,10 +467,16 @@ void bind_engine(nb::module_& m) {
             "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
-        .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
-             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
-             "tensor: "
-             "returns the names of those that were, whose memory is not read again.")
+        .def(
+            "load_param",
+            [](Engine& engine, const std::string& name, const Tensor& tensor, const std::string& type,
+               int64_t interleaved_head_dim) {
+                return engine.load_param(name, tensor, blocks_from_string(type, interleaved_head_dim));
+            },
+            "name"_a, "tensor"_a, "type"_a = "", "interleaved_head_dim"_a = 0, Release(),
+            "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
+            "tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, "
+            "rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
             "take_packed",

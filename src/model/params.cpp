@@ -210,11 +210,24 @@ int64_t Params::prepared_bytes(const ParamRow& row, DType dtype) const {
     return elements * size_bytes(dtype);
 }
 
-Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
-    const std::vector<Range> wanted = ranges(row);
+int64_t Params::column_unit(const LinearWeights& linear) const {
+    int64_t unit = 0;
+    for (const size_t index : linear.rows)
+        if (const ParamRow& row = rows_[index]; row.shape.size() == 2 && is_columns(row.cut))
+            for (int rank = 1; rank < shard_.size; ++rank)
+                for (const Range& range : ranges(row, {rank, shard_.size})) unit = std::gcd(unit, range.begin);
+    return unit;
+}
+
+Tensor Params::part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {
+    std::vector<Range> wanted = ranges(row);
     if (wanted.empty()) return {};
+    if (is_columns(row.cut) && blocks.bytes > 0)
+        wanted[0] = {wanted[0].begin / blocks.size * blocks.bytes, wanted[0].end / blocks.size * blocks.bytes};
     if (wanted.size() == 1) return {tensor.slice(is_columns(row.cut), wanted[0].begin, wanted[0].end), tensor.owner};
-    const Tensor copy = allocate_host(tensor.dtype(), part_shape(row));  // rows, contiguous
+    std::vector<int64_t> shape(tensor.shape().begin(), tensor.shape().end());
+    shape[0] = part_shape(row)[0];
+    const Tensor copy = allocate_host(tensor.dtype(), shape);  // rows, contiguous
     std::byte* out = copy.as<std::byte>();
     for (const Range& range : wanted) {
         const TensorView rows = tensor.slice(0, range.begin, range.end);
@@ -224,7 +237,8 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
     return copy;
 }
 
-std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor) {
+std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor,
+                                      const Blocks& blocks) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) {
         const bool scales = name.ends_with(".scales");
@@ -236,9 +250,10 @@ std::vector<std::string> Params::load(Backend& backend, const std::string& name,
                                  "'; param_shapes() lists them"));
     }
     ParamRow& row = rows_[found->second];
-    check(row, tensor);
-    Tensor own = part(row, tensor);
-    own.read_only = tensor.read_only && own.owner == tensor.owner;
+    check(row, tensor, blocks);
+    Tensor own = part(row, tensor, blocks);
+    own.read_only = tensor.read_only && own.owner == tensor.owner && blocks.type.empty();
+    if (row.linear && row.shape.size() == 2) row.linear->parts[row.part].blocks = blocks;
     return keep(backend, row, std::move(own));
 }
 
@@ -358,14 +373,25 @@ Tensor Params::stored(Backend& backend, const ParamRow& row) const {
     return backend.unpack_linear(*row.linear->prepared, row.part);
 }
 
-void Params::check(const ParamRow& row, const Tensor& tensor) const {
+void Params::check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {
     if (row.loaded || (row.linear && row.linear->packed.panels && row.shape.size() == 2))
         throw WeightError(concat("parameter '", row.name, "' is already loaded"));
-    if (!std::ranges::equal(tensor.shape(), row.shape))
-        throw WeightError(concat("parameter '", row.name, "': expected shape ", shape_string(row.shape), ", got ",
+    std::vector<int64_t> shape = row.shape;
+    if (!blocks.type.empty()) {
+        if (!row.linear || shape.size() != 2)
+            throw WeightError(concat("parameter '", row.name, "': only weights of linears are kept in blocks"));
+        if (shape[1] % blocks.size != 0 || column_unit(*row.linear) % blocks.size != 0)
+            throw WeightError(concat("parameter '", row.name, "': ", shape[1], " columns of ", shard_.size,
+                                     " ranks are not cut at multiples of the ", blocks.size, " weights of a block of ",
+                                     blocks.type));
+        shape[1] = shape[1] / blocks.size * blocks.bytes;
+    }
+    if (!std::ranges::equal(tensor.shape(), shape))
+        throw WeightError(concat("parameter '", row.name, "': expected shape ", shape_string(shape), ", got ",
                                  shape_string(tensor.shape())));
-    if (!is_floating(tensor.dtype()))
-        throw WeightError(concat("parameter '", row.name, "': expected float32, bfloat16 or float16, got ",
+    if (!blocks.type.empty() ? tensor.dtype() != DType::uint8 : !is_floating(tensor.dtype()))
+        throw WeightError(concat("parameter '", row.name, "': expected ",
+                                 blocks.type.empty() ? "float32, bfloat16 or float16" : "uint8", ", got ",
                                  infinilm::name(tensor.dtype())));
     if (!tensor.is_contiguous())
         throw WeightError(concat("parameter '", row.name, "': expected a contiguous tensor; pass a contiguous copy"));

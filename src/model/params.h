@@ -99,8 +99,12 @@ public:
     // prepared as soon as its last tensor is there. A read-only tensor, such as one in a mapped file, is kept for
     // state_dict; another one is let go of then. Packed tensors of a linear take the place of its weights, and their
     // memory is used where it can be. Returns the names of the tensors that were prepared and that nothing reads again.
+    // blocks: what a weight of a linear is stored in; a tensor of them is let go of in any case.
     // WeightError: unknown, repeated, misshapen.
-    std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor);
+    std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor,
+                                  const Blocks& blocks = {});
+    // What divides all places where ranks cut the inputs of a linear; 0: all have the whole.
+    int64_t column_unit(const LinearWeights& linear) const;
     // The packed linears that are there, as tensors by name; they count as not loaded then.
     std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
@@ -124,8 +128,8 @@ private:
     // Of rows, or columns: see Cut; none: the rank has nothing.
     std::vector<Range> ranges(const ParamRow& row, Shard shard) const;
     std::vector<int64_t> part_shape(const ParamRow& row) const;
-    Tensor part(const ParamRow& row, const Tensor& tensor) const;
-    void check(const ParamRow& row, const Tensor& tensor) const;
+    Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
+    void check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
     std::vector<std::string> keep(Backend& backend, ParamRow& row, Tensor part);
     std::vector<std::string> prepare_if_complete(Backend& backend, LinearWeights& linear);
     std::vector<std::string> keep_packed(Backend& backend, LinearWeights& linear, bool scales, const Tensor& tensor);

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,10 +18,25 @@
 
 namespace infinilm {
 
+// Weights in blocks of integers with scales, as a GGUF file has them: `size` neighbours of a row in `bytes`.
+struct Blocks {
+    std::string type;  // its name there; empty: they are plain numbers
+    int64_t size = 1, bytes = 0;
+    int64_t interleaved_head_dim = 0;  // see gguf::Rows
+};
+
 // One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).
 struct LinearPart {
-    Tensor weight;  // [out_features, in_features], any floating dtype; in host memory rows may be strided
-    Tensor bias;    // [out_features] or absent
+    // [out_features, in_features], any floating dtype; in host memory rows may be strided. Of blocks uint8
+    // [out_features, in_features / size * bytes], in host memory.
+    Tensor weight;
+    Tensor bias;  // [out_features] or absent
+    Blocks blocks = {};
+
+    bool has_blocks() const { return !blocks.type.empty(); }
+    int64_t in_features() const {
+        return has_blocks() ? weight.shape(1) / blocks.bytes * blocks.size : weight.shape(1);
+    }
 };
 
 enum class LinearKind {
@@ -295,7 +311,9 @@ public:
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
 
-    // Load time. The sources are in host memory or on the device, of any floating dtype.
+    // Load time. The sources are in host memory or on the device, of any floating dtype. ops::* lets only CPUs have
+    // blocks, which keep their integers where takes_blocks() says so of their type. Quantization is none then.
+    virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv, else 0
                                                            Quantization quantization) = 0;

@@ -333,10 +333,25 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
         const size_t index = names.size() / 2;
         const std::string& weight = names.emplace_back(concat("weight of part ", index));
         const std::string& bias = names.emplace_back(concat("bias of part ", index));
-        if (kind == LinearKind::act_mul)
-            check.Check::tensor(weight, part.weight, {"out_features", "in_features"});
-        else
-            check.Check::tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
+        const Check::Dim rows = kind == LinearKind::act_mul ? Check::Dim("out_features") : part.weight.shape(0);
+        if (part.has_blocks()) {
+            check.require(backend.takes_blocks(part.blocks.type), weight, ": blocks of type ", part.blocks.type,
+                          " are not computed as they are stored on ", to_string(backend.device()));
+            check.require(quantization == Quantization::none, weight, ": blocks are not quantised again");
+            check.Check::tensor(weight, part.weight, {rows, part.weight.shape(1)}, DType::uint8);
+            check.require(part.weight.shape(1) % part.blocks.bytes == 0, weight, ": ", part.weight.shape(1),
+                          " bytes of a row are no blocks of ", part.blocks.bytes);
+            const int64_t head_dim = part.blocks.interleaved_head_dim;
+            check.require(
+                head_dim >= 0 && (head_dim == 0 || (head_dim % 2 == 0 && part.weight.shape(0) % head_dim == 0)), weight,
+                ": ", part.weight.shape(0), " rows are no heads of ", head_dim);
+            check.require(part.in_features() == parts[0].in_features(), weight, ": in_features is ",
+                          parts[0].in_features(), " (from weight of part 0), got ", part.in_features());
+        } else {
+            check.Check::tensor(weight, part.weight, {rows, parts[0].in_features()});
+        }
+        check.require(kind != LinearKind::act_mul || part.blocks.type == parts[0].blocks.type,
+                      "act_mul takes gate and up as blocks of one type, or both as numbers");
         if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
     return backend.prepare_linear(std::move(parts), kind, head_dim, quantization);

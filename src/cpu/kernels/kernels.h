@@ -22,8 +22,27 @@ struct Share {
 
 enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu };  // as core/activation.h has them
 
-// How the weights of a linear are stored once they are packed: pack.h has the layout.
-enum class Format : uint8_t { f32, bf16, f16, int8, int4, q8_0, q4_0 };
+// How the weights of a linear are stored once they are packed: pack.h has the layout. Those behind int4 have the names
+// of the types of GGUF files, whose integers and scales they keep.
+enum class Format : uint8_t {
+    f32,
+    bf16,
+    f16,
+    int8,
+    int4,
+    q8_0,
+    q4_0,
+    q4_1,
+    q5_0,
+    q5_1,
+    q2_k,
+    q3_k,
+    q4_k,
+    q5_k,
+    q6_k,
+    iq4_nl,
+    mxfp4,
+};
 
 // Rows of a linear before they are packed.
 struct PackSource {
@@ -47,7 +66,8 @@ struct PackArgs {
 // The weights of a linear, packed.
 struct PackedWeight {
     const void* panels;
-    const void* scales;  // of integers
+    const void* scales;    // of integers
+    const int8_t* values;  // [16] what integers of 4 bits stand for, or null: themselves
     Format format;
     int64_t in_features, num_panels;
 };
