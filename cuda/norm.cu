@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(RmsNormArgs
     auto centred = [&](int i, float (&values)[8]) {  // what this lane has stored itself
         load8(normed_row + i, values);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) values[j] = __fsub_rn(values[j], mean);
+        for (int j = 0; j < 8; ++j) values[j] = __fadd_rn(values[j], -mean);
     };
     for (int i = first; i < size; i += 256) {
         float values[8];
