@@ -297,8 +297,8 @@ struct Factors {
         return __fmaf_rn(x, before, __fmul_rn(chunk_x, chunk));
     }
 };
-// 1 / the sum of a row's weights, once all is merged; m is that of scores times log2(e). A sink far above the scores makes
-// it 0.
+// 1 / the sum of a row's weights, once all is merged; m is that of scores times log2(e). A sink far above the scores
+// makes it 0.
 __device__ __forceinline__ float inverse_weight(const AttentionArgs& p, int head, float m, float l) {
     if (p.sinks) l = __fadd_rn(l, exp2f(__fmaf_rn(p.sinks[head], 1.44269504f, -m)));
     return 1.0f / l;
