@@ -139,6 +139,7 @@ struct TileArgs {
     int64_t group_scale_bytes;   // bytes of a group
     int64_t panel_stride;        // bytes from panel to panel
     int64_t ahead;               // bytes from what is read to what is prefetched; 0: nothing more
+    int64_t scales_ahead;           // the same of the scales
     float* sums;                 // [P][T][16]
     bool first;                  // the sums begin here
 };
@@ -214,11 +215,13 @@ void multiply_integers(const TileArgs& args) {
     for (int64_t group = 0; group < args.k_groups; ++group) {
         [[maybe_unused]] const int64_t of_read = group % most_scale_groups;
         if constexpr (F::has_read_scales) {
-            if (of_read == 0)
-                for (int p = 0; p < P; ++p)
-                    args.read_scales(args.scales + p * args.scale_stride + group * args.group_scale_bytes,
-                                     (int)smaller(args.k_groups - group, most_scale_groups), &read[p].scales[0][0][0],
-                                     &read[p].minima[0][0][0]);
+            const int count = (int)smaller(args.k_groups - group, most_scale_groups);
+            for (int p = 0; of_read == 0 && p < P; ++p) {
+                const char* const stored = args.scales + p * args.scale_stride + group * args.group_scale_bytes;
+                for (int64_t at = 0; at < count * args.group_scale_bytes; at += line_bytes)
+                    __builtin_prefetch(stored + at + args.scales_ahead);
+                args.read_scales(stored, count, &read[p].scales[0][0][0], &read[p].minima[0][0][0]);
+            }
         }
 #pragma GCC unroll 16
         for (int j = 0; j < P * panel_parts * F::halves; ++j) {
@@ -366,8 +369,12 @@ void multiply(const LinearArgs& args, Share share) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / block_groups, begin + group);
                     // The first tokens fetch the next block for all; after the last one come the next panels.
                     tile.ahead = tile.k_groups * group_bytes;
-                    if (first + block_groups >= k_groups) tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
-                    if (group > 0) tile.ahead = 0;
+                    tile.scales_ahead = tile.k_groups * group_scale_bytes;
+                    if (first + block_groups >= k_groups) {
+                        tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
+                        tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
+                    }
+                    if (group > 0) tile.ahead = tile.scales_ahead = 0;
                     for (int64_t i = 0; i < 2 * num_pairs; i += P) {
                         const int64_t panel = 2 * pair + i;
                         tile.weights =
