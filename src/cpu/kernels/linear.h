@@ -52,6 +52,7 @@ constexpr int max_tokens = [] {
 template <class F>
 constexpr int num_panels(int tokens) {
     if (is_tile<F>) return 2;
+    if (is_integer<F> && tokens <= 2) return 1;  // one stream: see multiply()
     if (width == 16) return is_integer<F> && tokens > 4 ? 1 : 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
 }
@@ -352,6 +353,8 @@ void multiply(const LinearArgs& args, Share share) {
     const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)first_row);
     float* const scratch = (float*)args.scratch[share.thread];  // [pairs][groups][2 panels][T][16]
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
+    // No block of weights is read twice: panels are read from end to end, which is what memory does best.
+    const bool in_one_piece = groups.count == 1 && P == 1;
     TileArgs tile{};
     tile.panel_stride = k_groups * group_bytes;
     tile.scale_stride = scale_bytes_of_panel(format, in_features);
@@ -362,15 +365,16 @@ void multiply(const LinearArgs& args, Share share) {
         const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
         for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
             const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
-            for (int64_t first = 0; first < k_groups; first += block_groups) {
+            for (int64_t first = 0; first < k_groups; first += in_one_piece ? k_groups : block_groups) {
                 tile.first = first == 0;
-                tile.k_groups = smaller(block_groups, k_groups - first);
+                tile.k_groups = in_one_piece ? k_groups : smaller(block_groups, k_groups - first);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / block_groups, begin + group);
                     // The first tokens fetch the next block for all; after the last one come the next panels.
-                    tile.ahead = tile.k_groups * group_bytes;
-                    tile.scales_ahead = tile.k_groups * group_scale_bytes;
-                    if (first + block_groups >= k_groups) {
+                    const int64_t groups_ahead = smaller(tile.k_groups, block_groups);
+                    tile.ahead = groups_ahead * group_bytes;
+                    tile.scales_ahead = groups_ahead * group_scale_bytes;
+                    if (first + block_groups >= k_groups && !in_one_piece) {
                         tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
                         tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
                     }
