@@ -1,6 +1,7 @@
 // ModelSpec, Batch and the engine.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -210,16 +211,23 @@ void bind_spec(nb::module_& m) {
     m.def(
         "workspace_bytes",
         [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
-           int64_t num_rows, int64_t num_returned_rows) {
+           int64_t num_rows, int64_t num_returned_rows, int64_t num_adapters, int64_t most_rank) {
             return workspace_bytes(
-                spec, {.num_tokens = num_tokens, .num_rows = num_rows, .num_returned_rows = num_returned_rows},
+                spec,
+                {.num_tokens = num_tokens,
+                 .num_rows = num_rows,
+                 .num_returned_rows = num_returned_rows,
+                 .num_adapters = num_adapters,
+                 .most_rank = most_rank},
                 {.num_ranks = num_ranks, .device = device_from_string(device).kind, .num_threads = num_threads});
         },
         nb::arg("spec"), nb::kw_only(), nb::arg("device"), nb::arg("num_ranks"), nb::arg("num_threads"),
-        nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"),
+        nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"), nb::arg("num_adapters") = 0,
+        nb::arg("most_rank") = 0,
         "Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the "
         "whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws "
-        "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.");
+        "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, "
+        "most_rank: of a step, and of them.");
     m.def(
         "local_spec",
         [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },
@@ -290,11 +298,13 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
                std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
-               std::optional<Vector<int32_t>> previous_rows, bool return_logits) {
+               std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
-                                 view(block_table), view(cu_seqlens_q),  view(context_lens), view(logits_rows),
-                                 view(temperature), view(top_k),         view(top_p),        view(min_p),
-                                 view(random_val),  view(allowed),       view(allowed_row),  return_logits};
+                                 view(block_table), view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
+                                 view(logits_rows), view(temperature),   view(top_k),        view(top_p),
+                                 view(min_p),       view(random_val),    view(allowed),      view(allowed_row),
+                                 return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -302,7 +312,8 @@ void bind_batch(nb::module_& m) {
             "top_k"_a.noconvert().none() = nb::none(), "top_p"_a.noconvert().none() = nb::none(),
             "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
-            "previous_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
+            "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
             "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; },
@@ -496,6 +507,21 @@ void bind_engine(nb::module_& m) {
             },
             nb::sig("def state_dict(self) -> list[dict[str, Tensor]]"),
             "The parameters as loaded, read-only: of each rank, the parts it has.")
+        .def(
+            "add_adapter",
+            [](Engine& engine, int32_t id, const std::vector<std::tuple<std::string, Tensor, Tensor, float>>& tensors) {
+                std::vector<LoraTensors> listed;
+                for (const auto& [name, a, b, scale] : tensors)
+                    listed.push_back({.name = name, .a = a, .b = b, .scale = scale});
+                const ReleaseGil release;
+                engine.add_adapter(id, listed);
+            },
+            "id"_a, "tensors"_a,
+            "Takes an adapter, which steps name by its id (Batch.adapter_ids): for each weight its name, A [rank, "
+            "in_features], B [out_features, rank] and the scale of B A. WeightError: one does not fit; then there is "
+            "no such adapter.")
+        .def("remove_adapter", &InferEngine::remove_adapter, "id"_a, Release(),
+             "Lets go of an adapter after the steps submitted before.")
         .def(
             "set_hooks",
             [](Engine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,

@@ -11,8 +11,6 @@ namespace infinilm {
 
 namespace {
 
-bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
-
 // The heads' rows or columns; neighbours as one range.
 std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) {
     std::vector<Range> ranges;
@@ -197,7 +195,9 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
     const std::vector<Range> wanted = ranges(row);
     if (wanted.empty()) return {};
     if (wanted.size() == 1) return {tensor.slice(is_columns(row.cut), wanted[0].begin, wanted[0].end), tensor.owner};
-    const Tensor copy = allocate_host(tensor.dtype(), part_shape(row));  // rows, contiguous
+    std::vector<int64_t> shape(tensor.shape().begin(), tensor.shape().end());
+    shape[0] = part_shape(row)[0];
+    const Tensor copy = allocate_host(tensor.dtype(), shape);  // rows, contiguous
     std::byte* out = copy.as<std::byte>();
     for (const Range& range : wanted) {
         const TensorView rows = tensor.slice(0, range.begin, range.end);
@@ -205,6 +205,11 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
         out += rows.bytes();
     }
     return copy;
+}
+
+const ParamRow* Params::find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &rows_[found->second];
 }
 
 std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor) {
