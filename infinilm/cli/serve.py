@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from infinilm.cli.arguments import add_model_settings, flag, model_settings, non_negative, positive
+from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.output import note
 from infinilm.errors import ConfigError
 
@@ -19,6 +19,7 @@ __all__ = ["add_serve", "run_serve"]
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_model_settings(parser, positional=True)
+    add_lora(parser, "served as a model of this name; may be repeated")
     texts = parser.add_argument_group("what the model reads")
     texts.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or the folder of one; default: the model's"
@@ -132,6 +133,9 @@ def run_serve(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         page=not args.no_page,
     )
+    model = model_settings(args)
+    if taken := sorted(model["lora"].keys() & set(settings.model_names)):
+        raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")
     if args.host not in local and not keys:
         note("anybody who reaches this address can use the model: --api-key asks for a key")
 
@@ -148,7 +152,7 @@ def run_serve(args: argparse.Namespace) -> int:
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
             batch_invariant=args.batch_invariant,
-            **model_settings(args),
+            **model,
         )
 
     return serve(

@@ -131,7 +131,7 @@ async def _embeddings(service: Service, request: Request) -> Response:
 
     async def work() -> Response:
         with bad_request("input"):
-            vectors = await service.llm.aembed(call.prompts, call.pooling)
+            vectors = await service.llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
         return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
 
     with service.admitted(call.num_tokens):
@@ -252,19 +252,21 @@ def _no_json(name: str) -> NoReturn:
 
 
 def _model_entry(service: Service, name: str) -> dict[str, Any]:
+    base = service.settings.model_names[0]
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "infinilm",
-        "root": service.settings.model_names[0],
+        "root": base,
+        **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": service.llm.max_model_len,
     }
 
 
 async def _models(service: Service, _: Request) -> Response:
-    names = service.settings.model_names
-    return JSONResponse({"object": "list", "data": [_model_entry(service, name) for name in names]})
+    data = [_model_entry(service, name) for name in service.model_names]
+    return JSONResponse({"object": "list", "data": data})
 
 
 async def _model(service: Service, request: Request) -> Response:
