@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -220,7 +221,8 @@ class LLM(ChatMethods, OfThisProcess):
         for name, adapter in plan.adapters.items():
             self._adapters.add(name, adapter)
         self.tokenizer, self.chat_template = texts.result()
-        self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
+        self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
+        self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)

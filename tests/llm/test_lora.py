@@ -54,6 +54,18 @@ def test_logits_are_those_of_the_numpy_model(llm: LLM, folder: Path, adapters: A
         assert np.abs(llm.forward(ids, lora=name) - want).max() < 1e-5 * np.abs(want).max()
 
 
+def test_ranks_that_repeat_kv_heads(tmp_path: Path) -> None:
+    """Each rank of three has two of six heads, which read one of two kv heads, or both."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 48}
+    base = tiny.make_checkpoint(tmp_path / "base", **sizes)
+    adapter, ids = make_adapter(tmp_path / "adapter", base), list(range(5, 30))
+    model = ReferenceModel.from_pretrained(base, dtype="float64")
+    model.merge_lora(adapter)
+    want = model.forward(ids)
+    with LLM(base, lora={"x": adapter}, tensor_parallel_size=3, use_tqdm=False) as llm:
+        assert np.abs(llm.forward(ids, lora="x") - want).max() < 1e-5 * np.abs(want).max()
+
+
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"tensor_parallel_size": 2}], ids=str)
 def test_a_request_does_not_depend_on_its_company(folder: Path, adapters: Adapters, settings: dict[str, Any]) -> None:
     """Bit for bit: alone, beside all others, in small chunks, on other threads; without adapters, too."""
