@@ -266,12 +266,12 @@ std::unique_ptr<DeviceMemory> CudaBackend::device_floats(const std::vector<Tenso
     std::vector<float> values;
     for (const TensorView& vector : vectors) {
         const size_t at = values.size();
-        values.resize(at + static_cast<size_t>(vector.shape(0)), 0.0f);
+        values.resize(at + static_cast<size_t>(vector.numel()), 0.0f);
         if (!vector) continue;
         Tensor host = allocate_host(vector.dtype(), vector.shape());
         copy(vector, host);
         visit_floating(vector.dtype(), [&]<class T>(T) {
-            for (int64_t i = 0; i < vector.shape(0); ++i)
+            for (int64_t i = 0; i < vector.numel(); ++i)
                 values[at + static_cast<size_t>(i)] = infinilm::to_float(host.as<const T>()[i]);
         });
     }
@@ -323,6 +323,7 @@ void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op) {
     run(cuda::rms_norm({.x = p.x.data(),
                         .residual = p.residual.data(),
                         .weight = p.weight.as<const float>(),
+                        .bias = p.weight.ndim() == 2 ? p.weight.as<const float>() + p.weight.shape(1) : nullptr,
                         .out = p.out.data(),
                         .x_stride = p.x.stride(0),
                         .residual_stride = p.residual ? p.residual.stride(0) : 0,
@@ -357,7 +358,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
 
 void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
-    if (norm_fused(args.num_tokens, args.weight)) {
+    if (p.norm.weight.ndim() == 1 && norm_fused(args.num_tokens, args.weight)) {
         args.norm_weight = p.norm.weight.as<const float>();
         args.norm_eps = p.norm.eps;
         return;
@@ -452,6 +453,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                        .block_table = p.block_table.as<const int>(),
                        .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
                        .context_lens = p.context_lens.as<const int>(),
+                       .sinks = p.sinks.as<const float>(),
                        .out = p.out.data(),
                        .q_stride = p.q.stride(0),
                        .out_stride = p.out.stride(0),
@@ -491,6 +493,7 @@ void CudaBackend::act_mul(const ActMulParams& p) {
                        .out_stride = p.out.stride(0),
                        .num_tokens = count(p.out.shape(0)),
                        .intermediate_size = count(p.out.shape(1)),
+                       .has_up = p.gate_up.shape(1) > p.out.shape(1),
                        .activation = static_cast<cuda::Activation>(p.activation),
                        .type = type_},
                       stream_),

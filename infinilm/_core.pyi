@@ -109,7 +109,10 @@ class Backend:
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none') -> PreparedLinear: ...
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none', types: Sequence[tuple[str, int]] = []) -> PreparedLinear:
+        """
+        parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
+        """
 
     def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
@@ -132,7 +135,7 @@ class Backend:
 
     def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
 
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu') -> None: ...
 
@@ -199,6 +202,12 @@ class AttentionSpec:
     def out_bias(self, arg: bool, /) -> None: ...
 
     @property
+    def sinks(self) -> bool: ...
+
+    @sinks.setter
+    def sinks(self, arg: bool, /) -> None: ...
+
+    @property
     def qk_norm(self) -> str: ...
 
     @qk_norm.setter
@@ -216,6 +225,12 @@ class MlpSpec:
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def gated(self) -> bool: ...
+
+    @gated.setter
+    def gated(self, arg: bool, /) -> None: ...
 
     @property
     def activation(self) -> str: ...
@@ -258,6 +273,13 @@ class ExpertsSpec:
 
     @norm_topk_prob.setter
     def norm_topk_prob(self, arg: bool, /) -> None: ...
+
+    @property
+    def bias(self) -> bool:
+        """Of the router and of each expert."""
+
+    @bias.setter
+    def bias(self, arg: bool, /) -> None: ...
 
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0) -> None: ...
@@ -349,6 +371,12 @@ class ModelSpec:
     def rms_norm_eps(self, arg: float, /) -> None: ...
 
     @property
+    def norm(self) -> str: ...
+
+    @norm.setter
+    def norm(self, arg: str, /) -> None: ...
+
+    @property
     def pre_norms(self) -> bool: ...
 
     @pre_norms.setter
@@ -359,6 +387,12 @@ class ModelSpec:
 
     @post_norms.setter
     def post_norms(self, arg: bool, /) -> None: ...
+
+    @property
+    def parallel_blocks(self) -> bool: ...
+
+    @parallel_blocks.setter
+    def parallel_blocks(self, arg: bool, /) -> None: ...
 
     @property
     def norm_offset(self) -> float: ...
@@ -435,12 +469,12 @@ def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
-    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8, int4, q8_0 or q4_0.
+    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
     """
 
-def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]:
+def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not).
     """
 
 PACKED_LAYOUT_VERSION: int = 1
@@ -544,9 +578,9 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor) -> list[str]:
+    def load_param(self, name: str, tensor: Tensor, type: str = '', interleaved_head_dim: int = 0) -> list[str]:
         """
-        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again.
+        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.
         """
 
     def loaded_params(self) -> list[str]:
@@ -643,12 +677,7 @@ def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
     The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
     """
 
-def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+def gguf_type(name: str) -> tuple[int, int, bool, int]:
     """
-    The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.
-    """
-
-def gguf_type(name: str) -> tuple[int, int, bool]:
-    """
-    Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.
+    Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
     """

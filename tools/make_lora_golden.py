@@ -29,15 +29,16 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "patterns": (
         "qwen3",
         {
-            "r": 3,
+            "r": 2,
             "lora_alpha": 7,
             "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-            "rank_pattern": {"k_proj": 2, r"layers\.1\.mlp\.down_proj": 5},
+            "rank_pattern": {"k_proj": 1, r"layers\.1\.mlp\.down_proj": 3},
             "alpha_pattern": {"model.layers.0.self_attn.o_proj": 1.5, "up_proj": 4},
         },
     ),
     "rslora": ("llama-odd-mqa", {"r": 2, "lora_alpha": 3, "use_rslora": True, "target_modules": "all-linear"}),
     "joined": ("phi3", {"r": 2, "lora_alpha": 4, "target_modules": r".*\.(qkv_proj|o_proj|gate_up_proj)"}),
+    "renamed": ("starcoder2", {"r": 2, "lora_alpha": 5, "target_modules": ["v_proj", "c_fc", "c_proj"]}),
     "pairs": ("glm", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "gate_up_proj"]}),
 }
 
@@ -65,6 +66,8 @@ def make(name: str) -> None:
     (folder / "README.md").unlink()
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text()) | {"base_model_name_or_path": base}  # not where it was on this machine
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     np.savez_compressed(folder / "expected.npz", base=base, input_ids=ids[0].numpy(), logits=logits.numpy())
     print(name, sum(file.stat().st_size for file in folder.iterdir()) // 1024, "KiB")

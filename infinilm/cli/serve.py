@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
@@ -102,12 +104,37 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
+    with _signals_end_it():
+        return _serve(args)
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Signals end the process with 0 before the server is there to handle them, as they do later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(args: argparse.Namespace) -> int:
     try:
         from infinilm.server.run import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "infinilm":
+    except ImportError as error:
+        package = (error.name or "").split(".")[0].replace("_", "-")
+        if package in ("", "infinilm"):
             raise
-        raise ConfigError(f"the server needs {error.name}: pip install 'infinilm[server]'") from None
+        what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
+        raise ConfigError(f"the server needs {package}, which {what}; pip install -U 'infinilm[server]'") from None
     from infinilm.llm import LLM
     from infinilm.server.settings import ServerSettings
 

@@ -115,9 +115,13 @@ class ModelFacts:
     qk_norm: str  # "none"; of each "head"; of "all" heads together
     pre_norms: bool  # of what a sublayer reads
     post_norms: bool  # of what it adds to the residual stream
+    norm: str  # "rms"; "layer", which takes off the mean first; "layer_bias"
+    parallel_blocks: bool  # attention and MLP read the same norm
+    gated_mlp: bool  # down(activation(gate) * up); else down(activation(up))
     norm_offset: float  # added to every norm weight
     activation: str
     softmax_scale: float
+    sinks: bool  # each head has a number that joins the softmax of its scores, with no value
     score_cap: float  # of scaled scores: cap * tanh(score / cap); 0: none
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
     ropes: tuple[Rope, ...]
@@ -156,20 +160,24 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         qk_norm=family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        norm=family.norm,
+        parallel_blocks=family.parallel_blocks,
+        gated_mlp=family.gated_mlp,
         norm_offset=family.norm_offset,
-        activation=ACTIVATIONS[config.hidden_act],
+        activation=family.activation or ACTIVATIONS[config.hidden_act],
         softmax_scale=_softmax_scale(config),
+        sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
         sliding_window=windows,
         ropes=tuple(ropes),
         rope_of_layer=tuple(
-            -1 if not turned else len(ropes) - 1 if window else 0
+            -1 if not turned or (family.rope_needs_window and not window) else len(ropes) - 1 if window else 0
             for turned, window in zip(_layers_with_rope(config), windows, strict=True)
         ),
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
-        experts=expert_facts(config),
+        experts=expert_facts(config, family.expert_bias),
         logit_cap=float(config.final_logit_softcapping or 0),
     )
 
@@ -314,6 +322,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.score_cap = facts.score_cap
     spec.attention.qkv_bias = facts.qkv_bias
     spec.attention.out_bias = facts.out_bias
+    spec.attention.sinks = facts.sinks
     spec.attention.qk_norm = facts.qk_norm
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
@@ -323,6 +332,10 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.experts.intermediate_size = facts.experts.intermediate_size
     spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
     spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
+    spec.experts.bias = facts.experts.bias
+    spec.norm = facts.norm
+    spec.parallel_blocks = facts.parallel_blocks
+    spec.mlp.gated = facts.gated_mlp
     spec.pre_norms = facts.pre_norms
     spec.post_norms = facts.post_norms
     spec.norm_offset = facts.norm_offset

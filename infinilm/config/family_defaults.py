@@ -12,11 +12,13 @@ from typing import Any
 from infinilm.config.experts import EXPERT_DEFAULTS
 
 __all__ = [
+    "COHERE_DEFAULTS",
     "COMMON_DEFAULTS",
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
     "GEMMA_DEFAULTS",
     "GLM_DEFAULTS",
+    "GPT_OSS_DEFAULTS",
     "MINISTRAL3_DEFAULTS",
     "MISTRAL_DEFAULTS",
     "QWEN_DEFAULTS",
@@ -168,4 +170,48 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
+}
+
+COHERE_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "logits_scaling": 16.0,  # logit_scale 0.0625
+    "tie_word_embeddings": True,
+    "bos_token_id": (5,),
+    "eos_token_id": (255001,),
+}
+
+GPT_OSS_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "attention_bias": True,
+    "sliding_window": 128,
+    "use_sliding_window": True,
+    "sliding_window_pattern": 2,
+    "num_experts": 128,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "bos_token_id": (),
+    "eos_token_id": (),
 }

@@ -13,7 +13,7 @@ from infinilm.config.families import Family
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
 
-__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_rope"]
+__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_names", "unify_rope"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
 QUERY_SCALE = "llama_4_scaling_beta"
@@ -27,6 +27,27 @@ def rename(values: dict[str, Any], old: str, new: str) -> None:
     if values.get(new) is not None and values[new] != value:
         raise ConfigError(f"{old} is {value!r} and {new} is {values[new]!r}; they mean the same, keep one")
     values[new] = value
+
+
+def unify_names(values: dict[str, Any], family: Family) -> None:
+    """Bring the names that a family has for fields to those of `LlamaConfig`."""
+    for key, expected in family.fixed_keys.items():
+        if key in values and values.pop(key) != expected:
+            raise ConfigError(f"{key} must be {expected!r} in {family.architecture}; others are not supported")
+    for old, fields in family.other_keys.items():
+        value = values.pop(old, None)
+        for name in fields:
+            values[old] = value
+            rename(values, old, name)
+    kinds = values.get("layer_types")
+    if isinstance(kinds, (list, tuple)):  # of hybrid models
+        values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+    scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
+    if scale is not None:  # multiplies what logits_scaling divides
+        if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
+            raise ConfigError(f"logit_scale must be a finite number > 0; got {scale!r}")
+        values["logit_scale"] = 1 / scale
+        rename(values, "logit_scale", "logits_scaling")
 
 
 def unify_rope(values: dict[str, Any], family: Family) -> None:

@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["GEMMA3", "GLM", "GLM4", "LLAMA", "MISTRAL3", "MIXTRAL", "PHI3", "QWEN_MOE", "QWEN_VL", "TensorNames"]
+__all__ = [
+    "GEMMA3",
+    "GLM",
+    "GLM4",
+    "GPT_OSS",
+    "GRANITE_HYBRID",
+    "LLAMA",
+    "MISTRAL3",
+    "MIXTRAL",
+    "PHI3",
+    "QWEN_MOE",
+    "QWEN_VL",
+    "STARCODER2",
+    "TensorNames",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +41,9 @@ class TensorNames:
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
-        several modules one behind the other. Nothing is renamed in a layer that has them.
+        several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_columns.
+    stacked_columns : bool
+        The matrices of `stacked` are [in_features, out_features], and outputs of several modules take turns.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -36,6 +52,7 @@ class TensorNames:
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked_columns: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -76,6 +93,15 @@ MIXTRAL = TensorNames(
     },
     stacked=_STACKED,
 )
+
+GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True)
+
+GRANITE_HYBRID = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
+    renamed={"mlp.down_proj": "shared_mlp.output_linear"},
+)
+
+STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))

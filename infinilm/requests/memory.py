@@ -390,11 +390,9 @@ def plan_model(
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     native_types: tuple[str, ...] = ()
     is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
-    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu and num_ranks == 1:
-        sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
-        native = checkpoint.native_linears(linears)
-        for name in (name for linear in native for name in linears[linear][0]):
-            sizes[name] = checkpoint.tensors[name].nbytes
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
+        sizes, native = _core.param_bytes(spec, kept), checkpoint.native_weights(_core.linears(spec, num_ranks))
+        sizes |= {name: checkpoint.packed_bytes(name) for name in native}
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config, devices[0])
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)

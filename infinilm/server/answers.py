@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from infinilm.outputs import RequestOutput, TokenEvent
+from infinilm.outputs import RequestOutput
+from infinilm.requests.request import Delta
 from infinilm.text.reasoning import ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
@@ -67,7 +68,7 @@ class AnswerStream(Protocol):
     def begin(self) -> Iterable[str]:
         """Events before the first token."""
 
-    def push(self, events: Sequence[TokenEvent]) -> Iterable[str]:
+    def push(self, deltas: Sequence[Delta]) -> Iterable[str]:
         """Events of new tokens. Raises what made one of the sequences fail."""
 
     def end(self) -> Iterable[str]:
@@ -93,20 +94,25 @@ class ChunkWriter:
         """A piece of one choice."""
         return f'{self._begin}"choices":[{_to_json(choice)}]{self._end}'
 
+    def text(self, index: int, begin: str, text: str, end: str = "") -> str:
+        """A piece of one choice that is text and nothing else: `chunk`, at a fraction of the time.
+
+        `begin`, `end`: JSON around the text, which tells where in the choice it stands.
+        """
+        choice = f'{{"index":{index},{begin}{_to_json(text)}{end},"logprobs":null,"finish_reason":null}}'
+        return f'{self._begin}"choices":[{choice}]{self._end}'
+
     def usage(self, counted: Mapping[str, Any]) -> str:
         """The chunk behind the choices."""
         return f'{self._begin}"choices":[],"usage":{_to_json(counted)}}}\n\n'
 
 
-def by_choice(events: Iterable[TokenEvent], n: int) -> dict[int, list[TokenEvent]]:
-    """Events by the number of their choice, where every prompt has `n`."""
-    found: dict[int, list[TokenEvent]] = {}
-    for event in events:
-        found.setdefault(event.index * n + event.completion, []).append(event)
-    for of_choice in found.values():
-        if (error := of_choice[-1].error) is not None:
-            raise error
-    return found
+def by_choice(deltas: Sequence[Delta], n: int) -> list[tuple[int, Delta]]:
+    """With the number of the choice, where every prompt has `n`. Raises what made one of them fail."""
+    for delta in deltas:
+        if delta.error is not None:
+            raise delta.error
+    return [(delta.index * n + delta.completion, delta) for delta in deltas]
 
 
 @dataclass(slots=True)

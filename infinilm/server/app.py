@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -203,22 +203,28 @@ class _Stream(Response):
         async with self._service.running(self._prompts, self._params, ends_only=False) as running:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                await self._service.attended(receive, self._send_all(running, send))
-                end = "" if self._path else "data: [DONE]\n\n"
+                end = await self._service.attended(receive, self._send_all(running, send))
             except ApiError as error:
                 end = sent_event(error_event(error, self._path))
             await send({"type": "http.response.body", "body": end.encode()})
 
-    async def _send_all(self, running: AsyncRequests, send: Any) -> None:
-        async def send_some(pieces: Iterable[str]) -> None:
-            if text := "".join(pieces):
+    async def _send_all(self, running: AsyncRequests, send: Any) -> str:
+        """Send all events but the last, which are returned: they go out with the end of the answer."""
+
+        async def send_some(text: str) -> None:
+            if text:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
         stream = self._answer(running)
-        await send_some(stream.begin())
-        async for events in running.steps(self._service.rest):
-            await send_some(stream.push(events))
-        await send_some(stream.end())
+        await send_some("".join(stream.begin()))
+        last = ""
+        async for deltas in running.deltas(self._service.rest):
+            text = "".join(stream.push(deltas))
+            if running.has_ended:
+                last = text
+            else:
+                await send_some(text)
+        return "".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"])
 
 
 async def _read(service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T]) -> T:

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infinilm.outputs import RequestOutput, TokenEvent
+from infinilm.outputs import RequestOutput
+from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.server.answers import Choice, sent_event
 from infinilm.server.chat import ChatCall, chat_pieces
@@ -84,9 +85,9 @@ class BlockStream:
         """The empty answer."""
         return map(sent_event, self._builder.begin(self._running.outputs()[0]))
 
-    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+    def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """What is new in the blocks."""
-        for _, piece, _ in chat_pieces(self._makers, events):
+        for _, piece, _ in chat_pieces(self._makers, deltas):
             yield from map(sent_event, self._builder.push(piece))
 
     def end(self) -> Iterator[str]:

@@ -103,6 +103,9 @@ class Service:
 
     def serve(self, llm: LLM) -> None:
         """Begin to serve a model."""
+        # What clients are told names no path of this machine.
+        name = self.settings.model_names[0]
+        llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
 
     def state(self) -> str:

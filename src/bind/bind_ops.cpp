@@ -160,14 +160,19 @@ void bind_ops(nb::module_& m) {
         .def(
             "prepare_linear",
             [](SharedBackend& shared, const std::vector<std::pair<Tensor, OptionalTensor>>& parts,
-               const std::string& kind, int head_dim, const std::string& quantization) {
+               const std::string& kind, int head_dim, const std::string& quantization,
+               const std::vector<std::pair<std::string, int64_t>>& types) {
                 const InUse b(shared);
                 std::vector<LinearPart> joined;
                 for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
+                for (size_t i = 0; i < std::min(types.size(), joined.size()); ++i)
+                    joined[i].blocks = blocks_from_string(types[i].first, types[i].second);
                 return std::shared_ptr<PreparedLinear>(ops::prepare_linear(
                     b, std::move(joined), linear_kind(kind), head_dim, quantization_from_string(quantization)));
             },
-            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none")
+            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none",
+            "types"_a = std::vector<std::pair<std::string, int64_t>>(),
+            "parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.")
         .def(
             "adopt_linear",
             [](SharedBackend& shared, const Tensor& panels, const OptionalTensor& scales,
@@ -284,7 +289,7 @@ void bind_ops(nb::module_& m) {
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
                float softmax_scale, int sliding_window, const OptionalTensor& k_scales, const OptionalTensor& v_scales,
-               float score_cap) {
+               float score_cap, const OptionalTensor& sinks) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
@@ -295,6 +300,7 @@ void bind_ops(nb::module_& m) {
                                          .cu_seqlens_q = cu_seqlens_q,
                                          .context_lens = context_lens,
                                          .out = output("paged_attention", "out", out),
+                                         .sinks = optional_view(sinks),
                                          .softmax_scale = softmax_scale,
                                          .score_cap = score_cap,
                                          .sliding_window = sliding_window,
@@ -303,7 +309,7 @@ void bind_ops(nb::module_& m) {
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
-            "score_cap"_a = 0.0f, Release())
+            "score_cap"_a = 0.0f, "sinks"_a = nb::none(), Release())
         .def(
             "act_mul",
             [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation) {

@@ -206,8 +206,8 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
     }
 }
 
-std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor) {
-    return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor); });
+std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
+    return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
 }
 
 std::vector<std::string> InferEngine::loaded_params() {

@@ -51,8 +51,8 @@ public:
     const std::vector<ParamRow>& param_rows() const { return ranks_[0]->params.rows(); }
 
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
-    // its last tensor; returns the names of those that were, whose memory is not read again.
-    std::vector<std::string> load_param(const std::string& name, const Tensor& tensor);
+    // its last tensor; returns the names of those that were, whose memory is not read again. blocks: see Params::load.
+    std::vector<std::string> load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks = {});
     std::vector<std::string> loaded_params();  // names
     // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. Of one rank.
     std::vector<std::pair<std::string, Tensor>> take_packed();

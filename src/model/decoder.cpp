@@ -145,6 +145,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     if (layer > 0 && layer % layers_apart == 0) keep_together();
     project_qkv(s, tap, layer);
     attend(s, tap, layer);
+    if (spec_.parallel_blocks) project_gate_up(s, tap, layer);  // while what both read is there
     add_branch(s, tap, layer,
                {.post_norm = w.attention_post_norm,
                 .next_norm = w.mlp_norm,
@@ -160,7 +161,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     begin_mlp(s.batch, layer);
     if (w.experts)
         choose_experts(s, tap, layer);
-    else
+    else if (!spec_.parallel_blocks)
         project_gate_up(s, tap, layer);
     add_branch(s, tap, layer,
                {.post_norm = w.mlp_post_norm,
@@ -257,6 +258,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .cu_seqlens_q = s.batch.cu_seqlens_q,
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
+                                    .sinks = weights_.layers[layer].sinks.prepared,
                                     .softmax_scale = spec_.attention.softmax_scale,
                                     .score_cap = spec_.attention.score_cap,
                                     .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,
@@ -267,11 +269,12 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
 
 template <class Tap>
 Decoder::Input Decoder::mlp_input(const Step& s, const Tap& tap, int layer) {
+    if (spec_.parallel_blocks) return {.x = s.a.normed, .norm = {}};
     const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
     return normed_input(s, tap, layer, weights_.layers[layer].mlp_norm, site);
 }
 
-// Norm, gate and up, activation(gate) * up.
+// Norm, gate and up, activation(gate) * up; or without gate, activation(up).
 template <class Tap>
 void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
@@ -282,18 +285,23 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
                         .residual = {},
                         .out = s.a.inner,
                         .activation = spec_.mlp.activation};
-    if constexpr (!Tap::active) return ops::linear(backend_, linear);
+    const bool gated = spec_.mlp.gated;
+    if (!Tap::active && gated) return ops::linear(backend_, linear);
 
     const int64_t inner_size = spec_.mlp.intermediate_size;
-    const TensorView gate_up = taps_.gate_up.slice(0, 0, x.shape(0));
+    const Tensor& owner = gated ? taps_.gate_up : work_.inner;
+    const TensorView gate_up = gated ? owner.slice(0, 0, x.shape(0)) : s.a.inner;
     linear.out = gate_up;
-    linear.gate_up_apart = true;
-    const TensorView gate = gate_up.slice(1, 0, inner_size), up = gate_up.slice(1, inner_size, 2 * inner_size);
+    linear.gate_up_apart = gated;
     ops::linear(backend_, linear);
-    add_lora(tap, Site::gate_proj, layer, x, gate);
+    if (gated) {
+        const TensorView gate = gate_up.slice(1, 0, inner_size);
+        add_lora(tap, Site::gate_proj, layer, x, gate);
+        tap_own(tap, Site::gate_proj, layer, gate, gate_up, owner);
+    }
+    const TensorView up = gated ? gate_up.slice(1, inner_size, 2 * inner_size) : gate_up;
     add_lora(tap, Site::up_proj, layer, x, up);
-    tap_own(tap, Site::gate_proj, layer, gate, gate_up, taps_.gate_up);
-    tap_own(tap, Site::up_proj, layer, up, gate_up, taps_.gate_up);
+    tap_own(tap, Site::up_proj, layer, up, gate_up, owner);
     ops::act_mul(backend_, {.gate_up = gate_up, .out = s.a.inner, .activation = spec_.mlp.activation});
     tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
 }
@@ -374,7 +382,7 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
         ops::rms_norm(backend_, {.x = branch, .weight = b.post_norm.prepared, .out = branch, .eps = sum.eps});
         tap_common(tap, b.norm_site, layer, branch, branch_owner);
     }
-    // The next sublayer reads the sum, or norms it when hooks have seen it, see normed_input.
+    // The next sublayer reads the sum, or norms it when hooks have seen it: see normed_input.
     if (Tap::active || !spec_.pre_norms) sum.weight = {};
     ops::add_rms_norm(backend_, sum);
     tap_common(tap, b.sum_site, layer, x, Tensor(x, work_.x.owner));

@@ -100,7 +100,9 @@ private:
     int num_ranks() const { return communicator_.size(); }
     // Whether a sublayer ends with the norm of the next. Else the sum is part of its last linear, the norm of the next
     // one's first.
-    bool normed_ahead() const { return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1; }
+    bool normed_ahead() const {
+        return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1 || spec_.parallel_blocks;
+    }
     void reserve_lora(const LoraStep& step);
     // What the adapters of the step, if it has any, add to what a linear gave of x.
     template <class Tap>

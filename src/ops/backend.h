@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,10 +19,25 @@
 
 namespace infinilm {
 
+// Weights in blocks of integers with scales, as a GGUF file has them: `size` neighbours of a row in `bytes`.
+struct Blocks {
+    std::string type;  // its name there; empty: they are plain numbers
+    int64_t size = 1, bytes = 0;
+    int64_t interleaved_head_dim = 0;  // see gguf::Rows
+};
+
 // One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).
 struct LinearPart {
-    Tensor weight;  // [out_features, in_features], any floating dtype; in host memory rows may be strided
-    Tensor bias;    // [out_features] or absent
+    // [out_features, in_features], any floating dtype; in host memory rows may be strided. Of blocks uint8
+    // [out_features, in_features / size * bytes], in host memory.
+    Tensor weight;
+    Tensor bias;  // [out_features] or absent
+    Blocks blocks = {};
+
+    bool has_blocks() const { return !blocks.type.empty(); }
+    int64_t in_features() const {
+        return has_blocks() ? weight.shape(1) / blocks.bytes * blocks.size : weight.shape(1);
+    }
 };
 
 enum class LinearKind {
@@ -70,9 +86,11 @@ struct EmbeddingParams {
     float multiplier = 1;  // of the rows
 };
 
+// What is a norm's weight here and below, prepared by prepare_vector: [hidden_size] of RMSNorm, or [2, hidden_size] of
+// LayerNorm, which norms x less its mean and adds the second row at the end.
 struct RmsNormParams {
     TensorView x;       // [num_tokens, hidden_size] activation
-    TensorView weight;  // [hidden_size] prepared by prepare_vector
+    TensorView weight;  // of a norm
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
 };
@@ -81,15 +99,15 @@ struct RmsNormParams {
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
-    TensorView weight;    // [hidden_size] prepared by prepare_vector, or absent: nothing is normed
+    TensorView weight;    // of a norm, or absent: nothing is normed
     TensorView out;       // [num_tokens, hidden_size] activation; may be x; not written without weight
     float eps;
     float multiplier = 1;
 };
 
-// RMSNorm as the first thing a linear does: the same bits as rms_norm, then linear.
+// A norm as the first thing a linear does: the same bits as rms_norm, then linear.
 struct NormPrologue {
-    TensorView weight;   // [in_features] prepared by prepare_vector, or absent: no norm
+    TensorView weight;   // of a norm, or absent: there is none
     TensorView scratch;  // [num_tokens, in_features] activation: where a backend may leave the normed x
     float eps = 0;
 };
@@ -142,6 +160,7 @@ struct AttentionParams {
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
     TensorView out;           // [num_tokens, num_heads, head_dim] activation
+    TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
     float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
@@ -150,8 +169,8 @@ struct AttentionParams {
 };
 
 struct ActMulParams {
-    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up
-    TensorView out;      // [num_tokens, intermediate_size] activation
+    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: no up
+    TensorView out;      // [num_tokens, intermediate_size] activation: activation(gate) * up; without up it may be gate
     Activation activation = Activation::silu;
 };
 
@@ -297,7 +316,9 @@ public:
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
 
-    // Load time. The sources are in host memory or on the device, of any floating dtype.
+    // Load time. The sources are in host memory or on the device, of any floating dtype. ops::* lets only CPUs have
+    // blocks, which keep their integers where takes_blocks() says so of their type. Quantization is none then.
+    virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv, else 0
                                                            Quantization quantization) = 0;
@@ -312,7 +333,7 @@ public:
     // Defaults of what experts and adapters need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
-    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // a norm weight; absent stays absent
+    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
     virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;  // for benchmarks: deviation 0.02
 
     // Ops.

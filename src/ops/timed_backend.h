@@ -30,6 +30,7 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
+    bool takes_blocks(std::string_view type) const override { return inner_.takes_blocks(type); }
     void check_packed(const PackedSource& source) const override;
     std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override;
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;

@@ -14,6 +14,7 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "cohere2",
     "gemma",
     "gemma2",
     "gemma3",

@@ -142,16 +142,36 @@ def test_add_rms_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float
     assert_close(got, want, length=case.size)
 
 
+@every_backend
+@given(case=rows(num_tokens=support.sizes), eps=st.sampled_from((1e-5, 1e-3)), in_place=st.booleans())
+def test_layer_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float, in_place: bool) -> None:
+    """A weight of two rows is that of a LayerNorm and its bias, alone and behind an addition."""
+    rng, b = case.rng(), backend(isa, threads)
+    x, residual, weight = case.x(rng) + np.float32(2), case.x(rng), support.stored(rng, dtype, 2, case.size)
+    both = load(weight, dtype)
+
+    def check(got: Array, of: Array) -> None:
+        wide = of.astype(np.float64)
+        deviation = np.sqrt(np.var(wide, axis=-1, keepdims=True) + eps)
+        cancelled = np.abs(wide).max(axis=-1, keepdims=True) / deviation * np.abs(both[0]) + np.abs(both[1])
+        assert_close(got, oracle.layer_norm(wide, both, float(np.float32(eps))), length=case.size, scale=cancelled)
+
+    check(norm(b, x, weight, dtype, eps, case, in_place), x)
+    total, got = add_norm(b, x, residual, weight, dtype, eps, case, in_place)
+    assert_bitwise(total, residual + x, "residual")
+    check(got, total)
+
+
 @each_isa
 @each_dtype
-@given(size=support.sizes, seed=support.seeds)
-def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, seed: int) -> None:
+@given(size=support.sizes, seed=support.seeds, layer=st.booleans())
+def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, seed: int, layer: bool) -> None:
     """A row alone, in any batch, by any number of threads, in place, and fused with the addition: the same
     bits.
     """
     rng = np.random.default_rng(seed)
     x, residual = support.activations(rng, 40, size), support.activations(rng, 40, size)
-    weight = support.stored(rng, dtype, size)
+    weight = support.stored(rng, dtype, 2, size) if layer else support.stored(rng, dtype, size)
     total, want = add_norm(backend(isa, 1), x, residual, weight, dtype, 1e-6, None)
     for threads in support.THREADS:
         b = backend(isa, threads)
@@ -196,6 +216,19 @@ def test_act_mul(isa: str, activation: str, threads: int, case: Rows, spread: fl
         exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2)
         scale += np.abs(want) * (1 + exponent)
     assert_close(out.check(), want, length=1, scale=scale)
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), in_place=st.booleans())
+def test_act_mul_of_a_gate_alone(isa: str, threads: int, case: Rows, in_place: bool) -> None:
+    """As with an up of ones, to the bit; the output may be the gate itself."""
+    gate = case.x(case.rng())
+    whole = Output(gate.shape)
+    call(backend(isa, 1), "act_mul", framed(np.hstack([gate, np.ones_like(gate)])), whole, "gelu_tanh")
+    out = Output(gate.shape, pad=case.pad_out, values=gate)
+    call(backend(isa, threads), "act_mul", out if in_place else framed(gate, case.pad_in), out, "gelu_tanh")
+    assert_bitwise(out.check(), whole.check())
 
 
 @each_isa

@@ -126,6 +126,27 @@ def test_results_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         assert counted.input_tokens == tokens
 
 
+def test_results_that_are_errors(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """The model is told."""
+    _, _, host = family
+    call = {"type": "tool_use", "id": "abcdefgh1", "name": "weather", "input": {"city": "Paris"}}
+
+    def num_tokens(content: Any, **more: Any) -> int:
+        result = {"type": "tool_result", "tool_use_id": "abcdefgh1", "content": content, **more}
+        turns: Any = [*QUESTION, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        tools: Any = [{"name": f["function"]["name"], "input_schema": PARAMETERS} for f in TOOLS]
+        with claude(host) as client:
+            return client.messages.count_tokens(model="tiny", messages=turns, tools=tools).input_tokens
+
+    plain = num_tokens("no such city")
+    assert num_tokens("no such city", is_error=False) == plain
+    assert num_tokens("no such city", is_error=True) == num_tokens("Error: no such city") > plain
+    text = {"type": "text", "text": "no such city"}
+    assert num_tokens([text], is_error=True) == num_tokens("Error:\nno such city")
+    with pytest.raises(anthropic.BadRequestError, match="is_error: expected true or false"):
+        num_tokens("x", is_error="yes")
+
+
 def test_calls_of_a_response(family: tuple[str, ScriptedLLM, Hosted]) -> None:
     name, llm, host = family
     llm.script = WRITERS[name](CALLS)
