@@ -127,7 +127,7 @@ async def _embeddings(service: Service, request: Request) -> Response:
 
     async def work() -> Response:
         with bad_request("input"):
-            vectors = await service.llm.aembed(call.prompts, call.pooling)
+            vectors = await service.llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
         return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
 
     with service.admitted(call.num_tokens):
@@ -254,6 +254,7 @@ def _no_json(name: str) -> NoReturn:
 
 
 def _model_entry(service: Service, name: str) -> dict[str, Any]:
+    base = service.settings.model_names[0]
     return {
         "id": name,
         "object": "model",
@@ -262,13 +263,14 @@ def _model_entry(service: Service, name: str) -> dict[str, Any]:
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created)),
         "created": service.created,
         "owned_by": "infinilm",
-        "root": service.settings.model_names[0],
+        "root": base,
+        **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": service.llm.max_model_len,
     }
 
 
 async def _models(service: Service, _: Request) -> Response:
-    names = service.settings.model_names
+    names = service.model_names
     entries = [_model_entry(service, name) for name in names]
     return JSONResponse(
         {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]}

@@ -140,6 +140,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
+    keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:
         keywords["logprobs"] = top or 0
     if constraint is not None:
