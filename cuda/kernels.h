@@ -118,6 +118,7 @@ struct RmsNormArgs {
     void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
     const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
     const float* bias;    // [hidden_size] of LayerNorm; or null: RMSNorm
+    float* mean_square;   // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
     void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
@@ -177,12 +178,15 @@ struct RopeTableArgs {
     float* cos_sin;         // [num_tokens, 2 * half]: half cosines, then half sines; rows contiguous
     int num_tokens, half;
     float attention_factor;
+    float scale_beta;  // see RopeTableParams in src/ops/backend.h
+    int scale_positions;
 };
 cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 // Where keys and values go, and how q and k are turned first.
 struct RopeStoreArgs {
     const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
+    const float* q_cos_sin;       // the same of q
     const float* q_norm;          // [head_dim] or null, with k_norm
     const float* k_norm;          // [head_dim] or null
     const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null

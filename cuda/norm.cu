@@ -71,8 +71,12 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs a
             add_squares(sum, values);
         });
     }
-    if (!args.weight) return;
-    const float scale = inverse_rms(sum, size, args.eps);
+    if (!args.weight) {
+        const float mean = warp_sum(sum) / static_cast<float>(size);
+        if (args.mean_square && lane_id() == 0) args.mean_square[row] = __fmul_rn(mean, args.multiplier);
+        return;
+    }
+    const float scale = args.mean_square ? rsqrtf(args.mean_square[row] + args.eps) : inverse_rms(sum, size, args.eps);
     for (int begin = 0; begin < size; begin += kChunk) {
         if (size > kChunk) for_vectors(begin, [&](Vector<T>& v, int i) { v.load((kResidual ? residual : x) + i); });
         for_vectors(begin, [&](Vector<T>& v, int i) { put(v, scale, args.weight + i, out + i); });
@@ -110,7 +114,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(RmsNormArgs
     auto centred = [&](int i, float (&values)[8]) {  // what this lane has stored itself
         load8(normed_row + i, values);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) values[j] = __fsub_rn(values[j], mean);
+        for (int j = 0; j < 8; ++j) values[j] = __fadd_rn(values[j], -mean);
     };
     for (int i = first; i < size; i += 256) {
         float values[8];

@@ -71,6 +71,36 @@ LONGROPE = {
     "original_max_position_embeddings": 32,
 }
 
+TINY_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "patch_size": 4,
+    "spatial_merge_size": 1,
+}
+
+TINY_SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+SMALL_LLAMA = {
+    "model_type": "llama",
+    **sizes(160, 48, 72, 2, 4, 2),
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
 TINY_PIXTRAL = {
     "model_type": "pixtral",
     "hidden_size": 16,
@@ -102,6 +132,7 @@ PHI4_MINI = {
 
 # Names of tensors as published checkpoints have them, where the module of transformers 5 has others.
 STORED_NAMES: dict[str, dict[str, str]] = {
+    "qwen2-vl": {"model.language_model.": "model.", "model.visual.": "visual."},
     "qwen2-5-vl": {"model.language_model.": "model.", "model.visual.": "visual."},
     "gemma3": {
         "model.language_model.": "language_model.model.",
@@ -974,6 +1005,207 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "qwen2-vl": (
+        {
+            "model_type": "qwen2_vl",
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "max_position_embeddings": 128,
+            "max_window_layers": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
+            "sliding_window": 32,
+            "use_sliding_window": False,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            **NO_IMAGES,
+            "vision_config": {
+                "model_type": "qwen2_vl",
+                "depth": 1,
+                "embed_dim": 16,
+                "hidden_size": 48,
+                "mlp_ratio": 1,
+                "num_heads": 2,
+                "patch_size": 4,
+                "spatial_merge_size": 1,
+            },
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "qwen3-vl-moe": (
+        {
+            "model_type": "qwen3_vl_moe",
+            "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+            "tie_word_embeddings": False,
+            **NO_IMAGES,
+            "text_config": {
+                "model_type": "qwen3_vl_moe_text",
+                **sizes(128, 48, 64, 2, 4, 2),
+                "head_dim": 16,
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 20,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "max_position_embeddings": 128,
+                "rope_theta": 1000000.0,
+                "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+                "dtype": "bfloat16",
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+            "vision_config": {
+                **TINY_VISION,
+                "model_type": "qwen3_vl_moe",
+                "num_position_embeddings": 4,
+                "deepstack_visual_indexes": [],
+            },
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "glm4v": (
+        {
+            "model_type": "glm4v",
+            "architectures": ["Glm4vForConditionalGeneration"],
+            "tie_word_embeddings": False,
+            "image_token_id": 0,
+            "video_token_id": 1,
+            "image_start_token_id": 2,
+            "image_end_token_id": 2,
+            "video_start_token_id": 2,
+            "video_end_token_id": 2,
+            "text_config": {
+                "model_type": "glm4v_text",
+                **sizes(160, 48, 72, 2, 4, 2),
+                "attention_bias": True,
+                "max_position_embeddings": 128,
+                "rms_norm_eps": 1e-5,
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 10000.0,
+                "rope_scaling": {"type": "default", "mrope_section": [1, 1, 1]},
+                "dtype": "bfloat16",
+                "eos_token_id": [2],
+            },
+            "vision_config": {**TINY_VISION, "model_type": "glm4v", "image_size": 16},
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "idefics3": (
+        {
+            "model_type": "idefics3",
+            "architectures": ["Idefics3ForConditionalGeneration"],
+            "image_token_id": 0,
+            "scale_factor": 2,
+            "tie_word_embeddings": False,
+            "text_config": SMALL_LLAMA,
+            "vision_config": {**TINY_SIGLIP, "model_type": "idefics3_vision"},
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "smolvlm": (
+        {
+            "model_type": "smolvlm",
+            "architectures": ["SmolVLMForConditionalGeneration"],
+            "image_token_id": 0,
+            "scale_factor": 2,
+            "tie_word_embeddings": True,
+            "text_config": {**SMALL_LLAMA, "tie_word_embeddings": True},
+            "vision_config": {**TINY_SIGLIP, "model_type": "smolvlm_vision"},
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "ministral3-long": (
+        {
+            "model_type": "ministral3",
+            "architectures": ["Ministral3ForCausalLM"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "type": "yarn",
+                "rope_type": "yarn",
+                "rope_theta": 1000000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+                "max_position_embeddings": 128,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.4,
+            },
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        60,
+        128,
+        1,
+    ),
+    "qwen2-moe-window": (
+        {
+            "model_type": "qwen2_moe",
+            "architectures": ["Qwen2MoeForCausalLM"],
+            **sizes(96, 32, 32, 4, 2, 1),
+            "num_experts": 3,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 9,
+            "use_sliding_window": True,
+            "max_window_layers": 2,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "qwen3-moe-window": (
+        {
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            **sizes(96, 32, 32, 2, 2, 1),
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 9,
+            "use_sliding_window": True,
+            "max_window_layers": 48,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
 }
 
 
@@ -983,7 +1215,7 @@ def model_class(config: Any) -> Any:
 
 
 def text_model(model: Any) -> Any:
-    return getattr(model.model, "language_model", model.model)
+    return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
 def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
@@ -1015,6 +1247,8 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             if name.startswith(prefix):
                 name = stored + name.removeprefix(prefix)
                 break
+        if config.model_type == "qwen3_vl_moe" and ".experts." in name:  # [experts, inputs, outputs] in published ones
+            value = value.transpose(1, 2)
         for own, tensor in experts_apart(folder.name, name, value):
             weights[own] = tensor.to(dtype).contiguous()
     return weights
@@ -1205,6 +1439,9 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "gemma2": transformers.Gemma2Config(),
         "gemma3_text": transformers.Gemma3TextConfig(),
         "starcoder2": transformers.Starcoder2Config(),
+        "qwen2_vl": transformers.Qwen2VLConfig().text_config,
+        "qwen3_vl_moe": transformers.Qwen3VLMoeConfig().text_config,
+        "glm4v": transformers.Glm4vConfig().text_config,
         "olmo3": transformers.Olmo3Config(),
         "gpt_oss": transformers.GptOssConfig(),
         "cohere": transformers.CohereConfig(),

@@ -128,7 +128,7 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
             tensor = f"{model}{layer}{whole}{'_bias' if kind == 'bias' else ''}"
             parts = tuple(part.format(number) for part in parts)
         else:
-            renames = {} if stacks and not names.stacked_columns else names.renamed
+            renames = {} if stacks and not names.stacked_in_turn else names.renamed
             renamed = renames.get(any_expert, module).format(number)
             whole, parts = joined.get(module, (renamed, (module,)))
             tensor = f"{model}{layer}{whole}.{kind}"
@@ -140,11 +140,10 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
             num_experts = max(matrix + 1, shapes.get(tensor, (0,))[0])
             whole_shape = (sum(sizes), *shape[1:])
             shapes[tensor] = (num_experts, *(whole_shape[::-1] if columns else whole_shape))
-            if columns:
-                own = Source(tensor, parts.index(module), sum(sizes), None, matrix, len(shape) == 2, len(parts))
-            else:
-                own = Source(tensor, begin, begin + rows, matrix=matrix)
-            sources[name] = own
+            first, end, step = begin, begin + rows, 1
+            if names.stacked_in_turn:
+                first, end, step = parts.index(module), sum(sizes), len(parts)
+            sources[name] = Source(tensor, first, end, None, matrix, columns and len(shape) == 2, step)
             continue
         sources[name] = Source(tensor, begin, begin + rows, _of_heads(order, rows) if turned else None)
         shapes[tensor] = (sum(sizes), *shape[1:])

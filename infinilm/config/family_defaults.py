@@ -21,6 +21,8 @@ __all__ = [
     "GPT_OSS_DEFAULTS",
     "MINISTRAL3_DEFAULTS",
     "MISTRAL_DEFAULTS",
+    "QWEN2_VL_DEFAULTS",
+    "QWEN3_VL_MOE_DEFAULTS",
     "QWEN_DEFAULTS",
     "QWEN_MOE_DEFAULTS",
     "TEXT_DEFAULTS",
@@ -110,7 +112,7 @@ MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
     "num_hidden_layers": 34,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
+    "max_position_embeddings": 262144,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1000000.0,
     "rope_scaling": {
@@ -121,6 +123,7 @@ MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
         "beta_slow": 1.0,
         "mscale_all_dim": 1.0,
         "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
     },
 }
 
@@ -211,6 +214,40 @@ GPT_OSS_DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 2,
     "num_experts": 128,
     "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "bos_token_id": (),
+    "eos_token_id": (),
+}
+
+QWEN2_VL_DEFAULTS: Mapping[str, Any] = {
+    **QWEN_DEFAULTS,
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "max_window_layers": 80,
+    "attention_bias": True,
+    "bos_token_id": (151643,),
+    "eos_token_id": (151645,),
+}
+
+QWEN3_VL_MOE_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128000,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
     "norm_topk_prob": True,
     "bos_token_id": (),
     "eos_token_id": (),

@@ -24,6 +24,8 @@ from infinilm.config.family_defaults import (
     GPT_OSS_DEFAULTS,
     MINISTRAL3_DEFAULTS,
     MISTRAL_DEFAULTS,
+    QWEN2_VL_DEFAULTS,
+    QWEN3_VL_MOE_DEFAULTS,
     QWEN_DEFAULTS,
     QWEN_MOE_DEFAULTS,
     TEXT_DEFAULTS,
@@ -32,14 +34,17 @@ from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
     GLM4,
+    GLM4V,
     GPT_OSS,
     GRANITE_HYBRID,
+    IDEFICS3,
     LLAMA,
     MISTRAL3,
     MIXTRAL,
     PHI3,
     QWEN_MOE,
     QWEN_VL,
+    QWEN_VL_MOE,
     STARCODER2,
     TensorNames,
 )
@@ -61,9 +66,10 @@ class Family:
     mlp_bias: str | bool = False
     # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
     qk_norm: Literal["none", "head", "all"] = "none"
-    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
-    # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
-    windows: Literal["none", "all", "layer_types"] = "none"
+    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
+    # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
+    # before that; or, "of_qwen3_moe", all.
+    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe"] = "none"
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
@@ -145,23 +151,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 windows="layer_types",
             ),
             Family(
+                architecture="Qwen2VLForConditionalGeneration",
+                model_type="qwen2_vl",
+                defaults=QWEN2_VL_DEFAULTS,
+                qkv_bias=True,
+                out_bias=False,
+                windows="layer_types",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen2_vl_text": {}},
+            ),
+            Family(
                 architecture="Qwen2_5_VLForConditionalGeneration",
                 model_type="qwen2_5_vl",
-                defaults={
-                    **QWEN_DEFAULTS,
-                    "vocab_size": 152064,
-                    "hidden_size": 8192,
-                    "intermediate_size": 29568,
-                    "num_hidden_layers": 80,
-                    "num_attention_heads": 64,
-                    "num_key_value_heads": 8,
-                    "rms_norm_eps": 1e-5,
-                    "rope_theta": 1000000.0,
-                    "max_window_layers": 80,
-                    "attention_bias": True,
-                    "bos_token_id": (151643,),
-                    "eos_token_id": (151645,),
-                },
+                defaults=QWEN2_VL_DEFAULTS,
                 qkv_bias=True,
                 out_bias=False,
                 windows="layer_types",
@@ -187,6 +191,55 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 text_model_types={"qwen3_vl_text": {}},
             ),
             Family(
+                architecture="Qwen3VLMoeForConditionalGeneration",
+                model_type="qwen3_vl_moe",
+                defaults=QWEN3_VL_MOE_DEFAULTS,
+                qk_norm="head",
+                norm_topk_prob=True,
+                names=QWEN_VL_MOE,
+                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
+                other_keys=_EXPERT_COUNT,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen3_vl_moe_text": {}},
+            ),
+            Family(
+                architecture="Glm4vForConditionalGeneration",
+                model_type="glm4v",
+                defaults={
+                    **GLM_DEFAULTS,
+                    "head_dim": None,
+                    "max_position_embeddings": 32768,
+                    "rms_norm_eps": 1e-5,
+                    "partial_rotary_factor": 1.0,
+                    "bos_token_id": (),
+                    "eos_token_id": (),
+                },
+                qkv_bias=True,
+                out_bias=False,
+                post_norms=True,
+                rope_pairs="neighbours",
+                names=GLM4V,
+                keys=frozenset({"partial_rotary_factor"}),
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"glm4v_text": {}},
+            ),
+            Family(
+                architecture="Idefics3ForConditionalGeneration",
+                model_type="idefics3",
+                mlp_bias="mlp_bias",
+                names=IDEFICS3,
+                text_model_types={"llama": {}},
+            ),
+            Family(
+                architecture="SmolVLMForConditionalGeneration",
+                model_type="smolvlm",
+                mlp_bias="mlp_bias",
+                names=IDEFICS3,
+                text_model_types={"llama": {}},
+            ),
+            Family(
                 architecture="Mistral3ForConditionalGeneration",
                 model_type="mistral3",
                 defaults={
@@ -204,6 +257,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 out_bias=False,
                 windows="all",
                 names=MISTRAL3,
+                keys=frozenset({"llama_4_scaling_beta"}),
                 text_model_types={
                     "mistral": {**TEXT_DEFAULTS, **MISTRAL_DEFAULTS},
                     "ministral3": {**TEXT_DEFAULTS, **MINISTRAL3_DEFAULTS},
@@ -226,6 +280,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qkv_bias=False,
                 out_bias=False,
                 windows="all",
+                keys=frozenset({"llama_4_scaling_beta"}),
                 rope_inert=_MINISTRAL3_ROPE_INERT,
             ),
             Family(
@@ -300,7 +355,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "shared_expert_intermediate_size": 5632,
                 },
                 out_bias=False,
-                windows="none",  # transformers has them, of a kind of their own; no published checkpoint does
+                windows="of_qwen2_moe",
                 names=QWEN_MOE,
                 keys=EXPERT_KEYS,
                 other_keys={**_EXPERT_COUNT, "qkv_bias": ("attention_bias",)},
@@ -317,7 +372,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "moe_intermediate_size": 768,
                 },
                 qk_norm="head",
-                windows="none",  # as Qwen2-MoE
+                windows="of_qwen3_moe",
                 names=QWEN_MOE,
                 keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
                 other_keys=_EXPERT_COUNT,

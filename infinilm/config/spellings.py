@@ -16,7 +16,6 @@ from infinilm.logs import logger
 __all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_names", "unify_rope"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
-QUERY_SCALE = "llama_4_scaling_beta"
 
 
 def rename(values: dict[str, Any], old: str, new: str) -> None:
@@ -119,8 +118,7 @@ def limit_context(values: dict[str, Any]) -> None:
     """Lower max_position_embeddings to where attention begins to differ from the one that is computed.
 
     In Qwen2.5-1M that is where dual chunk attention begins: up to a chunk, less what is seen of the one before, all
-    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`). In Ministral 3, where queries begin
-    to be scaled by their position.
+    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`).
     """
     chunks = values.pop(DUAL_CHUNK, None)
     if chunks is not None:
@@ -131,15 +129,6 @@ def limit_context(values: dict[str, Any]) -> None:
         if size <= local:
             raise ConfigError(f"{DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
         _limit_positions(values, size - local, "dual chunk attention")
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = values.get(key)
-        if not isinstance(rope, Mapping) or QUERY_SCALE not in rope:
-            continue
-        values[key] = {name: value for name, value in rope.items() if name != QUERY_SCALE}
-        if rope[QUERY_SCALE]:
-            original = rope.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
-            limit = as_integer("original_max_position_embeddings", original, below=INT_LIMIT)
-            _limit_positions(values, limit, f"queries that are scaled by their position ({QUERY_SCALE})")
 
 
 def _limit_positions(values: dict[str, Any], limit: int, needed: str) -> None:

@@ -14,14 +14,17 @@ __all__ = [
     "GEMMA3",
     "GLM",
     "GLM4",
+    "GLM4V",
     "GPT_OSS",
     "GRANITE_HYBRID",
+    "IDEFICS3",
     "LLAMA",
     "MISTRAL3",
     "MIXTRAL",
     "PHI3",
     "QWEN_MOE",
     "QWEN_VL",
+    "QWEN_VL_MOE",
     "STARCODER2",
     "TensorNames",
 ]
@@ -41,9 +44,9 @@ class TensorNames:
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
-        several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_columns.
-    stacked_columns : bool
-        The matrices of `stacked` are [in_features, out_features], and outputs of several modules take turns.
+        several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_in_turn.
+    stacked_columns, stacked_in_turn : bool
+        The matrices of `stacked` are [in_features, out_features]; outputs of several modules take turns.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -53,6 +56,7 @@ class TensorNames:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_columns: bool = False
+    stacked_in_turn: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -94,7 +98,7 @@ MIXTRAL = TensorNames(
     stacked=_STACKED,
 )
 
-GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True)
+GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True, stacked_in_turn=True)
 
 GRANITE_HYBRID = TensorNames(
     joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
@@ -106,7 +110,15 @@ STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "m
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
 
-QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=("visual.", "model.visual."))
+_VISUAL = ("visual.", "model.visual.")
+
+QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
+
+QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_columns=True, not_read=_VISUAL)
+
+GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+IDEFICS3 = TensorNames((("model.text_model.", ""),), not_read=("model.vision_model.", "model.connector."))
 
 _VISION_TOWER = (
     "vision_tower.",

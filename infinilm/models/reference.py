@@ -250,9 +250,10 @@ class ReferenceModel(GenerationMixin):
                 values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
                 normed = self._norm(values, f"{at}.self_attn.{name}_norm")
                 heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
-        for name in ("q", "k"):
-            rope = facts.rope_of_layer[layer]
-            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[rope])
+        rope = facts.rope_of_layer[layer]
+        for name, own_rope in (("q", facts.q_rope), ("k", -1)):
+            table = rope if own_rope < 0 else own_rope
+            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
@@ -335,7 +336,8 @@ class ReferenceModel(GenerationMixin):
     def _rotation(self, positions: Array, rope: Rope) -> tuple[Array, Array]:
         """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `_rotate`."""
         angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)
-        factor = rope.attention_factor
+        scale = 1 + rope.scale_beta * np.log1p(positions // rope.scale_positions)
+        factor = rope.attention_factor * scale[:, None, None]
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
 
     def _norm(self, x: Array, name: str) -> Array:

@@ -214,11 +214,23 @@ void bind_ops(nb::module_& m) {
             Release(), "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
-            [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
+            [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps,
+               const OptionalTensor& mean_square) {
                 const InUse b(shared);
-                ops::rms_norm(b, {.x = x, .weight = weight, .out = output("rms_norm", "out", out), .eps = eps});
+                ops::rms_norm(b, {.x = x,
+                                  .weight = weight,
+                                  .out = output("rms_norm", "out", out),
+                                  .eps = eps,
+                                  .mean_square = optional_view(mean_square)});
             },
-            "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
+            "x"_a, "weight"_a, "out"_a, "eps"_a, "mean_square"_a = nb::none(), Release())
+        .def(
+            "mean_square",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& out, float multiplier) {
+                const InUse b(shared);
+                ops::mean_square(b, {.x = x, .out = output("mean_square", "out", out), .multiplier = multiplier});
+            },
+            "x"_a, "out"_a, "multiplier"_a = 1.0f, Release())
         .def(
             "add_rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
@@ -251,14 +263,17 @@ void bind_ops(nb::module_& m) {
         .def(
             "rope_table",
             [](SharedBackend& shared, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
-               const Tensor& cos_sin) {
+               const Tensor& cos_sin, float scale_beta, int scale_positions) {
                 const InUse b(shared);
                 ops::rope_table(b, {.positions = positions,
                                     .inv_freq = inv_freq,
                                     .attention_factor = attention_factor,
+                                    .scale_beta = scale_beta,
+                                    .scale_positions = scale_positions,
                                     .cos_sin = output("rope_table", "cos_sin", cos_sin)});
             },
-            "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
+            "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, "scale_beta"_a = 0.0f,
+            "scale_positions"_a = 1, Release())
         .def(
             "qk_norm_rope_store_kv",
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
@@ -269,6 +284,7 @@ void bind_ops(nb::module_& m) {
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
                                                .cos_sin = optional_view(cos_sin),
+                                               .q_cos_sin = {},
                                                .q_norm = optional_view(q_norm),
                                                .k_norm = optional_view(k_norm),
                                                .slot_mapping = optional_view(slot_mapping),

@@ -103,19 +103,24 @@ void bind_spec(nb::module_& m) {
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",
-            [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor) {
-                new (self) RopeSpec{std::move(inv_freq), attention_factor};
+            [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor, float scale_beta,
+               int scale_positions) {
+                new (self) RopeSpec{std::move(inv_freq), attention_factor, scale_beta, scale_positions};
             },
-            nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f)
+            nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f, nb::arg("scale_beta") = 0.0f,
+            nb::arg("scale_positions") = 1)
+        .def_rw("scale_beta", &RopeSpec::scale_beta)
+        .def_rw("scale_positions", &RopeSpec::scale_positions)
         .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
         .def_rw("attention_factor", &RopeSpec::attention_factor);
     nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
         .def(
             "__init__",
-            [](LayerSpec* self, int sliding_window, int rope, bool experts) {
-                new (self) LayerSpec{sliding_window, rope, experts};
+            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts) {
+                new (self) LayerSpec{sliding_window, rope, q_rope, experts};
             },
-            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("experts") = false)
+            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false)
+        .def_rw("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.")
         .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
         .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
         .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP.");

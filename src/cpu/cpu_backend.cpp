@@ -76,6 +76,7 @@ public:
 
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams&) override;
+    void mean_square(const MeanSquareParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override {
@@ -399,6 +400,7 @@ static NormArgs norm_args(const Params& p) {
             .weight = p.weight.data(),
             .bias = p.weight.ndim() == 2 ? p.weight.select(0, 1).data() : nullptr,
             .element = element(p.weight.dtype()),
+            .mean_square = nullptr,
             .out = p.out.template as<float>(),
             .out_stride = p.out.stride(0),
             .num_tokens = p.x.shape(0),
@@ -406,7 +408,18 @@ static NormArgs norm_args(const Params& p) {
             .eps = p.eps};
 }
 
-void CpuBackend::rms_norm(const RmsNormParams& p) { run_norm(norm_args(p)); }
+void CpuBackend::rms_norm(const RmsNormParams& p) {
+    NormArgs args = norm_args(p);
+    args.mean_square = p.mean_square.as<float>();
+    run_norm(args);
+}
+
+void CpuBackend::mean_square(const MeanSquareParams& p) {
+    NormArgs args = norm_args(RmsNormParams{.x = p.x, .weight = {}, .out = p.x, .eps = 0});
+    args.mean_square = p.out.as<float>();
+    args.multiplier = p.multiplier;
+    run_norm(args);
+}
 
 void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
     NormArgs args = norm_args(p);
@@ -422,12 +435,14 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
     // Angles in double: at position 100000 a float32 angle is off by 0.004.
     split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-            const double position = p.positions.as<const int32_t>()[t];
+            const int32_t at = p.positions.as<const int32_t>()[t];
+            const double position = at;
+            const double factor = p.attention_factor * (1 + p.scale_beta * std::log1p(at / p.scale_positions));
             float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
             for (int64_t i = 0; i < half; ++i) {
                 const double angle = position * double{inv_freq[i]};
-                row[i] = static_cast<float>(std::cos(angle) * p.attention_factor);
-                row[half + i] = static_cast<float>(std::sin(angle) * p.attention_factor);
+                row[i] = static_cast<float>(std::cos(angle) * factor);
+                row[half + i] = static_cast<float>(std::sin(angle) * factor);
             }
         }
     });
@@ -437,6 +452,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
                              .cos_sin = p.cos_sin.as<const float>(),
+                             .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
                              .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),

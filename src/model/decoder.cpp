@@ -38,6 +38,7 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& ba
 std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const ModelSpec& spec, DType activation) {
     int64_t rotary_dims = 0;
     for (const RopeSpec& rope : spec.ropes) rotary_dims += 2 * static_cast<int64_t>(rope.inv_freq.size());
+    const bool wide_norm = spec.attention.qk_norm == QkNorm::all;
     const ExpertsSpec& experts = spec.experts;
     int inner = experts.shared_intermediate_size;
     if (!std::ranges::all_of(spec.layers, &LayerSpec::experts)) inner = std::max(inner, spec.mlp.intermediate_size);
@@ -46,6 +47,7 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
                                                {&Workspace::last, 1, spec.hidden_size, activation},
                                                {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
                                                {&Workspace::attn, 1, spec.q_dim(), activation},
+                                               {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
                                                {&Workspace::inner, 1, inner, activation},
                                                {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
     if (experts.count > 0)
@@ -120,10 +122,11 @@ TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
 
 RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     const LayerWeights& w = weights_.layers[layer];
-    const int rope = spec_.layers[static_cast<size_t>(layer)].rope;
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
     const bool wide = spec_.attention.qk_norm == QkNorm::all;  // done before
     return {.qkv = s.a.qkv,
-            .cos_sin = rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), rope),
+            .cos_sin = spec.rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.rope),
+            .q_cos_sin = spec.q_rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.q_rope),
             .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
             .k_norm = wide ? TensorView() : TensorView(w.k_norm.prepared),
             .slot_mapping = s.batch.slot_mapping,
@@ -206,7 +209,7 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
 
     const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
-    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
+    const int64_t head_dim = spec_.attention.head_dim;
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
         std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());
@@ -217,10 +220,6 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
         tap_heads(q, 0, num_heads);
         tap_heads(k, num_heads, num_kv_heads);
     };
-    auto norm_all_heads = [&](const VectorWeights& weight, int64_t begin, int64_t end) {
-        const TensorView part = s.a.qkv.slice(1, begin, end);
-        ops::rms_norm(backend_, {.x = part, .weight = weight.prepared, .out = part, .eps = spec_.rms_norm_eps});
-    };
     ops::linear(backend_, linear);
     add_lora(tap, Site::q_proj, layer, x, s.a.qkv.slice(1, 0, q_dim));
     add_lora(tap, Site::k_proj, layer, x, s.a.qkv.slice(1, q_dim, q_dim + kv_dim));
@@ -228,14 +227,13 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     tap_q_and_k(Site::q_proj, Site::k_proj);
     tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
     if (wide) {
-        norm_all_heads(w.q_norm, 0, q_dim);
-        norm_all_heads(w.k_norm, q_dim, q_dim + kv_dim);
+        norm_all_heads(s, w);
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
     }
     // One op norms, turns and stores; here it does one after the other.
     RopeStoreParams part = params;
     if (params.q_norm) {
-        part.cos_sin = part.slot_mapping = {};
+        part.cos_sin = part.q_cos_sin = part.slot_mapping = {};
         ops::qk_norm_rope_store_kv(backend_, part);
     }
     if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
@@ -243,9 +241,31 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     part.q_norm = part.k_norm = part.slot_mapping = {};
     ops::qk_norm_rope_store_kv(backend_, part);
     tap_q_and_k(Site::q_rope, Site::k_rope);
-    part.cos_sin = {};
+    part.cos_sin = part.q_cos_sin = {};
     part.slot_mapping = params.slot_mapping;
     ops::qk_norm_rope_store_kv(backend_, part);
+}
+
+// Ranks have as many columns each, and each kv head as often as the others: the mean over all of these is that over the
+// model's.
+void Decoder::norm_all_heads(const Step& s, const LayerWeights& w) {
+    const int64_t num_tokens = s.a.qkv.shape(0), q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
+    const TensorView parts[] = {s.a.qkv.slice(1, 0, q_dim), s.a.qkv.slice(1, q_dim, q_dim + kv_dim)};
+    const TensorView means = work_.mean_squares.slice(0, 0, 2 * num_tokens);
+    const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
+    const bool several = num_ranks() > 1;
+    if (several) {
+        for (int i = 0; i < 2; ++i)
+            ops::mean_square(backend_,
+                             {.x = parts[i], .out = of_part(i), .multiplier = 1.0f / static_cast<float>(num_ranks())});
+        communicator_.all_reduce(means);
+    }
+    for (int i = 0; i < 2; ++i)
+        ops::rms_norm(backend_, {.x = parts[i],
+                                 .weight = (i == 0 ? w.q_norm : w.k_norm).prepared,
+                                 .out = parts[i],
+                                 .eps = spec_.rms_norm_eps,
+                                 .mean_square = several ? of_part(i) : TensorView()});
 }
 
 template <class Tap>
@@ -437,6 +457,8 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         ops::rope_table(backend_, {.positions = batch.positions,
                                    .inv_freq = inv_freq_[rope],
                                    .attention_factor = spec_.ropes[rope].attention_factor,
+                                   .scale_beta = spec_.ropes[rope].scale_beta,
+                                   .scale_positions = spec_.ropes[rope].scale_positions,
                                    .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
     tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
     if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does

@@ -50,6 +50,7 @@ private:
         Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         Tensor attn;             // [num_tokens, num_heads * head_dim]
+        Tensor mean_squares;     // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
         Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
         // Of layers with experts:
         Tensor router_logits;   // [num_tokens, num_experts] float32
@@ -120,6 +121,8 @@ private:
     Input normed_input(const Step& s, const Tap& tap, int layer, const VectorWeights& norm, Site site);
     template <class Tap>
     void project_qkv(const Step& s, const Tap& tap, int layer);
+    // RMSNorm over all heads of q, and of k: those of all ranks.
+    void norm_all_heads(const Step& s, const LayerWeights& w);
     template <class Tap>
     void attend(const Step& s, const Tap& tap, int layer);
     template <class Tap>

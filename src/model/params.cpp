@@ -98,8 +98,8 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         }
     };
 
-    auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size) {
-        row(name + ".weight", {size}, Cut::whole, weights.loaded);
+    auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size, Cut cut = Cut::whole) {
+        row(name + ".weight", {size}, cut, weights.loaded);
         if (model.norm == NormKind::layer_bias) row(name + ".bias", {size}, Cut::whole, weights.bias);
     };
     auto mlp = [&](LinearWeights& gate_up, LinearWeights& down, const std::string& name, int64_t inner, bool bias) {
@@ -137,8 +137,8 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
                 {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
         if (attention.qk_norm != QkNorm::none) {
             const bool all = attention.qk_norm == QkNorm::all;
-            vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim);
-            vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim);
+            vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim, all ? Cut::q_rows : Cut::whole);
+            vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim, all ? Cut::kv_rows : Cut::whole);
         }
         if (attention.sinks) row(layer + "self_attn.sinks", {attention.num_heads}, Cut::q_heads, w.sinks.loaded);
         linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,

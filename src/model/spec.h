@@ -63,12 +63,16 @@ struct ExpertsSpec {
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)).
+    float scale_beta = 0;
+    int scale_positions = 1;
 };
 
 // What differs from layer to layer.
 struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
     int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
+    int q_rope = -1;         // which turns q, where that is another; else -1
     bool experts = false;    // it has ModelSpec::experts in place of the MLP
 };
 

@@ -93,6 +93,13 @@ struct RmsNormParams {
     TensorView weight;  // of a norm
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
+    TensorView mean_square = {};  // [num_tokens, 1] float32, of longer rows that x is a part of; absent: of x. RMSNorm
+};
+
+struct MeanSquareParams {
+    TensorView x;    // [num_tokens, size] activation
+    TensorView out;  // [num_tokens, 1] float32: multiplier * mean(x^2)
+    float multiplier;
 };
 
 // residual += multiplier * x; out = rms_norm(residual)
@@ -128,7 +135,11 @@ struct RopeTableParams {
     TensorView positions;    // [num_tokens] int32
     TensorView inv_freq;     // [rotary_dim / 2] float32
     float attention_factor;  // multiplies both (yarn, longrope); else 1
-    TensorView cos_sin;      // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)); scale_beta 0: they are
+    // not.
+    float scale_beta = 0;
+    int scale_positions = 1;
+    TensorView cos_sin;  // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 
 // Per head of q and k: RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place in qkv;
@@ -136,6 +147,7 @@ struct RopeTableParams {
 struct RopeStoreParams {
     TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
     TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
+    TensorView q_cos_sin;     // of q, where it has a table of its own; else absent
     TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
     TensorView k_norm;        // [head_dim], present exactly when q_norm is
     TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
@@ -339,6 +351,7 @@ public:
     // Ops.
     virtual void embedding(const EmbeddingParams&) = 0;
     virtual void rms_norm(const RmsNormParams&) = 0;
+    virtual void mean_square(const MeanSquareParams&) = 0;
     virtual void add_rms_norm(const AddRmsNormParams&) = 0;
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.

@@ -83,7 +83,21 @@ void rms_norm(Backend& backend, const RmsNormParams& p) {
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.norm("weight", p.weight, "hidden_size");
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+    if (p.mean_square) {
+        check.tensor("mean_square", p.mean_square, {"num_tokens", 1}, DType::float32);
+        check.contiguous("mean_square", p.mean_square);
+        check.require(p.weight.ndim() == 1, "mean_square: of RMSNorm alone");
+    }
     backend.rms_norm(p);
+}
+
+void mean_square(Backend& backend, const MeanSquareParams& p) {
+    OpCheck check("mean_square", backend);
+    check.tensor("x", p.x, {"num_tokens", "size"}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", 1}, DType::float32);
+    check.contiguous("out", p.out);
+    check.require(check["size"] > 0, "x: expected at least one column");
+    backend.mean_square(p);
 }
 
 void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
@@ -112,6 +126,10 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
         check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
                       "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
                       check["rotary_dim"]);
+    }
+    if (p.q_cos_sin) {
+        check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", p.cos_sin ? p.cos_sin.shape(1) : 0}, DType::float32);
+        check.contiguous("q_cos_sin", p.q_cos_sin);
     }
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     if (p.q_norm) {
@@ -158,6 +176,7 @@ void rope_table(Backend& backend, const RopeTableParams& p) {
     check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
     check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
     check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
+    check.require(p.scale_positions > 0, "scale_positions must be positive, got ", p.scale_positions);
     backend.rope_table(p);
 }
 

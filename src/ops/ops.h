@@ -7,6 +7,7 @@ namespace infinilm::ops {
 
 void embedding(Backend&, const EmbeddingParams&);
 void rms_norm(Backend&, const RmsNormParams&);
+void mean_square(Backend&, const MeanSquareParams&);
 void add_rms_norm(Backend&, const AddRmsNormParams&);
 void check_add_rms_norm(const Backend&, const AddRmsNormParams&);  // for communicators, which have it in their sums
 void linear(Backend&, const LinearParams&);

@@ -40,6 +40,7 @@ public:
 
     void embedding(const EmbeddingParams& p) override;
     void rms_norm(const RmsNormParams& p) override;
+    void mean_square(const MeanSquareParams& p) override;
     void add_rms_norm(const AddRmsNormParams& p) override;
     void linear(const LinearParams& p) override;
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override;

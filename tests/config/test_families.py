@@ -139,7 +139,7 @@ def test_windows(model_type, values, windows):
 
 def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
-    assert normalising == {"qwen3", "qwen3_moe", "qwen3_vl", "gemma3", "gemma3_text"}
+    assert normalising == {"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"}
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
@@ -217,8 +217,8 @@ def test_build_spec_fills_every_field():
             "norm_topk_prob": False,
             "bias": False,
         },
-        "ropes": [{"attention_factor": 1.0}],
-        "layers": [{"sliding_window": window, "rope": 0, "experts": False} for window in (0, 0, 9)],
+        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
+        "layers": [{"sliding_window": window, "rope": 0, "q_rope": -1, "experts": False} for window in (0, 0, 9)],
     }
 
 

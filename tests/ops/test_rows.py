@@ -142,6 +142,27 @@ def test_add_rms_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float
     assert_close(got, want, length=case.size)
 
 
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), parts=st.sampled_from((1, 2, 4)))
+def test_rms_norm_of_a_part_of_a_row(isa: str, threads: int, case: Rows, parts: int) -> None:
+    """Mean squares of parts of rows, of equal sizes, add up to what norms each part as it is normed in the whole."""
+    rng, b = case.rng(), backend(isa, threads)
+    x = np.hstack([case.x(rng) for _ in range(parts)])
+    weight = support.stored(rng, "float32", x.shape[1])
+    want = oracle.rms_norm(x.astype(np.float64), weight.astype(np.float64), float(np.float32(1e-5)))
+    means = np.zeros((len(x), 1), np.float32)
+    for own in np.split(x, parts, axis=1):
+        out = Output(means.shape)
+        call(b, "mean_square", framed(own, case.pad_in), out, 1 / parts)
+        means += out.check()
+    for i, own in enumerate(np.split(x, parts, axis=1)):
+        columns = slice(i * case.size, (i + 1) * case.size)
+        out = Output(own.shape, pad=case.pad_out)
+        call(b, "rms_norm", framed(own, case.pad_in), framed(weight[columns].copy()), out, 1e-5, framed(means))
+        assert_close(out.check(), want[:, columns], length=x.shape[1])
+
+
 @every_backend
 @given(case=rows(num_tokens=support.sizes), eps=st.sampled_from((1e-5, 1e-3)), in_place=st.booleans())
 def test_layer_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float, in_place: bool) -> None:
@@ -229,6 +250,23 @@ def test_act_mul_of_a_gate_alone(isa: str, threads: int, case: Rows, in_place: b
     out = Output(gate.shape, pad=case.pad_out, values=gate)
     call(backend(isa, threads), "act_mul", out if in_place else framed(gate, case.pad_in), out, "gelu_tanh")
     assert_bitwise(out.check(), whole.check())
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), spread=st.sampled_from((1.0, 6.0, 300.0)))
+def test_clamped_swiglu(isa: str, threads: int, case: Rows, spread: float) -> None:
+    """Against the oracle, within the limits of gate and up and beyond; a NaN is not clamped away."""
+    gate_up = support.activations(case.rng(), case.num_tokens, 2 * case.size) * np.float32(spread)
+    gate_up[-1, [0, -1]] = np.nan
+    out = Output((case.num_tokens, case.size), pad=case.pad_out)
+    call(backend(isa, threads), "act_mul", framed(gate_up, case.pad_in), out, "clamped_swiglu")
+    got, want = out.check(), oracle.act_mul(gate_up.astype(np.float64), "clamped_swiglu")
+    assert np.isnan(got[-1, [0, -1]]).all()
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    scale = np.abs(np.minimum(gate, 7)) * (1 + np.abs(np.clip(up, -7, 7))) * 2.0**-104
+    known = np.isfinite(want)
+    assert_close(got[known], want[known], length=1, scale=scale[known] + np.abs(want[known]) * (1 + 2 * 7))
 
 
 @each_isa

@@ -50,7 +50,7 @@ _OWN_NAMES = (
     ("c_fc", "up_proj"),
     ("c_proj", "down_proj"),
 )
-_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
+_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
@@ -60,18 +60,24 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     for name, values in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
-        name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp").replace("mlp.router", "mlp.gate")
+        name = (
+            name.replace("language_model.", "")
+            .replace("text_model.", "")
+            .replace("block_sparse_moe", "mlp")
+            .replace("mlp.router", "mlp.gate")
+        )
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
         if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
-            # [num_experts, out_features of all parts, in_features]; of gpt-oss transposed, and parts take turns
+            # [num_experts, outputs of all parts, inputs]; some are transposed; in gpt-oss parts take turns
             stacked, _, parts = name.rpartition(".")
             kind = "bias" if parts.endswith("_bias") else "weight"
             own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
-            for expert, matrix in enumerate(values):
+            turns = "GptOss" in config.architecture
+            for expert, stored in enumerate(values):
+                matrix = stored.T if turns or "Qwen3VLMoe" in config.architecture else stored
                 for i, part in enumerate(own):
-                    turns = "GptOss" in config.architecture
-                    rows = matrix.T[i :: len(own)] if turns else np.split(matrix, len(own))[i]
+                    rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows
         elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)

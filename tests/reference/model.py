@@ -111,6 +111,10 @@ class ReferenceModel:
         if facts.rope_of_layer[layer] >= 0:
             rope = facts.ropes[facts.rope_of_layer[layer]]
             q, k = self._rope(q, positions, rope), self._rope(k, positions, rope)
+            if facts.q_rope >= 0:
+                scaled = facts.ropes[facts.q_rope]
+                scale = 1 + scaled.scale_beta * np.log(1 + np.floor(positions / scaled.scale_positions))
+                q = q * scale[:, None, None]
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
         window = facts.sliding_window[layer]

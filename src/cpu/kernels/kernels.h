@@ -101,7 +101,8 @@ struct NormArgs {
     const void* weight;  // [hidden_size] or null: nothing is normed
     const void* bias;    // [hidden_size] of LayerNorm, or null: RMSNorm
     Element element;
-    float* out;  // [num_tokens, hidden_size]
+    float* mean_square;  // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
+    float* out;          // [num_tokens, hidden_size]
     int64_t out_stride;
     int64_t num_tokens, hidden_size;
     float eps;
@@ -110,7 +111,7 @@ struct NormArgs {
 struct RopeStoreArgs {
     float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     int64_t qkv_stride;
-    const float* cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
+    const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     int64_t rotary_dim;
     const void *q_norm, *k_norm;  // [head_dim] or null
     Element norm_element;

@@ -33,6 +33,8 @@ static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
         } else {
             sum = sum_squares<false>(x, nullptr, a.hidden_size);
         }
+        if (a.mean_square && !weight) a.mean_square[t] = sum / (float)a.hidden_size * a.multiplier;
+        if (a.mean_square) sum = a.mean_square[t] * (float)a.hidden_size;
         float* const out = a.out + t * a.out_stride;
         if (bias)
             layer_norm_row(x, weight, bias, out, a.hidden_size, a.eps);

@@ -54,7 +54,8 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     if (head < value_begin) {
         const void* weight = head < a.num_heads ? a.q_norm : a.k_norm;
         if (weight) normalise(x, weight, a);
-        if (a.rotary_dim) rotate(x, a.cos_sin + token * a.rotary_dim, a.rotary_dim / 2);
+        const float* const table = head < a.num_heads ? a.q_cos_sin : a.cos_sin;
+        if (a.rotary_dim) rotate(x, table + token * a.rotary_dim, a.rotary_dim / 2);
     }
     if (head < a.num_heads || !a.slot_mapping) return;
     const int64_t slot = a.slot_mapping[token];
