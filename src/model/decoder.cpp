@@ -209,7 +209,7 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
 
     const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
-    const int64_t head_dim = spec_.attention.head_dim;
+    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
         std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());
