@@ -82,8 +82,10 @@ int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_
 }
 
 void Decoder::reserve_lora(const LoraStep& step) {
-    if (lora_.inner && lora_.inner.shape(1) < step.most_rank()) lora_ = {};
-    reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), step.most_rank()), step.num_rows());
+    const int64_t had = lora_.inner ? lora_.inner.shape(1) : 0, most_rank = std::max(had, step.most_rank());
+    const int64_t num_rows = std::max(lora_.capacity, step.num_rows());
+    if (most_rank > had) lora_ = {};
+    reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), most_rank), num_rows);
 }
 
 template <class Tap>
