@@ -210,6 +210,7 @@ def load_weights(
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
     natively: bool = False,
+    change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -233,6 +234,8 @@ def load_weights(
         zero-copy.
     natively : bool
         Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on CPUs, computes with such.
+    change : callable, optional
+        Gives what is loaded in place of a parameter: `change(name, array, dtype)`, of the same shape and dtype.
 
     Raises
     ------
@@ -304,6 +307,7 @@ def load_weights(
                 prepared = native[param]()
             else:
                 array, kept = read(param)
+                array = array if change is None else change(param, array, kept)
                 prepared = engine.load_param(param, make(array, dtype=kept)) or ()
             for name in prepared:
                 release(name)  # packed: not read again

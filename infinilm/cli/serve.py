@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infinilm.cli.arguments import add_model_settings, flag, model_settings, non_negative, positive
+from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.output import note
 from infinilm.errors import ConfigError
 
@@ -21,6 +21,7 @@ __all__ = ["add_serve", "run_serve"]
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_model_settings(parser, positional=True)
+    add_lora(parser, "served as a model of this name; may be repeated")
     texts = parser.add_argument_group("what the model reads")
     texts.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or the folder of one; default: the model's"
@@ -159,6 +160,9 @@ def _serve(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         page=not args.no_page,
     )
+    model = model_settings(args)
+    if taken := sorted(model["lora"].keys() & set(settings.model_names)):
+        raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")
     if args.host not in local and not keys:
         note("anybody who reaches this address can use the model: --api-key asks for a key")
 
@@ -175,7 +179,7 @@ def _serve(args: argparse.Namespace) -> int:
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
             batch_invariant=args.batch_invariant,
-            **model_settings(args),
+            **model,
         )
 
     return serve(

@@ -453,8 +453,8 @@ def _what_is_there(folder: Path) -> str:
         problem = "there is no such folder"
     elif (folder / "adapter_config.json").exists():
         return (
-            "the folder has none: this is a LoRA adapter, not a model, and adapters are not read in this version; "
-            "merge it into its base model once where peft is installed (merge_and_unload, then save_pretrained)"
+            "the folder has none: this is a LoRA adapter, not a model; pass its base model, and this folder as "
+            "lora={'name': folder} or merge_lora=folder"
         )
     elif any(folder.glob("*.gguf")):
         return "the folder has none, only a GGUF file: pass the path of that"

@@ -29,6 +29,7 @@ from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
+from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
 from infinilm.text.generation_config import GenerationConfig
 
@@ -137,6 +138,11 @@ class ReferenceModel(GenerationMixin):
             load_weights(
                 checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
             )
+
+    def merge_lora(self, folder: str | os.PathLike[str]) -> None:
+        """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
+        for name, weight in read_adapter(folder, self.config).weights.items():
+            self.weights[name] = self.weights[name] + weight.delta(self.dtype)
 
     # ---- forward ----
 
@@ -479,7 +485,8 @@ def _gelu_tanh(x: Array) -> Array:
 def _clamped_swiglu(gate: Array, up: Array) -> Array:
     scalar = gate.dtype.type
     gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
-    return _silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
+    result: Array = _silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
+    return result
 
 
 # What joins gate and up.

@@ -508,7 +508,9 @@ class GenerationRequest:
         self._prompt_logprobs: PromptLogprobs | None = None
         if self._params.prompt_logprobs is not None:
             self._prompt_logprobs = PromptLogprobs(self._prompt_token_ids, self._params.prompt_logprobs)
-            scored = Sequence(self._prompt_token_ids, self._params, seed=0, collect_logits=True)
+            scored = Sequence(
+                self._prompt_token_ids, self._params, seed=0, collect_logits=True, adapter=sequence.adapter
+            )
             work = LogitsWork(scored, self._prompt_logprobs.take)
             work.followers = [first]
             self.works = [work]

@@ -21,6 +21,7 @@ __all__ = [
     "ChoiceMaker",
     "ChunkWriter",
     "CompletionLogprobs",
+    "Part",
     "TokenLogprob",
     "chat_logprobs",
     "finish_reason",
@@ -116,15 +117,37 @@ def by_choice(deltas: Sequence[Delta], n: int) -> list[tuple[int, Delta]]:
 
 
 @dataclass(slots=True)
-class Choice:
-    """A piece of one choice of a chat, or all of it."""
+class Part:
+    """Some reasoning, text, or (a part of) a call."""
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # as in a stream's delta, with "index"
+    kind: str  # "reasoning", "text" or "call"
+    text: str  # of a call: its arguments
+    call: dict[str, Any] | None = None  # as in a stream's delta, with "index"
+
+
+@dataclass(slots=True)
+class Choice:
+    """A piece of one choice of a chat, or all of it: parts in their order, without empty ones."""
+
+    parts: list[Part] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
+        return bool(self.parts)
+
+    @property
+    def content(self) -> str:
+        """The text."""
+        return "".join([part.text for part in self.parts if part.kind == "text"])
+
+    @property
+    def reasoning(self) -> str:
+        """What comes before the text."""
+        return "".join([part.text for part in self.parts if part.kind == "reasoning"])
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls, in pieces."""
+        return [part.call for part in self.parts if part.call is not None]
 
 
 class ChoiceMaker:
@@ -161,20 +184,25 @@ class ChoiceMaker:
 
     def push(self, text: str, *, final: bool = False) -> Choice:
         """Take more text; return what is certain now. `final`: no more comes."""
-        piece = Choice()
+        parts: list[Part] = []
         if self._splitter is not None:
-            parts = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
-            piece.reasoning, text = "".join(r for r, _ in parts), "".join(a for _, a in parts)
+            split = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
+            reasoning, text = "".join(r for r, _ in split), "".join(a for _, a in split)
+            if reasoning:
+                parts.append(Part("reasoning", reasoning))
         if self._parser is None:
-            piece.content = text
-            return piece
+            if text:
+                parts.append(Part("text", text))
+            return Choice(parts)
         for delta in self._parser.push(text) + (self._parser.finish() if final else []):
             if delta.index is None:
-                piece.content += delta.content
+                if delta.content:
+                    parts.append(Part("text", delta.content))
             elif self._max_calls is None or delta.index < self._max_calls:
-                piece.tool_calls.append(self._call(delta.index, delta.name, delta.arguments))
+                call = self._call(delta.index, delta.name, delta.arguments)
+                parts.append(Part("call", delta.arguments, call))
                 self.num_calls = delta.index + 1
-        return piece
+        return Choice(parts)
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
         if name is None:

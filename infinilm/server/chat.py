@@ -140,6 +140,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
+    keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:
         keywords["logprobs"] = top or 0
     if constraint is not None:
@@ -172,8 +173,8 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
         message: dict[str, Any] = {"role": "assistant", "content": piece.content or None, "refusal": None}
         if call.has_reasoning:
             message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
-        if piece.tool_calls:
-            message["tool_calls"] = joined_calls(piece.tool_calls)
+        if calls := piece.tool_calls:
+            message["tool_calls"] = joined_calls(calls)
         else:
             message["content"] = piece.content
         logprobs = None
@@ -240,16 +241,16 @@ class ChatStream:
                 more["logprobs"] = chat_logprobs(tokens, call.top_logprobs, self._service.token_bytes)
             if call.return_token_ids:
                 more["token_ids"] = made_of.token_ids
-            if piece.content and not (piece.reasoning or piece.tool_calls or more):
-                yield self._writer.text(index, '"delta":{"content":', piece.content, "}")
+            if len(piece.parts) == 1 and piece.parts[0].kind == "text" and not more:
+                yield self._writer.text(index, '"delta":{"content":', piece.parts[0].text, "}")
             elif piece or more:
                 delta: dict[str, Any] = {}
-                if piece.content or not piece:
-                    delta["content"] = piece.content
-                if piece.reasoning:
-                    delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
-                if piece.tool_calls:
-                    delta["tool_calls"] = piece.tool_calls
+                if (content := piece.content) or not piece:
+                    delta["content"] = content
+                if reasoning := piece.reasoning:
+                    delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
+                if calls := piece.tool_calls:
+                    delta["tool_calls"] = calls
                 yield self._chunk(index, delta, **more)
             if made_of.finish_reason is not None:
                 # OpenAI ends an answer that is a call by name like a text.

@@ -74,6 +74,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         keywords["max_tokens"] = 1  # not told: a request has at least one token
     if constraint is not None and not scores_only:
         keywords["constraint"] = constraint
+    keywords["lora"] = service.adapter_of(model)
     if top is not None:
         keywords["logprobs"] = top
         if echo:

@@ -11,10 +11,13 @@
 
 namespace infinilm {
 
+struct ParamRow;
+
 namespace nb = nanobind;
 
 void bind_tensor(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_spec(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_gguf(nb::module_& m);
 
@@ -24,6 +27,8 @@ Activation activation_from_string(const std::string& text);      // likewise
 Device device_from_string(const std::string& text);
 // Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
 Blocks blocks_from_string(const std::string& type, int64_t interleaved_head_dim);
+
+nb::dict param_shapes(const std::vector<ParamRow>& rows);  // names and shapes
 
 // A zero-copy view that keeps the array alive.
 Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype = std::nullopt,

@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
@@ -390,6 +391,24 @@ void bind_ops(nb::module_& m) {
             "x"_a, "ids"_a, "weights"_a, "gate_up"_a, "down"_a, "out"_a, "inner"_a, "parts"_a, "shared"_a = nb::none(),
             "shared_gate"_a = nb::none(), "residual"_a = nb::none(), Release(),
             "gate_up, down: [num_experts], put together for this call.")
+        .def(
+            "lora",
+            [](SharedBackend& shared, const Tensor& x,
+               const std::vector<
+                   std::tuple<std::shared_ptr<PreparedLinear>, std::shared_ptr<PreparedLinear>, float, Tensor>>& parts,
+               const Tensor& out, const Tensor& inner, const Tensor& delta) {
+                const InUse own(shared);
+                std::vector<LoraPart> listed;
+                for (const auto& [a, b, scale, rows] : parts)
+                    listed.push_back({.a = a.get(), .b = b.get(), .scale = scale, .rows = rows});
+                ops::lora(own, {.x = x,
+                                .parts = listed,
+                                .out = output("lora", "out", out),
+                                .inner = output("lora", "inner", inner),
+                                .delta = output("lora", "delta", delta)});
+            },
+            "x"_a, "parts"_a, "out"_a, "inner"_a, "delta"_a, Release(),
+            "parts: (a, b, scale, rows) of each adapter; out is changed in place.")
         .def(
             "sum_parts",
             [](SharedBackend& shared, const Tensor& parts, const Tensor& out) {

@@ -95,6 +95,7 @@ public:
               [&](int64_t begin, int64_t end) { cpu::route(p, begin, end); });
     }
     void experts(const ExpertsParams&) override;
+    void lora(const LoraParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
@@ -337,6 +338,42 @@ void CpuBackend::experts(const ExpertsParams& p) {
                            .top_k = p.ids.shape(1),
                            .hidden_size = p.out.shape(1)};
     run(kernels_.combine, args, p.parts.numel());
+}
+
+// The rows of all parts one behind the other, through a, then b; then what came of them is added where it belongs. The
+// numbers are not rounded to bfloat16, whatever the model computes in: these products are few.
+void CpuBackend::lora(const LoraParams& p) {
+    const auto run_all = [&](bool up) {
+        linears_.clear();
+        int64_t begin = 0;
+        for (const LoraPart& part : p.parts) {
+            const int64_t num_rows = part.rows.shape(0);
+            const PreparedLinear& linear = up ? *part.b : *part.a;
+            LinearArgs args = linear_args(static_cast<const PackedLinear&>(linear).pieces()[0], linear.kind);
+            const TensorView x = up ? p.inner : p.x, out = up ? p.delta : p.inner;
+            args.multiply_bf16 = false;
+            args.x = x.as<const float>() + (up ? begin * x.stride(0) : 0);
+            args.x_stride = x.stride(0);
+            args.rows = up ? nullptr : part.rows.as<const int32_t>();
+            args.num_tokens = num_rows;
+            args.out = out.as<float>() + begin * out.stride(0);
+            args.out_stride = out.stride(0);
+            if (num_rows > 0 && args.out_features > 0) linears_.push_back(args);
+            begin += num_rows;
+        }
+        run_linears(linears_);
+        return begin;
+    };
+    run_all(false);
+    const int64_t num_rows = run_all(true), num_columns = p.out.shape(1);
+    split(num_columns, num_rows * num_columns, [&](int64_t first, int64_t last) {
+        const float* delta = p.delta.as<const float>();
+        for (const LoraPart& part : p.parts)
+            for (int64_t i = 0; i < part.rows.shape(0); ++i, delta += p.delta.stride(0)) {
+                float* const out = p.out.as<float>() + part.rows.as<const int32_t>()[i] * p.out.stride(0);
+                for (int64_t column = first; column < last; ++column) out[column] += part.scale * delta[column];
+            }
+    });
 }
 
 void CpuBackend::embedding(const EmbeddingParams& p) {

@@ -267,6 +267,21 @@ OpTimes InferEngine::op_times() {
     return of_rank0([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); });
 }
 
+void InferEngine::add_adapter(int32_t id, const std::vector<LoraTensors>& tensors) {
+    on_ranks([&](Rank& rank) {
+        if (rank.backend->device().kind != DeviceKind::cpu)
+            throw DeviceError(concat("LoRA adapters do not run on ", to_string(rank.backend->device()),
+                                     " in this version; use device 'cpu', or merge_lora"));
+        if (id < 0 || rank.adapters.contains(id))
+            throw WeightError(concat("add_adapter: expected an id that is free and not negative, got ", id));
+        rank.adapters[id] = std::make_shared<const Adapter>(*rank.backend, rank.params, tensors);
+    });
+}
+
+void InferEngine::remove_adapter(int32_t id) {
+    on_ranks([&](Rank& rank) { rank.adapters.erase(id); });
+}
+
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
     // Made by all before any lets go of its old one, which all keep if one has no room.
     std::vector<KvCache> made(ranks_.size());
@@ -360,14 +375,17 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
-    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
+    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
+        check_values(step, spec_, rank.cache.spec());
+    const LoraStep lora(rank.adapters, step);
     StepOutput output = together([&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
         };
-        if (rank.tap) {
+        if (rank.tap || lora) {
             const Batch staged = stage(*rank.backend, step);
-            return finish(staged, compute(rank, staged, *rank.tap));
+            const StepTap tap{.lora = lora ? &lora : nullptr, .hooks = rank.tap.get()};
+            return finish(staged, compute(rank, staged, tap));
         }
         return rank.graphs->run(
             step, rank.cache.spec().block_size, [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); },
@@ -419,6 +437,7 @@ void InferEngine::close() {
         rank->tap.reset();
         rank->decoder.reset();
         rank->timed.reset();
+        rank->adapters.clear();
         rank->params.clear();
         rank->cache = {};
         rank->previous_ids = {};

@@ -62,20 +62,40 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     return shapes;
 }
 
-int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens) {
-    return buffer_bytes(workspace_shapes(spec, activation), num_tokens);
+std::vector<BufferShape<Decoder::TapWorkspace>> Decoder::tap_shapes(const ModelSpec& spec, DType activation) {
+    return {{&TapWorkspace::branch, 1, spec.hidden_size, activation},
+            {&TapWorkspace::gate_up, 1, 2 * spec.mlp.intermediate_size, activation}};
 }
 
-void Decoder::reserve_taps(int64_t num_tokens) {
-    if (num_tokens <= taps_.num_tokens) return;
-    const DType act = backend_.activation_dtype();
-    while_quiet(backend_, [&] {
-        taps_ = {};
-        taps_ = {
-            .num_tokens = num_tokens,
-            .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
-            .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size})};
-    });
+std::vector<BufferShape<Decoder::LoraWorkspace>> Decoder::lora_shapes(const ModelSpec& spec, DType activation,
+                                                                      int64_t most_rank) {
+    const int widest = std::max({spec.hidden_size, spec.q_dim(), spec.kv_dim(), spec.mlp.intermediate_size});
+    return {{&LoraWorkspace::inner, 1, most_rank, activation}, {&LoraWorkspace::delta, 1, widest, activation}};
+}
+
+int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens, int64_t most_rank) {
+    int64_t bytes = buffer_bytes(workspace_shapes(spec, activation), num_tokens);
+    if (most_rank > 0)
+        bytes += buffer_bytes(tap_shapes(spec, activation), num_tokens) +
+                 buffer_bytes(lora_shapes(spec, activation, most_rank), num_tokens);
+    return bytes;
+}
+
+void Decoder::reserve_lora(const LoraStep& step) {
+    const int64_t had = lora_.inner ? lora_.inner.shape(1) : 0, most_rank = std::max(had, step.most_rank());
+    const int64_t num_rows = std::max(lora_.capacity, step.num_rows());
+    if (most_rank > had) lora_ = {};
+    reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), most_rank), num_rows);
+}
+
+template <class Tap>
+void Decoder::add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out) {
+    if constexpr (Tap::active) {
+        if (!tap.lora) return;
+        const std::span<const LoraPart> parts = tap.lora->parts(site, layer);
+        if (parts.empty()) return;
+        ops::lora(backend_, {.x = x, .parts = parts, .out = out, .inner = lora_.inner, .delta = lora_.delta});
+    }
 }
 
 Decoder::Activations Decoder::activations(int64_t num_tokens) const {
@@ -141,6 +161,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                    ops::linear(
                        backend_,
                        {.x = s.a.attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = residual, .out = out});
+                   add_lora(tap, Site::o_proj, layer, s.a.attn, out);
                });
     begin_mlp(s.batch, layer);
     if (w.experts)
@@ -158,6 +179,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                    ops::linear(
                        backend_,
                        {.x = s.a.inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = residual, .out = out});
+                   add_lora(tap, Site::down_proj, layer, s.a.inner, out);
                });
 }
 
@@ -187,7 +209,7 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
 
     const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
-    const int64_t head_dim = spec_.attention.head_dim;
+    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
         std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());
@@ -199,6 +221,9 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
         tap_heads(k, num_heads, num_kv_heads);
     };
     ops::linear(backend_, linear);
+    add_lora(tap, Site::q_proj, layer, x, s.a.qkv.slice(1, 0, q_dim));
+    add_lora(tap, Site::k_proj, layer, x, s.a.qkv.slice(1, q_dim, q_dim + kv_dim));
+    add_lora(tap, Site::v_proj, layer, x, s.a.qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
     tap_q_and_k(Site::q_proj, Site::k_proj);
     tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
     if (wide) {
@@ -291,9 +316,14 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     linear.out = gate_up;
     linear.gate_up_apart = gated;
     ops::linear(backend_, linear);
-    if (gated) tap_own(tap, Site::gate_proj, layer, gate_up.slice(1, 0, inner_size), gate_up, owner);
-    const int64_t up = gated ? inner_size : 0;
-    tap_own(tap, Site::up_proj, layer, gate_up.slice(1, up, up + inner_size), gate_up, owner);
+    if (gated) {
+        const TensorView gate = gate_up.slice(1, 0, inner_size);
+        add_lora(tap, Site::gate_proj, layer, x, gate);
+        tap_own(tap, Site::gate_proj, layer, gate, gate_up, owner);
+    }
+    const TensorView up = gated ? gate_up.slice(1, inner_size, 2 * inner_size) : gate_up;
+    add_lora(tap, Site::up_proj, layer, x, up);
+    tap_own(tap, Site::up_proj, layer, up, gate_up, owner);
     ops::act_mul(backend_, {.gate_up = gate_up, .out = s.a.inner, .activation = spec_.mlp.activation});
     tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
 }
@@ -383,14 +413,16 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
 template <class Tap>
 void Decoder::tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,
                       const Tensor& owner) {
-    if constexpr (Tap::active) tap(backend_, site, layer, view, Tensor(parent, owner.owner));
+    if constexpr (Tap::active)
+        if (tap.hooks) (*tap.hooks)(backend_, site, layer, view, Tensor(parent, owner.owner));
 }
 
 template <class Tap>
 void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
     if constexpr (Tap::active) {
-        tap(backend_, site, layer, view, parent);
-        if (num_ranks() > 1 && tap.wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
+        if (!tap.hooks) return;
+        (*tap.hooks)(backend_, site, layer, view, parent);
+        if (num_ranks() > 1 && tap.hooks->wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
     }
 }
 
@@ -415,7 +447,10 @@ template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     reserve(backend_, work_, workspace_shapes(spec_, backend_.activation_dtype()), std::max(num_tokens, num_rows));
-    if constexpr (Tap::active) reserve_taps(num_tokens);
+    if constexpr (Tap::active) {
+        reserve(backend_, taps_, tap_shapes(spec_, backend_.activation_dtype()), num_tokens);
+        if (tap.lora) reserve_lora(*tap.lora);
+    }
     const Step s{.a = activations(num_tokens), .batch = batch, .cache = cache};
     embed(batch, s.a.x);
     for (size_t rope = 0; rope < inv_freq_.size(); ++rope)
@@ -456,6 +491,6 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
 }
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
-template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
+template Tensor Decoder::forward(const Batch&, const KvCache&, const StepTap&);
 
 }  // namespace infinilm

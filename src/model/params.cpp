@@ -11,8 +11,6 @@ namespace infinilm {
 
 namespace {
 
-bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
-
 // The heads' rows or columns; neighbours as one range.
 std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) {
     std::vector<Range> ranges;
@@ -235,6 +233,11 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor, const Blocks& blo
         out += rows.bytes();
     }
     return copy;
+}
+
+const ParamRow* Params::find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &rows_[found->second];
 }
 
 std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor,

@@ -74,6 +74,7 @@ enum class Cut : uint8_t {
     inner_columns,
     rank0,  // the others have none
 };
+constexpr bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
 
 struct ParamRow {
     std::string name;            // in the checkpoint
@@ -108,6 +109,9 @@ public:
     // The packed linears that are there, as tensors by name; they count as not loaded then.
     std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
+    const ParamRow* find(const std::string& name) const;            // null: there is none
+    // The rank's part of a tensor that has the row's rows, or its columns where these are divided.
+    Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks = {}) const;
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
     void check_complete() const;               // WeightError: names what is missing
@@ -128,7 +132,6 @@ private:
     // Of rows, or columns: see Cut; none: the rank has nothing.
     std::vector<Range> ranges(const ParamRow& row, Shard shard) const;
     std::vector<int64_t> part_shape(const ParamRow& row) const;
-    Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
     void check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
     std::vector<std::string> keep(Backend& backend, ParamRow& row, Tensor part);
     std::vector<std::string> prepare_if_complete(Backend& backend, LinearWeights& linear);

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -240,6 +241,22 @@ struct ExpertsParams {
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
 };
 
+// One adapter's change of a linear, and the rows of a step that it is for.
+struct LoraPart {
+    const PreparedLinear *a, *b;  // plain, neither bias: [rank, in_features], [out_features, rank]
+    float scale;
+    TensorView rows;  // [num_rows] int32
+};
+
+// out[t] += scale * b(a(x[t])) of the rows t of each part; other rows stay as they are.
+struct LoraParams {
+    TensorView x;  // [num_tokens, in_features] activation
+    std::span<const LoraPart> parts;
+    TensorView out;    // [num_tokens, out_features] activation, in place; rows may be strided
+    TensorView inner;  // scratch [rows of all parts, the largest rank] activation, or larger
+    TensorView delta;  // scratch [rows of all parts, out_features] activation, or larger
+};
+
 // out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
 // has everybody's part.
 struct SumPartsParams {
@@ -325,7 +342,7 @@ public:
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
     // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
-    // Defaults of what experts need are a DeviceError.
+    // Defaults of what experts and adapters need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
@@ -347,6 +364,7 @@ public:
     virtual void gather_rows(const GatherRowsParams&) = 0;
     virtual void route(const RouteParams&);
     virtual void experts(const ExpertsParams&);
+    virtual void lora(const LoraParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;

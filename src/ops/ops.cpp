@@ -2,6 +2,8 @@
 // the numbers are in host memory, that ids, slots, blocks and lengths stay inside what they index.
 #include "ops/ops.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -275,6 +277,35 @@ void experts(Backend& backend, const ExpertsParams& p) {
                     id < 0 || id >= p.experts.num_experts)
                     check.fail("ids: expected 0 to ", p.experts.num_experts - 1, ", got ", id, " for token ", t);
     backend.experts(p);
+}
+
+void lora(Backend& backend, const LoraParams& p) {
+    OpCheck check("lora", backend);
+    check.tensor("x", p.x, {"num_tokens", "in_features"}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", "out_features"}, check.activation);
+    int64_t num_rows = 0, most_rank = 0;
+    for (const LoraPart& part : p.parts) {
+        const PreparedLinear &a = *part.a, &b = *part.b;
+        check.require(a.kind == LinearKind::plain && b.kind == LinearKind::plain, "parts: expected plain linears");
+        if (a.in_features != check["in_features"] || b.in_features != a.out_features ||
+            b.out_features != check["out_features"])
+            check.fail("parts: a goes from ", a.in_features, " to ", a.out_features, " features, b from ",
+                       b.in_features, " to ", b.out_features, "; x has ", check["in_features"], " and out ",
+                       check["out_features"]);
+        check.tensor("rows", part.rows, {part.rows ? part.rows.shape(0) : 0}, DType::int32);
+        if (readable(part.rows)) check_rows(check, "rows", part.rows, check["num_tokens"]);
+        num_rows += part.rows.shape(0);
+        most_rank = std::max(most_rank, a.out_features);
+    }
+    const auto scratch = [&](std::string_view argument, const TensorView& view, int64_t columns) {
+        check.tensor(argument, view, {view ? view.shape(0) : 0, view ? view.shape(1) : 0}, check.activation);
+        if (view.shape(0) < num_rows || view.shape(1) < columns)
+            check.fail(argument, ": expected at least ", shape_string(std::array{num_rows, columns}), ", got ",
+                       shape_string(view.shape()));
+    };
+    scratch("inner", p.inner, most_rank);
+    scratch("delta", p.delta, check["out_features"]);
+    backend.lora(p);
 }
 
 void sum_parts(Backend& backend, const SumPartsParams& p) {

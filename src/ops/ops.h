@@ -20,6 +20,7 @@ void soft_cap(Backend&, const SoftCapParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
 void route(Backend&, const RouteParams&);
 void experts(Backend&, const ExpertsParams&);
+void lora(Backend&, const LoraParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);

@@ -88,6 +88,9 @@ void TimedBackend::route(const RouteParams& p) {
 void TimedBackend::experts(const ExpertsParams& p) {
     timed("experts", [&] { inner_.experts(p); });
 }
+void TimedBackend::lora(const LoraParams& p) {
+    timed("lora", [&] { inner_.lora(p); });
+}
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });
 }

@@ -52,6 +52,7 @@ public:
     void gather_rows(const GatherRowsParams& p) override;
     void route(const RouteParams& p) override;
     void experts(const ExpertsParams& p) override;
+    void lora(const LoraParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
     void find_best(const FindBestParams& p) override;
     void sample(const SampleParams& p) override;

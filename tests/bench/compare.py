@@ -83,6 +83,11 @@ CLASSES = {
         Contender("openvino", "int4", "openvino-int4"),
         Contender("onnxruntime-genai", "int4", "onnxruntime-int4"),
     ],
+    # The same file, whose integers both compute with.
+    **{
+        name: [Contender("infinilm", name, f"{name}.gguf"), Contender("llama.cpp", name, f"{name}.gguf")]
+        for name in ("q4_K_M", "q4_0", "q8_0")
+    },
 }
 
 
@@ -365,9 +370,9 @@ def run_class(
         for contender in contenders:
             ours = contender.kind == "infinilm"
             python = sys.executable if ours else args.peers_python
-            quantization = contender.weights if ours and contender.weights != "bf16" else None
+            quantization = contender.weights if ours and contender.weights in ("int8", "int4") else None
             try:
-                model = prepare(contender, checkpoint, python)
+                model = prepare(contender, checkpoint, args.peers_python if contender.form else python)
                 note(f"loading {contender.label}")
                 settings = shared | {"model": str(model), "quantization": quantization}
                 worker = Worker(contender.label, python, contender.kind, settings)
@@ -523,7 +528,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(synthetic.SHAPES), default="llama-1b")
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of the checkpoint and its forms")
     parser.add_argument("--peers-python", default=sys.executable, help="python of the environment with the peers")
-    parser.add_argument("--weights", default="bf16,int8,int4", help="classes to compare; default: all three")
+    parser.add_argument("--weights", default="bf16,int8,int4,q4_K_M", help=f"classes, of {', '.join(CLASSES)}")
     parser.add_argument("--engines", help="such as infinilm,llama.cpp; default: all")
     parser.add_argument("--sections", help='such as "decode b1,b8"; default: all')
     parser.add_argument("--rounds", type=int, default=5)

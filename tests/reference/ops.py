@@ -162,6 +162,14 @@ def linear(
     return out if residual is None else out + residual
 
 
+def lora(y: F64, x: F64, a: F64, b: F64, scale: float) -> F64:
+    """What an adapter makes of a linear's output: y [num_tokens, out_features] + scale * x a^T b^T.
+
+    x [num_tokens, in_features], a [rank, in_features], b [out_features, rank].
+    """
+    return y + scale * ((x @ a.T) @ b.T)
+
+
 # ------------------------------------------------------------------------------------------------------- rope
 
 

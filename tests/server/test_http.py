@@ -251,6 +251,20 @@ def test_methods(host: Hosted) -> None:
         assert status == 404 and json.loads(body)["error"]["type"] == "not_found_error"
 
 
+def test_addresses_that_are_nearly_right(host: Hosted) -> None:
+    for path, meant in (
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/health", "/health"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/nothing/like/it", None),
+    ):
+        status, _, body = ask(host, head(f"POST {path} HTTP/1.1", "Host: a", JSON, length=2) + b"{}")
+        message = json.loads(body)["error"]["message"]
+        assert status == 404 and path in message
+        assert message.partition("did you mean ")[2] == (f"{meant!r}?" if meant else ""), message
+
+
 def test_upgrades_are_not_taken(host: Hosted) -> None:
     key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
     upgrade = ("Connection: Upgrade", "Sec-WebSocket-Version: 13", key)

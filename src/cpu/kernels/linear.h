@@ -52,6 +52,7 @@ constexpr int max_tokens = [] {
 template <class F>
 constexpr int num_panels(int tokens) {
     if (is_tile<F>) return 2;
+    if (is_integer<F> && tokens <= 2) return 1;  // one stream: see multiply()
     if (width == 16) return is_integer<F> && tokens > 4 ? 1 : 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
 }
@@ -139,6 +140,7 @@ struct TileArgs {
     int64_t group_scale_bytes;   // bytes of a group
     int64_t panel_stride;        // bytes from panel to panel
     int64_t ahead;               // bytes from what is read to what is prefetched; 0: nothing more
+    int64_t scales_ahead;        // the same of the scales
     float* sums;                 // [P][T][16]
     bool first;                  // the sums begin here
 };
@@ -214,11 +216,13 @@ void multiply_integers(const TileArgs& args) {
     for (int64_t group = 0; group < args.k_groups; ++group) {
         [[maybe_unused]] const int64_t of_read = group % most_scale_groups;
         if constexpr (F::has_read_scales) {
-            if (of_read == 0)
-                for (int p = 0; p < P; ++p)
-                    args.read_scales(args.scales + p * args.scale_stride + group * args.group_scale_bytes,
-                                     (int)smaller(args.k_groups - group, most_scale_groups), &read[p].scales[0][0][0],
-                                     &read[p].minima[0][0][0]);
+            const int count = (int)smaller(args.k_groups - group, most_scale_groups);
+            for (int p = 0; of_read == 0 && p < P; ++p) {
+                const char* const stored = args.scales + p * args.scale_stride + group * args.group_scale_bytes;
+                for (int64_t at = 0; at < count * args.group_scale_bytes; at += line_bytes)
+                    __builtin_prefetch(stored + at + args.scales_ahead);
+                args.read_scales(stored, count, &read[p].scales[0][0][0], &read[p].minima[0][0][0]);
+            }
         }
 #pragma GCC unroll 16
         for (int j = 0; j < P * panel_parts * F::halves; ++j) {
@@ -349,6 +353,8 @@ void multiply(const LinearArgs& args, Share share) {
     const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)first_row);
     float* const scratch = (float*)args.scratch[share.thread];  // [pairs][groups][2 panels][T][16]
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
+    // No block of weights is read twice: panels are read from end to end, which is what memory does best.
+    const bool in_one_piece = groups.count == 1 && P == 1;
     TileArgs tile{};
     tile.panel_stride = k_groups * group_bytes;
     tile.scale_stride = scale_bytes_of_panel(format, in_features);
@@ -359,15 +365,20 @@ void multiply(const LinearArgs& args, Share share) {
         const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
         for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
             const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
-            for (int64_t first = 0; first < k_groups; first += block_groups) {
+            for (int64_t first = 0; first < k_groups; first += in_one_piece ? k_groups : block_groups) {
                 tile.first = first == 0;
-                tile.k_groups = smaller(block_groups, k_groups - first);
+                tile.k_groups = in_one_piece ? k_groups : smaller(block_groups, k_groups - first);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / block_groups, begin + group);
                     // The first tokens fetch the next block for all; after the last one come the next panels.
-                    tile.ahead = tile.k_groups * group_bytes;
-                    if (first + block_groups >= k_groups) tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
-                    if (group > 0) tile.ahead = 0;
+                    const int64_t groups_ahead = smaller(tile.k_groups, block_groups);
+                    tile.ahead = groups_ahead * group_bytes;
+                    tile.scales_ahead = groups_ahead * group_scale_bytes;
+                    if (first + block_groups >= k_groups && !in_one_piece) {
+                        tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
+                        tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
+                    }
+                    if (group > 0) tile.ahead = tile.scales_ahead = 0;
                     for (int64_t i = 0; i < 2 * num_pairs; i += P) {
                         const int64_t panel = 2 * pair + i;
                         tile.weights =
