@@ -23,7 +23,8 @@ namespace {
 
 constexpr int64_t block_groups = 16;  // of 32 k
 constexpr int64_t block_tokens = 256;
-constexpr int64_t block_pairs = 4;  // of panels
+constexpr int64_t block_pairs = 4;    // of panels
+constexpr int64_t most_ahead = 8192;  // bytes
 #if defined(__x86_64__) && INFINILM_WIDTH < 16
 constexpr int num_registers = 16;
 #else
@@ -52,7 +53,7 @@ constexpr int max_tokens = [] {
 template <class F>
 constexpr int num_panels(int tokens) {
     if (is_tile<F>) return 2;
-    if (width == 16) return is_integer<F> && tokens > 4 ? 1 : 2;
+    if (width == 16) return is_integer<F> && tokens > 6 ? 1 : 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
 }
 
@@ -125,9 +126,18 @@ struct TileArgs {
     int64_t scale_stride;  // bytes from panel to panel
     int64_t panel_stride;  // bytes from panel to panel
     int64_t ahead;         // bytes from what is read to what is prefetched; 0: nothing more
+    int64_t scales_ahead;  // the same of scales
     float* sums;           // [P][T][16]
     bool first;            // the sums begin here
 };
+
+// Asks for line `number` of a panel or group, which is that far ahead, as far as L2: L1 waits for few lines at a time.
+// One token or two are bound by memory, which then brings every other line by itself, and faster (Zen 4); int4 in few
+// lanes is bound by arithmetic.
+template <class F, int T>
+INFINILM_INLINE void fetch(const char* line, int64_t number) {
+    if (T > 2 || (width < 16 && k_per_line(F::format) == 8) || number % 2 == 0) __builtin_prefetch(line, 0, 2);
+}
 
 template <int T, int P>
 INFINILM_INLINE void load_sums(vec (&sums)[T][P][panel_parts], const TileArgs& args) {
@@ -156,7 +166,8 @@ void multiply_floats(const TileArgs& args) {
                                          line + args.k_groups * (group_size / k_per_line(F::format)) * line_bytes;
     for (; line < end; line += line_bytes) {
 #pragma GCC unroll 2
-        for (int p = 0; p < P; ++p) __builtin_prefetch(line + p * args.panel_stride + args.ahead);
+        for (int p = 0; p < P; ++p)
+            fetch<F, T>(line + p * args.panel_stride + args.ahead, (line - args.weights) / line_bytes);
 #pragma GCC unroll 2
         for (int unit = 0; unit < F::line_units; ++unit, x += T) {
             decltype(F::weight(line, 0, 0)) w[P][panel_parts];
@@ -182,32 +193,51 @@ void multiply_floats(const TileArgs& args) {
 template <class F, int T, int P>
 void multiply_integers(const TileArgs& args) {
     using Dot = F::Dot;
+    // Vectors of outputs that share each load of x: both panels where there are registers for their sums.
+    constexpr int together = width == 16 ? P : 1;
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const uint32_t* x = args.x;
     const char* lines = args.weights;
     for (int64_t group = 0; group < args.k_groups; ++group) {
 #pragma GCC unroll 8
-        for (int j = 0; j < P * panel_parts; ++j) {
-            const int panel = j / panel_parts, part = j % panel_parts;
+        for (int first = 0; first < P * panel_parts; first += together) {
             const uint32_t* const scale = x + F::num_quads * T;
-            typename Dot::Sum dots[T];
+            typename Dot::Sum dots[T][together];
 #pragma GCC unroll 16
-            for (int i = 0; i < T; ++i) dots[i] = Dot::start(F::broadcast(scale + T + i));
+            for (int i = 0; i < T; ++i)
+#pragma GCC unroll 2
+                for (int j = 0; j < together; ++j) dots[i][j] = Dot::start(F::broadcast(scale + T + i));
 #pragma GCC unroll 8
             for (int n = 0; n < F::num_quads; ++n) {
-                const char* const line = lines + panel * args.panel_stride + n / F::line_units * line_bytes;
-                if (part == 0 && n % F::line_units == 0) __builtin_prefetch(line + args.ahead);
-                const auto w = F::weight(line, n % F::line_units, part);
+                typename Dot::Weight w[together];
+#pragma GCC unroll 2
+                for (int j = 0; j < together; ++j) {
+                    const int panel = (first + j) / panel_parts, part = (first + j) % panel_parts;
+                    const char* const line = lines + panel * args.panel_stride + n / F::line_units * line_bytes;
+                    if (part == 0 && n % F::line_units == 0) fetch<F, T>(line + args.ahead, n / F::line_units);
+                    w[j] = F::weight(line, n % F::line_units, part);
+                }
 #pragma GCC unroll 16
-                for (int i = 0; i < T; ++i) dots[i] = Dot::add(dots[i], w, F::broadcast(x + n * T + i));
+                for (int i = 0; i < T; ++i) {
+                    const ivec v = F::broadcast(x + n * T + i);
+#pragma GCC unroll 2
+                    for (int j = 0; j < together; ++j) dots[i][j] = Dot::add(dots[i][j], w[j], v);
+                }
             }
-            const vec scale_of_group = F::group_scale(args.scales + panel * args.scale_stride, group, part);
+#pragma GCC unroll 2
+            for (int j = 0; j < together; ++j) {
+                const int panel = (first + j) / panel_parts, part = (first + j) % panel_parts;
+                const char* const scales = args.scales + panel * args.scale_stride;
+                if (part == 0 && scale_bytes_of_group(F::format) > 0)
+                    __builtin_prefetch(scales + group * scale_bytes_of_group(F::format) + args.scales_ahead);
+                const vec scale_of_group = F::group_scale(scales, group, part);
 #pragma GCC unroll 16
-            for (int i = 0; i < T; ++i) {
-                const vec total = __builtin_convertvector(Dot::total(dots[i], F::broadcast(scale + T + i)), vec);
-                const vec factor = F::scaled(set1(*(const float_mem*)(scale + i)), scale_of_group);
-                sums[i][panel][part] = fma(total, factor, sums[i][panel][part]);
+                for (int i = 0; i < T; ++i) {
+                    const vec total = __builtin_convertvector(Dot::total(dots[i][j], F::broadcast(scale + T + i)), vec);
+                    const vec factor = F::scaled(set1(*(const float_mem*)(scale + i)), scale_of_group);
+                    sums[i][panel][part] = fma(total, factor, sums[i][panel][part]);
+                }
             }
         }
         x += F::x_rows * T;
@@ -315,9 +345,12 @@ void multiply(const LinearArgs& args, Share share) {
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / block_groups, begin + group);
                     // The first tokens fetch the next block for all; after the last one come the next panels.
-                    tile.ahead = tile.k_groups * group_bytes;
-                    if (first + block_groups >= k_groups) tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
-                    if (group > 0) tile.ahead = 0;
+                    tile.ahead = smaller(tile.k_groups * group_bytes, most_ahead);
+                    if (first + block_groups >= k_groups)
+                        tile.ahead = tile.k_groups * group_bytes + (num_pairs * 2 - 1) * tile.panel_stride;
+                    tile.scales_ahead = tile.k_groups * group_scale_bytes;
+                    if (first + block_groups >= k_groups) tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
+                    if (group > 0) tile.ahead = tile.scales_ahead = 0;
                     for (int64_t i = 0; i < 2 * num_pairs; i += P) {
                         const int64_t panel = 2 * pair + i;
                         tile.weights =
