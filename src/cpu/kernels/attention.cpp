@@ -327,11 +327,15 @@ static void copy_row(const Results& to, const Results& from, int64_t dim) {
     memcpy(to.sums, from.sums, (size_t)dim * sizeof(float));
 }
 
-static void write_row(const Results& row, float* out, int head_dim) {
-    const vec scale = set1(1.0f / *row.weight);
+static void write_row(const AttentionArgs& a, const Results& row, int64_t token, int64_t head) {
+    float weight = *row.weight;
+    // Scores are times log2(e). A sink far above them makes it infinite, and the row zero.
+    if (a.sinks) weight += exp(set1(a.sinks[head] - *row.largest * 0x1.62e430p-1f))[0];
+    float* const out = a.out + token * a.out_stride + head * a.head_dim;
+    const vec scale = set1(1.0f / weight);
     int d = 0;
-    for (; d + width <= head_dim; d += width) store(out + d, load(row.sums + d) * scale);
-    if (d < head_dim) store_partial(out + d, load(row.sums + d) * scale, head_dim - d);
+    for (; d + width <= a.head_dim; d += width) store(out + d, load(row.sums + d) * scale);
+    if (d < a.head_dim) store_partial(out + d, load(row.sums + d) * scale, a.head_dim - d);
 }
 
 static Results partial_row(float* partial, int64_t dim) { return {partial, partial + dim, partial + dim + 1}; }
@@ -383,14 +387,10 @@ static void stage(const Block& b, int64_t kv) {
 
 // ---- Items ----
 
-// What a row is computed from, and where its result goes.
+// What a row is computed from.
 static const float* query(const Block& b, int64_t row) {
     const Row& of = b.w.row[row];
     return b.a.q + (b.seq.first_token + of.query) * b.a.q_stride + of.head * b.a.head_dim;
-}
-static float* output(const Block& b, int64_t row) {
-    const Row& of = b.w.row[row];
-    return b.a.out + (b.seq.first_token + of.query) * b.a.out_stride + of.head * b.a.head_dim;
 }
 
 // Scaled so that weights are powers of two. Asks for the queries of the next strip.
@@ -418,7 +418,7 @@ static void attend_chunk(Block& b, bool first, bool last) {
         keep_chunk(b);
         if (!last || b.seq.split) return;
         for (int64_t row = rows.begin; row < rows.end; ++row)
-            write_row(b.w.totals.from(row, b.dim), output(b, row), b.a.head_dim);
+            write_row(b.a, b.w.totals.from(row, b.dim), b.seq.first_token + b.w.row[row].query, b.w.row[row].head);
     };
     if (!b.stages_values()) return attend({0, b.rows()}, 0, b.num_kv);
     for (int64_t kv = 0; kv < b.num_kv; ++kv) {
@@ -505,8 +505,7 @@ void attention_merge(const AttentionArgs& args, Share share) {
             const Results total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);
-            write_row(total, args.out + (seq.first_token + query) * args.out_stride + head * args.head_dim,
-                      args.head_dim);
+            write_row(args, total, seq.first_token + query, head);
         }
     }
 }
