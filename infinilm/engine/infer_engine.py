@@ -240,9 +240,15 @@ class InferEngine(OfThisProcess):
                     checkpoint.packed.resolve_quantization(self._quantization)
                 is_plain = self.device == "cpu" and self._quantization is None
                 natively = is_plain and self.dtype == checkpoint.checkpoint_dtype()
-                loading = {"dtype": self.dtype, "config": self.config, "natively": natively}
                 try:
-                    load_weights(checkpoint, self._core, progress=use_tqdm, **loading)
+                    load_weights(
+                        checkpoint,
+                        self._core,
+                        progress=use_tqdm,
+                        dtype=self.dtype,
+                        config=self.config,
+                        natively=natively,
+                    )
                 finally:
                     self._loaded.update(self._core.loaded_params())
 
