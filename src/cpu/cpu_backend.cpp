@@ -501,6 +501,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .softmax_scale = p.softmax_scale,
                        .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
+                       .num_threads = pool_.size(),
                        .next_item = &next_item,
                        .scratch = nullptr,
                        .shared_scratch = nullptr};

@@ -93,7 +93,8 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
     args.cache_element = element, args.block_table = table.data(), args.block_table_stride = num_blocks;
     args.cu_seqlens_q = cu_seqlens_q, args.context_lens = context_lens, args.num_seqs = 1;
     args.block_size = block_size, args.num_heads = c.heads, args.num_kv_heads = c.kv_heads, args.head_dim = c.head_dim;
-    args.softmax_scale = 1 / std::sqrt(static_cast<float>(c.head_dim)), args.next_item = &next_item;
+    args.softmax_scale = 1 / std::sqrt(static_cast<float>(c.head_dim)), args.num_threads = 1,
+    args.next_item = &next_item;
     const auto allocate = [](size_t bytes) {
         return std::unique_ptr<void, void (*)(void*)>(std::aligned_alloc(64, (bytes + 127) / 64 * 64), std::free);
     };

@@ -7,134 +7,61 @@
 // of keys. Chunks are then merged in order (the online softmax of Milakov & Gimelshein 2018, blocked as in
 // FlashAttention, Dao et al. 2022). Keys a query does not see take no part at all, not even as 0 * v. So a query's
 // result does not depend on the queries beside it, on how the prompt was chunked, on block_size, batch or threads.
-#include "cpu/kernels/attention_tile.h"
+#include "cpu/kernels/attention_items.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-constexpr int block_rows = 96;  // (query, head) rows per item: enough to pay for staging, few enough for L2
-// An item larger than 1 / fine_items of the whole call is split by chunks.
-constexpr int64_t fine_items = 128;
-constexpr int64_t items_per_share = 4;  // at least, where items take several kv heads
-constexpr int64_t steps_ahead = 4;      // tiles between what is computed with and what is asked for
-// Bounds shared scratch: 19 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not
-// split.
-constexpr int64_t max_partials = 32768;
-
-static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
-static int64_t block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
-static int64_t max_rows(const AttentionArgs& a) { return larger(block_rows, group_size(a)); }
-static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.head_dim, width); }
-// A partial result: padded_dim sums, then the largest score, then the sum of weights.
-static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.head_dim, 16) + 16; }
+constexpr int64_t value_tile_floats = 4096;  // staged values that all rows of a strip take in turn: half of L1
+constexpr int64_t steps_ahead = 4;           // tiles between what is computed with and what is asked for
 
 namespace {
 
-// Of keys or of chunks.
-struct Interval {
-    int64_t begin, end;
+// A query head of a token.
+struct Row {
+    int64_t query, head;  // query: of the sequence
+    Interval keys;        // of this chunk that it sees
 };
 
-// Positions of the keys that the query at `position` sees.
-static Interval visible_keys(const AttentionArgs& a, int64_t position) {
-    return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
-}
-
-// Walks over the sequences of a call and says how each is cut into items.
-struct Cursor {
-    int64_t total_work = 0;  // (query, chunk) pairs over all kv heads
-    int64_t num_shares = 1;
-    int64_t seq = -1;
-    int64_t first_token = 0, num_queries = 0, context = 0;  // of sequence seq
-    int64_t first_chunk = 0, num_chunks = 0, num_blocks = 0;
-    int64_t kv_per_item = 1, num_kv_groups = 0;
-    bool split = false;
-    int64_t item_begin = 0, item_end = 0, partial_begin = 0, partial_end = 0;
-
-    void load(const AttentionArgs& a, int64_t s) {
-        seq = s;
-        first_token = a.cu_seqlens_q[s];
-        num_queries = a.cu_seqlens_q[s + 1] - first_token;
-        context = a.context_lens[s];
-        first_chunk = visible_keys(a, context - num_queries).begin / chunk_keys;
-        num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
-        num_blocks = (num_queries + block_queries(a) - 1) / block_queries(a);
-    }
-    void start(const AttentionArgs& a, int shares) {
-        int64_t work = 0;
-        for (int64_t s = 0; s < a.num_seqs; ++s) {
-            load(a, s);
-            work += num_queries * num_chunks * a.num_kv_heads;
-        }
-        *this = Cursor{};
-        total_work = work;
-        num_shares = shares;
-    }
-    // kv heads that one item takes. A paged cache has the heads of a block side by side, and is read fastest in that
-    // order; a long block has one head's keys side by side.
-    int64_t choose_kv_heads(const AttentionArgs& a) const {
-        if (a.block_size >= chunk_keys) return 1;
-        const int64_t tokens = smaller(num_queries, block_queries(a)), chunks = split ? 1 : num_chunks;
-        const int64_t fit = block_rows / larger(tokens * group_size(a), 1);
-        const int64_t fair = total_work / larger(tokens * chunks * num_shares * items_per_share, 1);
-        const int64_t most = larger(1, smaller(smaller(fit, fair), a.num_kv_heads));
-        return (a.num_kv_heads + (a.num_kv_heads + most - 1) / most - 1) / ((a.num_kv_heads + most - 1) / most);
-    }
-    bool next(const AttentionArgs& a) {
-        if (seq + 1 >= a.num_seqs) return false;
-        load(a, seq + 1);
-        const int64_t partials = num_queries * a.num_heads * num_chunks;
-        split = num_chunks > 1 && smaller(num_queries, block_queries(a)) * num_chunks * fine_items > total_work &&
-                partial_end + partials <= max_partials;
-        item_begin = item_end;
-        kv_per_item = choose_kv_heads(a);
-        num_kv_groups = (a.num_kv_heads + kv_per_item - 1) / kv_per_item;
-        item_end += num_blocks * num_kv_groups * (split ? num_chunks : 1);
-        partial_begin = partial_end;
-        if (split) partial_end += partials;
-        return true;
-    }
-    float* partial(const AttentionArgs& a, int64_t query, int64_t head, int64_t chunk) const {
-        const int64_t index = partial_begin + (query * a.num_heads + head) * num_chunks + (chunk - first_chunk);
-        return (float*)a.shared_scratch + index * partial_stride(a);
-    }
+// Of rows.
+struct Results {
+    float *sums, *largest, *weight;  // [rows, padded_dim] weighted values; [rows] largest score; [rows] sum of weights
+    Results from(int64_t row, int64_t dim) const { return {sums + row * dim, largest + row, weight + row}; }
 };
 
 // The scratch of one thread. A row is (kv head of the item, token of the block, head of the kv head's group), in this
 // order.
 struct Workspace {
-    float* q;       // [rows, head_dim] scaled
-    float* scores;  // [rows, chunk_keys] then weights, of this chunk
-    float* sums;    // [rows, padded_dim] weighted values of this chunk
-    float* totals;  // [rows, padded_dim] weighted values of all chunks so far
-    float* staged;  // a tile in float32: keys as [head_dim, tile_keys], or values as [tile_keys, padded_dim]
-    float *chunk_max, *chunk_weight, *total_max, *total_weight;  // [rows]
-    float* copied;                                               // [2, width, head_dim] keys that are not side by side
-    int64_t* at;                                                 // [chunk_keys] where each key begins in the cache
-    int64_t* slots;                                              // [chunk_keys] at / head_dim: of the scales
-    Interval* keys;                                              // [rows] keys of this chunk that a row sees
+    Row* row;          // [rows]
+    float* q;          // [rows, head_dim] scaled
+    Results totals;    // [rows] of all chunks so far
+    Results of_chunk;  // [strip_rows]
+    float* scores;     // [strip_rows, chunk_keys] then weights, of this chunk
+    float* keys;       // of this chunk and one kv head in float32, [chunk_keys / tile_keys, head_dim, tile_keys]
+    float* values;     // [chunk_keys, padded_dim]
+    float* copied;     // [2, width, head_dim] keys that are not side by side
+    int64_t* at;       // [chunk_keys] where each key begins in the cache
+    int64_t* slots;    // [chunk_keys] at / head_dim: of the scales
 
-    static size_t bytes(const AttentionArgs& a) {
-        const int64_t rows = max_rows(a), dim = padded_dim(a);
-        const int64_t floats =
-            3 * rows * dim + rows * chunk_keys + (tile_keys + 2 * width) * dim + 4 * round_up(rows, 16);
-        return (size_t)floats * sizeof(float) + 2 * chunk_keys * sizeof(int64_t) + (size_t)rows * sizeof(Interval);
+    // Visits every array with its size in floats; arrays begin at cache lines.
+    template <class F>
+    void for_arrays(const AttentionArgs& a, F f) {
+        const int64_t rows = max_rows(a), dim = padded_dim(a), longs = sizeof(int64_t) / sizeof(float);
+        f(row, rows * (int64_t)(sizeof(Row) / sizeof(float)));
+        f(q, rows * dim), f(scores, strip_rows * chunk_keys);
+        f(totals.sums, rows * dim), f(totals.largest, rows), f(totals.weight, rows);
+        f(of_chunk.sums, strip_rows * dim), f(of_chunk.largest, strip_rows), f(of_chunk.weight, strip_rows);
+        f(keys, chunk_keys * dim), f(values, chunk_keys * dim), f(copied, 2 * width * dim);
+        f(at, chunk_keys * longs), f(slots, chunk_keys * longs);
     }
+    static size_t bytes(const AttentionArgs& a) {
+        int64_t floats = 0;
+        Workspace{}.for_arrays(a, [&](auto*&, int64_t size) { floats += round_up(size, 16); });
+        return (size_t)floats * sizeof(float);
+    }
+    Workspace() = default;
     Workspace(const AttentionArgs& a, void* scratch) {
-        const int64_t rows = max_rows(a), dim = padded_dim(a), padded_rows = round_up(rows, 16);
         float* p = (float*)scratch;
-        scores = p, p += rows * chunk_keys;
-        chunk_max = p, p += padded_rows;
-        chunk_weight = p, p += padded_rows;
-        total_max = p, p += padded_rows;
-        total_weight = p, p += padded_rows;
-        staged = p, p += tile_keys * dim;
-        copied = p, p += 2 * width * dim;
-        q = p, p += rows * dim;
-        sums = p, p += rows * dim;
-        totals = p, p += rows * dim;
-        at = (int64_t*)p;
-        slots = at + chunk_keys;
-        keys = (Interval*)(slots + chunk_keys);
+        for_arrays(a, [&]<class T>(T*& array, int64_t size) { array = (T*)p, p += round_up(size, 16); });
     }
 };
 
@@ -145,23 +72,41 @@ struct Block {
     int64_t first_query, num_tokens;  // queries [first_query, first_query + num_tokens) of the sequence
     int64_t first_kv, num_kv;         // kv heads
     int64_t group, dim;               // heads of a kv head; padded_dim
-    int64_t chunk;                    // keys [chunk * chunk_keys, ...)
-    Interval seen;                    // keys of the chunk that any row sees
+    int64_t chunk = 0;                // keys [chunk * chunk_keys, ...)
+    Interval seen = {};               // keys of the chunk that any row sees
+    Interval strip = {};              // rows that are computed now
+    Results results = {};             // of them
 
     int64_t kv_rows() const { return num_tokens * group; }
     int64_t rows() const { return num_kv * kv_rows(); }
-    int64_t token(int64_t row) const { return first_query + row % kv_rows() / group; }  // of the sequence
-    int64_t head(int64_t row) const { return (first_kv + row / kv_rows()) * group + row % group; }
-    int64_t position(int64_t row) const { return seq.context - seq.num_queries + token(row); }
-    const Interval& keys(int64_t row) const { return w.keys[row]; }
+    int64_t position(int64_t row) const { return seq.context - seq.num_queries + w.row[row].query; }
+    const Interval& keys(int64_t row) const { return w.row[row].keys; }
+    float* q(int64_t row) const { return w.q + row * a.head_dim; }
+    float* scores(int64_t row) const { return w.scores + (row - strip.begin) * chunk_keys; }
+    float* sums(int64_t row) const { return results.sums + (row - strip.begin) * dim; }
+    // Rows of a kv head that are computed now.
+    Interval rows_of(int64_t kv) const {
+        return {larger(strip.begin, kv * kv_rows()), smaller(strip.end, (kv + 1) * kv_rows())};
+    }
+    // A few rows read keys and values from the cache, which is faster than to stage them for so few. Values only where
+    // all rows see the same keys, as those of a single token do.
+    bool stages_keys() const { return rows_at_once(kv_rows()) < kv_rows(); }
+    bool stages_values() const { return stages_keys() || num_tokens > 1 || dim != a.head_dim; }
+
+    void name_rows() const {
+        Row* row = w.row;
+        for (int64_t kv = first_kv; kv < first_kv + num_kv; ++kv)
+            for (int64_t token = 0; token < num_tokens; ++token)
+                for (int64_t i = 0; i < group; ++i) *row++ = {first_query + token, kv * group + i, {}};
+    }
 
     void start_chunk(int64_t index) {
         chunk = index;
         const int64_t first = chunk * chunk_keys;
         for (int64_t row = 0; row < rows(); ++row) {  // relative to the chunk; both ends grow with the token
             const Interval visible = visible_keys(a, position(row));
-            w.keys[row] = {smaller(larger(visible.begin - first, 0), chunk_keys),
-                           larger(smaller(visible.end - first, chunk_keys), 0)};
+            w.row[row].keys = {smaller(larger(visible.begin - first, 0), chunk_keys),
+                               larger(smaller(visible.end - first, chunk_keys), 0)};
         }
         seen = {keys(0).begin, keys(rows() - 1).end};
         locate_keys();
@@ -185,24 +130,23 @@ struct Block {
     }
 };
 
-// ---- One chunk of keys for one block of rows ----
+// ---- One chunk of keys for one strip of rows ----
 
-// Calls f(row, count) for every register tile of rows of a kv head.
+// Calls f(row, count) for every register tile of rows.
 template <class F>
-static void for_row_groups(const Block& b, int64_t kv, F f) {
-    for (int64_t i = 0, count; i < b.kv_rows(); i += count) {
-        count = rows_at_once(b.kv_rows() - i);
-        f(kv * b.kv_rows() + i, count);
+static void for_row_groups(Interval rows, F f) {
+    for (int64_t row = rows.begin, count; row < rows.end; row += count) {
+        count = rows_at_once(rows.end - row);
+        f(row, count);
     }
 }
 
-// Scores of the keys that one of `count` rows sees, and of some beside them.
-static void score_group(const Block& b, int64_t tile, int64_t row, int64_t count) {
-    const int64_t begin = larger(b.keys(row).begin - tile, 0);
-    const int64_t end = smaller(b.keys(row + count - 1).end - tile, tile_keys);
+// Scores of the keys that one of `count` rows sees, and of some beside them, in the tile that begins with key `first`.
+static void score_group(const Block& b, int64_t first, int64_t row, int64_t count) {
+    const int64_t begin = larger(b.keys(row).begin - first, 0);
+    const int64_t end = smaller(b.keys(row + count - 1).end - first, tile_keys);
     visit_rows(count, [&]<int ROWS>() {
-        score_rows<ROWS>(b.w.q + row * b.a.head_dim, b.w.staged, b.a.head_dim, begin, end,
-                         b.w.scores + row * chunk_keys + tile);
+        score_rows<ROWS>(b.q(row), b.w.keys + first * b.a.head_dim, b.a.head_dim, begin, end, b.scores(row) + first);
     });
 }
 
@@ -210,7 +154,7 @@ static void score_group(const Block& b, int64_t tile, int64_t row, int64_t count
 static void softmax_row(const Block& b, int64_t row) {
     const Interval keys = b.keys(row);
     if (keys.begin >= keys.end) return;
-    float* s = b.w.scores + row * chunk_keys;  // [chunk_keys]
+    float* s = b.scores(row);  // [chunk_keys]
     const int64_t begin = keys.begin / width * width, end = round_up(keys.end, width);
     if (b.a.score_cap > 0) {  // scores are times log2(e), and so is the cap
         const float cap = b.a.score_cap * 0x1.715476p0f;
@@ -227,28 +171,27 @@ static void softmax_row(const Block& b, int64_t row) {
         store(s + k, weight);
         sum = sum + weight;
     }
-    b.w.chunk_max[row] = top;
-    b.w.chunk_weight[row] = reduce_add(sum);
+    b.results.largest[row - b.strip.begin] = top;
+    b.results.weight[row - b.strip.begin] = reduce_add(sum);
 }
 
+// Adds up the values of `keys`, of the chunk.
 template <int ROWS>
-static void value_group(const Block& b, int64_t tile, int64_t row) {
-    auto clip = [&](Interval r) { return Interval{larger(r.begin - tile, 0), smaller(r.end - tile, tile_keys)}; };
-    const float* weights = b.w.scores + row * chunk_keys + tile;
-    float* sums = b.w.sums + row * b.dim;
-    auto alone = [&](int i, int64_t begin, int64_t end) {
-        value_rows<1>(weights + i * chunk_keys, b.w.staged, begin, end, sums + i * b.dim, b.dim);
+static void value_group(const Block& b, Interval keys, int64_t row) {
+    auto clip = [&](const Interval& r) { return Interval{larger(r.begin, keys.begin), smaller(r.end, keys.end)}; };
+    auto alone = [&](int64_t i, int64_t begin, int64_t end) {
+        value_rows<1>(b.scores(i), b.w.values, begin, end, b.sums(i), b.dim);
     };
     // All rows together over the keys that all see; the rest of each row's keys alone, still in order.
     const Interval all = {clip(b.keys(row + ROWS - 1)).begin, clip(b.keys(row)).end};
     const bool together = all.begin < all.end;
-    for (int i = 0; i < ROWS; ++i) {
-        const Interval keys = clip(b.keys(row + i));
-        alone(i, keys.begin, together ? all.begin : keys.end);
+    for (int64_t i = row; i < row + ROWS; ++i) {
+        const Interval own = clip(b.keys(i));
+        alone(i, own.begin, together ? all.begin : own.end);
     }
     if (!together) return;
-    value_rows<ROWS>(weights, b.w.staged, all.begin, all.end, sums, b.dim);
-    for (int i = 0; i < ROWS; ++i) alone(i, all.end, clip(b.keys(row + i)).end);
+    value_rows<ROWS>(b.scores(row), b.w.values, all.begin, all.end, b.sums(row), b.dim);
+    for (int64_t i = row; i < row + ROWS; ++i) alone(i, all.end, clip(b.keys(i)).end);
 }
 
 // The keys from k on of a tile as [width][head_dim]: where they lie, or copied there from blocks of odd sizes.
@@ -266,24 +209,20 @@ struct Step {
     Tile<E> tile;
     Ahead<E> ahead;
     int64_t kv, first;  // kv head of the block; first key of the tile in the chunk
-    Interval keys;      // that any row sees, in the tile
+    Interval keys;      // that any row of the strip sees, in the tile
 };
 
 template <class E>
 static void score_step(const Block& b, const Step<E>& step) {
+    const Interval rows = b.rows_of(step.kv);
+    if (b.stages_keys())
+        return for_row_groups(rows, [&](int64_t row, int64_t count) { score_group(b, step.first, row, count); });
     const int64_t begin = step.keys.begin / width * width, end = step.keys.end, head_dim = b.a.head_dim;
-    float* const copy = b.w.copied;
-    if (rows_at_once(b.kv_rows()) < b.kv_rows()) {
-        for (int64_t k = begin; k < end; k += width)
-            stage_keys(neighbours(b, step.tile, k, copy), head_dim, b.w.staged + k);
-        return for_row_groups(b, step.kv, [&](int64_t row, int64_t count) { score_group(b, step.first, row, count); });
-    }
-    const int64_t row = step.kv * b.kv_rows();
-    visit_rows(b.kv_rows(), [&]<int ROWS>() {
+    float *const copy = b.w.copied, *const scores = b.scores(rows.begin) + step.first;
+    visit_rows(rows.end - rows.begin, [&]<int ROWS>() {
         for (int64_t k = begin; k < end; k += 2 * width) {
             const int64_t second = k + width < end ? k + width : k;  // an odd vector is computed twice
-            float* const scores = b.w.scores + row * chunk_keys + step.first;
-            score_cached<E, ROWS>(b.w.q + row * head_dim, neighbours(b, step.tile, k, copy),
+            score_cached<E, ROWS>(b.q(rows.begin), neighbours(b, step.tile, k, copy),
                                   neighbours(b, step.tile, second, copy + width * head_dim), step.ahead, k, second,
                                   head_dim, scores + k, scores + second);
         }
@@ -292,18 +231,22 @@ static void score_step(const Block& b, const Step<E>& step) {
 
 template <class E>
 static void value_step(const Block& b, const Step<E>& step) {
-    const int64_t row = step.kv * b.kv_rows();
-    // A single token's rows all see the same keys.
-    if (b.num_tokens > 1 || rows_at_once(b.kv_rows()) < b.kv_rows() || b.dim != b.a.head_dim) {
-        stage_values(step.tile, step.keys.begin, step.keys.end, b.a.head_dim, b.w.staged, b.dim);
-        return for_row_groups(b, step.kv, [&](int64_t first, int64_t count) {
-            visit_rows(count, [&]<int ROWS>() { value_group<ROWS>(b, step.first, first); });
-        });
-    }
-    visit_rows(b.kv_rows(), [&]<int ROWS>() {
-        value_rows_cached<E, ROWS>(b.w.scores + row * chunk_keys + step.first, step.tile, step.ahead, step.keys.begin,
-                                   step.keys.end, b.w.sums + row * b.dim, b.dim);
+    const Interval rows = b.rows_of(step.kv);
+    visit_rows(rows.end - rows.begin, [&]<int ROWS>() {
+        value_rows_cached<E, ROWS>(b.scores(rows.begin) + step.first, step.tile, step.ahead, step.keys.begin,
+                                   step.keys.end, b.sums(rows.begin), b.dim);
     });
+}
+
+// All rows of the strip take some keys after the other, so that their values stay in L1.
+static void value_staged(const Block& b, Interval keys) {
+    const int64_t at_a_time = larger(1, value_tile_floats / b.dim);
+    for (; keys.begin < keys.end; keys.begin += at_a_time)
+        for_row_groups(b.strip, [&](int64_t row, int64_t count) {
+            visit_rows(count, [&]<int ROWS>() {
+                value_group<ROWS>(b, {keys.begin, smaller(keys.begin + at_a_time, keys.end)}, row);
+            });
+        });
 }
 
 // An int8 cache has a scale for each key and value of a head, which are taken out of the sums over head_dim and over
@@ -315,56 +258,57 @@ static void scale_columns(const Block& b, const Step<E>& step, const float* scal
     const int64_t* slots = b.w.slots + step.first;
     for (int64_t k = step.keys.begin; k < step.keys.end; ++k) of_tile[k] = scales[slots[k] + step.kv * b.a.block_size];
     const int64_t begin = step.keys.begin / width * width;
-    for (int64_t row = step.kv * b.kv_rows(); row < (step.kv + 1) * b.kv_rows(); ++row) {
-        float* const columns = b.w.scores + row * chunk_keys + step.first;
+    const Interval rows = b.rows_of(step.kv);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        float* const columns = b.scores(row) + step.first;
         for (int64_t k = begin; k < step.keys.end; k += width)
             store(columns + k, load(columns + k) * load(of_tile + k));
     }
 }
 
-// Leaves sums, chunk_max and chunk_weight of every row that sees a key of the chunk.
+// Leaves the results of every row of the strip that sees a key of the chunk. The rows are of the
+// kv heads [first_kv, first_kv + num_kv) of the block.
 template <class E>
-static void attend_chunk(const Block& b) {
-    const int64_t first = b.seen.begin / tile_keys * tile_keys;
-    const int64_t num_steps = ((b.seen.end - 1 - first) / tile_keys + 1) * b.num_kv;
+static void attend_strip(const Block& b, int64_t first_kv, int64_t num_kv) {
+    const Interval seen = {b.keys(b.strip.begin).begin, b.keys(b.strip.end - 1).end};
+    if (seen.begin >= seen.end) return;
+    const int64_t first = seen.begin / tile_keys * tile_keys;
+    const int64_t num_steps = ((seen.end - 1 - first) / tile_keys + 1) * num_kv;
     // The heads of a tile follow each other, as in the memory of a block. The last steps ask for next_cache.
     auto step = [&](int64_t index, const void* cache, const void* next_cache) {
         auto tile = [&](int64_t i, const void* from) {
-            return Tile<E>{(const E*)from + i % b.num_kv * b.a.block_size * b.a.head_dim,
-                           b.w.at + first + i / b.num_kv * tile_keys};
+            return Tile<E>{(const E*)from + (first_kv + i % num_kv) * b.a.block_size * b.a.head_dim,
+                           b.w.at + first + i / num_kv * tile_keys};
         };
         auto later = [&](int64_t i) {
             return i < num_steps ? tile(i, cache) : tile(smaller(i - num_steps, num_steps - 1), next_cache);
         };
-        const int64_t begin = first + index / b.num_kv * tile_keys;
+        const int64_t begin = first + index / num_kv * tile_keys;
         return Step<E>{tile(index, cache),
                        {later(index + steps_ahead), later(index + 1)},
-                       index % b.num_kv,
+                       first_kv + index % num_kv,
                        begin,
-                       {larger(b.seen.begin - begin, 0), smaller(b.seen.end - begin, tile_keys)}};
+                       {larger(seen.begin - begin, 0), smaller(seen.end - begin, tile_keys)}};
     };
     for (int64_t i = 0; i < num_steps; ++i) {
         const Step<E> scores = step(i, b.a.k_cache, b.a.v_cache);
         score_step(b, scores);
         scale_columns(b, scores, b.a.k_scales);
     }
-    for (int64_t row = 0; row < b.rows(); ++row) softmax_row(b, row);
-    memset(b.w.sums, 0, (size_t)(b.rows() * b.dim) * sizeof(float));
+    for (int64_t row = b.strip.begin; row < b.strip.end; ++row) softmax_row(b, row);
+    memset(b.results.sums, 0, (size_t)((b.strip.end - b.strip.begin) * b.dim) * sizeof(float));
     for (int64_t i = 0; i < num_steps; ++i) {
         const Step<E> values = step(i, b.a.v_cache, b.a.v_cache);
         scale_columns(b, values, b.a.v_scales);
-        value_step(b, values);
+        if (!b.stages_values()) value_step(b, values);
     }
+    if (b.stages_values()) value_staged(b, seen);
 }
 
 // ---- Merging chunks ----
 
-struct Running {
-    float *largest, *weight, *sums;  // one row: a number, a number, [dim]
-};
-
 // into = into and part together: both sides rescaled to the larger of the two largest scores.
-static void merge(const Running& into, const Running& part, int64_t dim) {
+static void merge(const Results& into, const Results& part, int64_t dim) {
     const float largest = *into.largest > *part.largest ? *into.largest : *part.largest;
     vec differences = zero();
     differences[0] = *into.largest - largest;
@@ -377,13 +321,13 @@ static void merge(const Running& into, const Running& part, int64_t dim) {
     *into.largest = largest;
 }
 
-static void copy_row(const Running& to, const Running& from, int64_t dim) {
+static void copy_row(const Results& to, const Results& from, int64_t dim) {
     *to.largest = *from.largest;
     *to.weight = *from.weight;
     memcpy(to.sums, from.sums, (size_t)dim * sizeof(float));
 }
 
-static void write_row(const AttentionArgs& a, const Running& row, int64_t token, int64_t head) {
+static void write_row(const AttentionArgs& a, const Results& row, int64_t token, int64_t head) {
     float weight = *row.weight;
     // Scores are times log2(e). A sink far above them makes it infinite, and the row zero.
     if (a.sinks) weight += exp(set1(a.sinks[head] - *row.largest * 0x1.62e430p-1f))[0];
@@ -394,7 +338,7 @@ static void write_row(const AttentionArgs& a, const Running& row, int64_t token,
     if (d < a.head_dim) store_partial(out + d, load(row.sums + d) * scale, a.head_dim - d);
 }
 
-static Running partial_row(float* partial, int64_t dim) { return {partial + dim, partial + dim + 1, partial}; }
+static Results partial_row(float* partial, int64_t dim) { return {partial, partial + dim, partial + dim + 1}; }
 
 // The chunks that the query at `position` takes part in.
 static Interval visible_chunks(const AttentionArgs& a, int64_t position) {
@@ -402,15 +346,23 @@ static Interval visible_chunks(const AttentionArgs& a, int64_t position) {
     return {keys.begin / chunk_keys, (keys.end - 1) / chunk_keys + 1};
 }
 
-// Adds the chunk just computed to each row's running total, or hands it to attention_merge.
+// Where to leave the results of the strip: among the totals if this is the first chunk for all of its rows.
+static Results choose_results(const Block& b) {
+    auto first_chunk = [&](int64_t row) { return visible_chunks(b.a, b.position(row)).begin; };
+    const bool is_total =
+        !b.seq.split && first_chunk(b.strip.begin) == b.chunk && first_chunk(b.strip.end - 1) == b.chunk;
+    return is_total ? b.w.totals.from(b.strip.begin, b.dim) : b.w.of_chunk;
+}
+
+// Adds the results of the strip to the totals of its rows, or hands them to attention_merge.
 static void keep_chunk(const Block& b) {
-    for (int64_t row = 0; row < b.rows(); ++row) {
+    if (b.results.sums != b.w.of_chunk.sums) return;
+    for (int64_t row = b.strip.begin; row < b.strip.end; ++row) {
         const Interval chunks = visible_chunks(b.a, b.position(row));
         if (b.chunk < chunks.begin || b.chunk >= chunks.end) continue;
-        const Running part = {b.w.chunk_max + row, b.w.chunk_weight + row, b.w.sums + row * b.dim};
-        const Running total = {b.w.total_max + row, b.w.total_weight + row, b.w.totals + row * b.dim};
+        const Results part = b.results.from(row - b.strip.begin, b.dim), total = b.w.totals.from(row, b.dim);
         if (b.seq.split) {
-            float* partial = b.seq.partial(b.a, b.token(row), b.head(row), b.chunk);
+            float* partial = b.seq.partial(b.a, b.w.row[row].query, b.w.row[row].head, b.chunk);
             copy_row(partial_row(partial, b.dim), part, b.dim);
         } else if (b.chunk == chunks.begin) {
             copy_row(total, part, b.dim);
@@ -420,18 +372,60 @@ static void keep_chunk(const Block& b) {
     }
 }
 
+// Writes the keys and values of a kv head of the block that rows see in this chunk to w.keys and w.values.
+template <class E>
+static void stage(const Block& b, int64_t kv) {
+    const int64_t head_dim = b.a.head_dim, offset = kv * b.a.block_size * head_dim;
+    const Tile<E> keys = {(const E*)b.a.k_cache + offset, b.w.at};
+    if (b.stages_keys())
+        for (int64_t k = b.seen.begin / width * width; k < b.seen.end; k += width)
+            stage_keys(neighbours(b, keys, k, b.w.copied), head_dim,
+                       b.w.keys + k / tile_keys * tile_keys * head_dim + k % tile_keys);
+    stage_values(Tile<E>{(const E*)b.a.v_cache + offset, b.w.at}, b.seen.begin, b.seen.end, head_dim, b.w.values,
+                 b.dim);
+}
+
 // ---- Items ----
 
-// Scaled so that weights are powers of two.
+// What a row is computed from.
+static const float* query(const Block& b, int64_t row) {
+    const Row& of = b.w.row[row];
+    return b.a.q + (b.seq.first_token + of.query) * b.a.q_stride + of.head * b.a.head_dim;
+}
+
+// Scaled so that weights are powers of two. Asks for the queries of the next strip.
 static void load_queries(const Block& b) {
     const AttentionArgs& a = b.a;
     const vec scale = set1(a.softmax_scale * 0x1.715476p0f);  // log2(e)
-    for (int64_t row = 0; row < b.rows(); ++row) {
-        const float* q = a.q + (b.seq.first_token + b.token(row)) * a.q_stride + b.head(row) * a.head_dim;
-        float* out = b.w.q + row * a.head_dim;
+    const int head_dim = a.head_dim;
+    for (int64_t row = b.strip.begin; row < b.strip.end; ++row) {
+        const float *from = query(b, row), *next = query(b, smaller(row + strip_rows, b.rows() - 1));
+        float* const to = b.q(row);
+        for (int d = 0; d < head_dim; d += 16) __builtin_prefetch(next + d, 0, 2);
         int d = 0;
-        for (; d + width <= a.head_dim; d += width) store(out + d, load(q + d) * scale);
-        if (d < a.head_dim) store_partial(out + d, load_partial(q + d, a.head_dim - d) * scale, a.head_dim - d);
+        for (; d + width <= head_dim; d += width) store(to + d, load(from + d) * scale);
+        if (d < head_dim) store_partial(to + d, load_partial(from + d, head_dim - d) * scale, head_dim - d);
+    }
+}
+
+template <class E>
+static void attend_chunk(Block& b, bool first, bool last) {
+    auto attend = [&](Interval rows, int64_t first_kv, int64_t num_kv) {
+        b.strip = rows;
+        b.results = choose_results(b);
+        if (first) load_queries(b);
+        attend_strip<E>(b, first_kv, num_kv);
+        keep_chunk(b);
+        if (!last || b.seq.split) return;
+        for (int64_t row = rows.begin; row < rows.end; ++row)
+            write_row(b.a, b.w.totals.from(row, b.dim), b.seq.first_token + b.w.row[row].query, b.w.row[row].head);
+    };
+    if (!b.stages_values()) return attend({0, b.rows()}, 0, b.num_kv);
+    for (int64_t kv = 0; kv < b.num_kv; ++kv) {
+        stage<E>(b, kv);
+        const int64_t end = (kv + 1) * b.kv_rows();
+        for (int64_t row = kv * b.kv_rows(); row < end; row += strip_rows)
+            attend({row, smaller(row + strip_rows, end)}, kv, 1);
     }
 }
 
@@ -450,25 +444,18 @@ static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& s
             first_kv,
             smaller(seq.kv_per_item, a.num_kv_heads - first_kv),
             group_size(a),
-            padded_dim(a),
-            0,
-            {}};
+            padded_dim(a)};
+    b.name_rows();
     Interval chunks = {visible_chunks(a, b.position(0)).begin, visible_chunks(a, b.position(b.rows() - 1)).end};
     if (seq.split) {
         const int64_t chunk = seq.first_chunk + rest % seq.num_chunks;
         if (chunk < chunks.begin || chunk >= chunks.end) return;
         chunks = {chunk, chunk + 1};
     }
-    load_queries(b);
     for (int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {
         b.start_chunk(chunk);
-        attend_chunk<E>(b);
-        keep_chunk(b);
+        attend_chunk<E>(b, chunk == chunks.begin, chunk + 1 == chunks.end);
     }
-    if (seq.split) return;
-    for (int64_t row = 0; row < b.rows(); ++row)
-        write_row(a, {w.total_max + row, w.total_weight + row, w.totals + row * b.dim}, seq.first_token + b.token(row),
-                  b.head(row));
 }
 
 }  // namespace
@@ -515,7 +502,7 @@ void attention_merge(const AttentionArgs& args, Share share) {
             if (count++ % share.count != share.index) continue;
             const int64_t query = row / args.num_heads, head = row % args.num_heads;
             const Interval chunks = visible_chunks(args, seq.context - seq.num_queries + query);
-            const Running total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
+            const Results total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);
             write_row(args, total, seq.first_token + query, head);

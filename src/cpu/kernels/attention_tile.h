@@ -237,12 +237,11 @@ INFINILM_INLINE vec exp2_nonpositive(vec x) {
     const vec shifted = x + shift;
     const vec r = x - (shifted - shift);
     // Minimax on [-1/2, 1/2], with the first coefficient held at 1.
-    vec p = set1(0x1.41fbbcp-13f);
-    p = fma(p, r, set1(0x1.5f3e54p-10f));
-    p = fma(p, r, set1(0x1.3b2d4cp-7f));
-    p = fma(p, r, set1(0x1.c6aee8p-5f));
-    p = fma(p, r, set1(0x1.ebfbdcp-3f));
-    p = fma(p, r, set1(0x1.62e430p-1f));
+    vec p = set1(0x1.5bba14p-10f);
+    p = fma(p, r, set1(0x1.3cea88p-7f));
+    p = fma(p, r, set1(0x1.c6b752p-5f));
+    p = fma(p, r, set1(0x1.ebf9bcp-3f));
+    p = fma(p, r, set1(0x1.62e42ap-1f));
     p = fma(p, r, set1(1.0f));
     const vec scaled = as_float(as_uint(p) + (as_uint(shifted) << 23));
     return x < -125.0f ? zero() : scaled;

@@ -141,6 +141,7 @@ struct AttentionArgs {
     int num_heads, num_kv_heads, head_dim;
     float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;
+    int num_threads;       // that may work on it, of attention and attention_merge alike
     int64_t* next_item;    // 0 before attention; shares draw their work from it
     void* const* scratch;  // [num_threads], attention_scratch_bytes each
     void* shared_scratch;  // partial results between attention and attention_merge, attention_shared_scratch_bytes

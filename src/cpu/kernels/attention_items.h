@@ -1,0 +1,99 @@
+// How a call of attention is cut into items that threads draw: see attention.cpp, which alone includes this.
+#pragma once
+
+#include "cpu/kernels/attention_tile.h"
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+constexpr int block_rows = 192;  // (query, head) rows per item: enough to pay for staging, few enough for L2
+constexpr int strip_rows = 48;   // of them that are computed at a time: what they need of a tile stays near L1
+// An item larger than 1 / (threads * fine_items) of the whole call is split by chunks.
+constexpr int64_t fine_items = 8;
+constexpr int64_t items_per_share = 4;  // at least, where items take several kv heads
+// Bounds shared scratch: 19 MB at head_dim 128. One sequence of 32 heads and 262144 keys fits; what does not is not
+// split.
+constexpr int64_t max_partials = 32768;
+
+static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
+static int64_t block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
+static int64_t max_rows(const AttentionArgs& a) { return larger(block_rows, group_size(a)); }
+static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.head_dim, width); }
+// A partial result: padded_dim sums, then the largest score, then the sum of weights.
+static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.head_dim, 16) + 16; }
+
+namespace {
+
+// Of keys or of chunks.
+struct Interval {
+    int64_t begin, end;
+};
+
+// Positions of the keys that the query at `position` sees.
+static Interval visible_keys(const AttentionArgs& a, int64_t position) {
+    return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
+}
+
+// Walks over the sequences of a call and says how each is cut into items.
+struct Cursor {
+    int64_t total_work = 0;  // (query, chunk) pairs over all kv heads
+    int64_t num_shares = 1;
+    int64_t seq = -1;
+    int64_t first_token = 0, num_queries = 0, context = 0;  // of sequence seq
+    int64_t first_chunk = 0, num_chunks = 0, num_blocks = 0;
+    int64_t kv_per_item = 1, num_kv_groups = 0;
+    bool split = false;
+    int64_t item_begin = 0, item_end = 0, partial_begin = 0, partial_end = 0;
+
+    void load(const AttentionArgs& a, int64_t s) {
+        seq = s;
+        first_token = a.cu_seqlens_q[s];
+        num_queries = a.cu_seqlens_q[s + 1] - first_token;
+        context = a.context_lens[s];
+        first_chunk = visible_keys(a, context - num_queries).begin / chunk_keys;
+        num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
+        num_blocks = (num_queries + block_queries(a) - 1) / block_queries(a);
+    }
+    void start(const AttentionArgs& a, int shares) {
+        int64_t work = 0;
+        for (int64_t s = 0; s < a.num_seqs; ++s) {
+            load(a, s);
+            work += num_queries * num_chunks * a.num_kv_heads;
+        }
+        *this = Cursor{};
+        total_work = work;
+        num_shares = shares;
+    }
+    // kv heads that one item takes. A paged cache has the heads of a block side by side, and is read fastest in that
+    // order; a long block has one head's keys side by side.
+    int64_t choose_kv_heads(const AttentionArgs& a) const {
+        if (a.block_size >= chunk_keys) return 1;
+        const int64_t tokens = smaller(num_queries, block_queries(a)), chunks = split ? 1 : num_chunks;
+        const int64_t fit = strip_rows / larger(tokens * group_size(a), 1);
+        const int64_t fair = total_work / larger(tokens * chunks * num_shares * items_per_share, 1);
+        const int64_t most = larger(1, smaller(smaller(fit, fair), a.num_kv_heads));
+        return (a.num_kv_heads + (a.num_kv_heads + most - 1) / most - 1) / ((a.num_kv_heads + most - 1) / most);
+    }
+    bool next(const AttentionArgs& a) {
+        if (seq + 1 >= a.num_seqs) return false;
+        load(a, seq + 1);
+        const int64_t partials = num_queries * a.num_heads * num_chunks;
+        split = num_chunks > 1 &&
+                smaller(num_queries, block_queries(a)) * num_chunks * fine_items * a.num_threads > total_work &&
+                partial_end + partials <= max_partials;
+        item_begin = item_end;
+        kv_per_item = choose_kv_heads(a);
+        num_kv_groups = (a.num_kv_heads + kv_per_item - 1) / kv_per_item;
+        item_end += num_blocks * num_kv_groups * (split ? num_chunks : 1);
+        partial_begin = partial_end;
+        if (split) partial_end += partials;
+        return true;
+    }
+    float* partial(const AttentionArgs& a, int64_t query, int64_t head, int64_t chunk) const {
+        const int64_t index = partial_begin + (query * a.num_heads + head) * num_chunks + (chunk - first_chunk);
+        return (float*)a.shared_scratch + index * partial_stride(a);
+    }
+};
+
+}  // namespace
+
+}  // namespace infinilm::cpu::INFINILM_ISA
