@@ -118,7 +118,7 @@ class GgufCheckpoint(MappedTensors):
         self.release(name)
         return np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(info.shape), target
 
-    def native_linears(self, linears: Linears) -> dict[str, str]:
+    def native_linears(self, linears: Linears, sources: object = None) -> dict[str, str]:
         """Return the linears whose weights CPUs can compute with as they are stored, and their types.
 
         All weights that a linear joins must be of one type.
@@ -127,11 +127,13 @@ class GgufCheckpoint(MappedTensors):
         ----------
         linears : mapping of str to (list of str, bool)
             As `_core.linears` gives them.
+        sources
+            Not read: tensors have the names of the parameters.
         """
         types = {linear: {self._types.get(name) for name in names} for linear, (names, _) in linears.items()}
         return {linear: found.pop() or "" for linear, found in types.items() if len(found) == 1 and found <= _NATIVE}
 
-    def pack(self, linear: str, linears: Linears) -> list[tuple[str, _core.Tensor]]:
+    def pack(self, linear: str, linears: Linears, sources: object = None) -> list[tuple[str, _core.Tensor]]:
         """Return a linear as its tensors in a packed checkpoint, integers and scales as they are stored."""
         names, pairs = linears[linear]
         parts = [(self.bytes_of(name), self.tensors[name].shape, self._interleaved_head_dim(name)) for name in names]

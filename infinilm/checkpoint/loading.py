@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import Checkpoint, is_used_in_place
+from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+from infinilm.checkpoint.quantised.config import METHODS
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES
 from infinilm.checkpoint.sources import FoundTensors, find_tensors
 from infinilm.checks import DTYPES
@@ -29,6 +30,8 @@ from infinilm.logs import logger
 from infinilm.progress import progress_bar
 
 __all__ = ["WeightEngine", "load_weights"]
+
+Linears = Mapping[str, tuple[list[str], bool]]
 
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _MAX_LISTED = 20  # names of one kind in one error message
@@ -113,9 +116,9 @@ def _check_quantised(checkpoint: MappedTensors) -> None:
     if found:
         first = found[0]
         raise WeightError(
-            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors): "
-            "quantised checkpoints are not supported in this version; use the float16 or bfloat16 checkpoint "
-            "of the model"
+            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors), but neither "
+            "config.json nor a file beside it has a quantization_config, which says what that means; supported are "
+            f"{', '.join(METHODS)}"
         )
 
 
@@ -124,6 +127,8 @@ def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
     embedding = next((name for name in found.shapes if name.endswith("embed_tokens.weight")), None)
     if head not in _HEADS or embedding is None:
         return
+    if any(checkpoint.info(name).dtype not in FLOATS for name in (head, embedding)):
+        return  # quantised
     arrays = [checkpoint.array(name) for name in (head, embedding)]
     rows = np.linspace(0, len(arrays[1]) - 1, 16).astype(int)
     if arrays[0].dtype != arrays[1].dtype or arrays[0].shape != arrays[1].shape:
@@ -150,6 +155,13 @@ def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mappin
     skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
     known = {*expected, *skipped, *found.not_read}
     unexpected = [name for name in stored if name not in known]
+    if isinstance(checkpoint, QuantisedCheckpoint):
+        zeros = [name for name in unexpected if checkpoint.is_zero_bias(name)]
+        unexpected = [name for name in unexpected if name not in zeros]
+        if zeros:
+            logger.info(
+                "%s: biases of zeros that the model does not have, skipped: %s", checkpoint.path, _listed(zeros)
+            )
     shaped = [
         f"{name} (expected {list(shape)}, got {list(stored[name].shape)} in {stored[name].file.name})"
         for name, shape in expected.items()
@@ -210,6 +222,7 @@ def load_weights(
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
     natively: bool = False,
+    quantised_dtype: str | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -220,7 +233,7 @@ def load_weights(
 
     Parameters
     ----------
-    checkpoint : Checkpoint or GgufCheckpoint
+    checkpoint : Checkpoint, QuantisedCheckpoint or GgufCheckpoint
     engine : WeightEngine
     dtype : str
         The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
@@ -232,8 +245,10 @@ def load_weights(
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
     natively : bool
-        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on one CPU rank, computes
-        with such.
+        Keep integers and scales of a quantised checkpoint as they are, where the engine, a `_core.InferEngine` on one
+        CPU rank, computes with such.
+    quantised_dtype : str, optional
+        What quantised weights of safetensors become otherwise; the compute dtype unless it is given.
 
     Raises
     ------
@@ -274,6 +289,10 @@ def load_weights(
     def read(name: str) -> tuple[npt.NDArray[Any], str]:
         """A parameter, in the dtype that it keeps."""
         source = found.sources[name]
+        if isinstance(checkpoint, QuantisedCheckpoint) and checkpoint.is_quantised(source.tensor):
+            array = checkpoint.read(source, quantised_dtype or dtype)
+            release(name)
+            return array, quantised_dtype or dtype
         if not isinstance(checkpoint, Checkpoint):
             assert isinstance(checkpoint, GgufCheckpoint)
             return checkpoint.read(source.tensor, dtype)
@@ -288,29 +307,40 @@ def load_weights(
         release(name)
         return array, dtype
 
-    blocks = _native_blocks(checkpoint, engine) if natively and isinstance(checkpoint, GgufCheckpoint) else {}
+    def load(name: str) -> None:
+        array, kept = read(name)
+        for prepared in engine.load_param(name, make(array, dtype=kept)) or ():
+            release(prepared)  # packed: not read again
+
+    linears: Linears = {}
+    native: dict[str, str] = {}  # by parameter, the linear that keeps its integers
+    if natively and isinstance(checkpoint, (QuantisedCheckpoint, GgufCheckpoint)):
+        linears = importlib.import_module("infinilm._core").linears(engine.spec)  # type: ignore[attr-defined]
+        for linear in checkpoint.native_linears(linears, found.sources):
+            native |= dict.fromkeys(linears[linear][0], linear)
+    done: set[str] = set()  # linears
+
+    def load_natively(linear: str) -> None:
+        """Load all weights of a linear, with the first of them."""
+        if linear in done:
+            return
+        done.add(linear)
+        assert isinstance(checkpoint, (QuantisedCheckpoint, GgufCheckpoint))
+        packed = checkpoint.pack(linear, linears, found.sources)
+        if packed is None:
+            for name in linears[linear][0]:
+                load(name)
+        for name, tensor in packed or ():
+            engine.load_param(name, tensor)
+
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):
-            if param in blocks:
-                for name, tensor in blocks[param]():
-                    engine.load_param(name, tensor)
+            if param in native:
+                load_natively(native[param])
             else:
-                array, kept = read(param)
-                for name in engine.load_param(param, make(array, dtype=kept)) or ():
-                    release(name)  # packed: not read again
+                load(param)
             source = found.sources[param]
             info = checkpoint.info(source.tensor)
             advance(info.nbytes * (source.end - source.begin) // max(info.shape[0], 1))
     checkpoint.check_unchanged()
-
-
-def _native_blocks(checkpoint: GgufCheckpoint, engine: Any) -> dict[str, Callable[[], Sequence[tuple[str, Any]]]]:
-    """What to load in the place of weights whose blocks are kept: all of a linear with the first of its weights."""
-    linears = importlib.import_module("infinilm._core").linears(engine.spec)
-    found: dict[str, Callable[[], Sequence[tuple[str, Any]]]] = {}
-    for linear in checkpoint.native_linears(linears):
-        infos = sorted((checkpoint.tensors[n] for n in linears[linear][0]), key=lambda t: (t.file, t.offset))
-        found |= {info.name: lambda: () for info in infos}
-        found[infos[0].name] = partial(checkpoint.pack, linear, linears)
-    return found

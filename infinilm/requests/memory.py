@@ -30,6 +30,7 @@ from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 
 if TYPE_CHECKING:
+    from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.config.llama_config import LlamaConfig
 
 _UNITS = {"": 1, "b": 1}
@@ -299,12 +300,18 @@ class ModelPlan:
     cache: CacheSizing
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
-    native_types: tuple[str, ...] = ()  # of a GGUF file's weights, those that are computed with as they are stored
+    native_types: tuple[str, ...] = ()  # of quantised weights, those that are computed with as they are stored
+    quantised_dtype: str | None = None  # what other quantised weights of safetensors become
 
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of `load_weights`."""
-        return {"dtype": self.dtype, "config": self.config, "natively": bool(self.native_types)}
+        return {
+            "dtype": self.dtype,
+            "config": self.config,
+            "natively": bool(self.native_types),
+            "quantised_dtype": self.quantised_dtype,
+        }
 
     @property
     def device(self) -> str:
@@ -337,6 +344,7 @@ def plan_model(
     from infinilm.checkpoint.folder import resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
+    from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -401,6 +409,13 @@ def plan_model(
     )
     if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
         workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
+    quantised_dtype = None
+    if isinstance(checkpoint, QuantisedCheckpoint):
+        quantised_dtype = _quantised_dtype(computed, quantization, is_auto=is_plain and on_cpu)
+        if quantization is None and on_cpu:
+            weight_bytes, native_types = _quantised_bytes(
+                checkpoint, config, spec, kept, quantised_dtype, natively=is_plain and num_ranks == 1
+            )
     cache = CacheSizing(
         devices[0], computed, _auto_cache_dtype(dtype, stored, computed, on_cpu), local, num_ranks if on_cpu else 1
     )
@@ -418,8 +433,51 @@ def plan_model(
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
     return ModelPlan(
-        path, config, devices, stored, computed, quantization, cache, plan, packed is not None, native_types
+        path,
+        config,
+        devices,
+        stored,
+        computed,
+        quantization,
+        cache,
+        plan,
+        packed is not None,
+        native_types,
+        quantised_dtype,
     )
+
+
+def _quantised_dtype(computed: str, quantization: str | None, *, is_auto: bool) -> str:
+    """What quantised weights become where their integers cannot be kept.
+
+    float16 has the bits of all scales in use, where float32 would take twice the memory and bfloat16 lose some. Weights
+    that are quantised again are made of the exact ones.
+    """
+    return "float32" if quantization else "float16" if is_auto else computed
+
+
+def _quantised_bytes(
+    checkpoint: QuantisedCheckpoint,
+    config: LlamaConfig,
+    spec: _core.ModelSpec,
+    kept: str,
+    quantised_dtype: str,
+    *,
+    natively: bool,
+) -> tuple[int, tuple[str, ...]]:
+    """Bytes of all weights, and the schemes whose integers are kept."""
+    from infinilm.checkpoint.sources import find_tensors
+
+    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+    sources = find_tensors(config, shapes, checkpoint.tensors).sources
+    sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
+    native = checkpoint.native_linears(linears, sources) if natively else {}
+    formats = {name: format for linear, format in native.items() for name in linears[linear][0]}
+    size = 4 if quantised_dtype == "float32" else 2
+    for name, source in sources.items():
+        nbytes = checkpoint.bytes_of(source, formats.get(name), size)
+        sizes[name] = sizes[name] if nbytes is None else nbytes
+    return sum(sizes.values()), tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in formats}))
 
 
 def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:

@@ -93,4 +93,5 @@ NB_MODULE(_core, m) {
     infinilm::bind_ops(m);
     infinilm::bind_engine(m);
     infinilm::bind_gguf(m);
+    infinilm::bind_codes(m);
 }

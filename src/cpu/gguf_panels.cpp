@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/shares.h"
+
 namespace infinilm::cpu {
 
 namespace {
@@ -58,7 +60,7 @@ PackedTensors pack_blocks(std::span<const gguf::Rows> parts, LinearKind kind, in
     // Rows that fill a panel: scales of zero, and integers that are what a zero is in q4_0.
     const std::byte zero = is_q8 ? std::byte{0} : static_cast<std::byte>(int4_offset | int4_offset << 4);
     const int64_t shares = std::clamp<int64_t>(num_threads, 1, panels);
-    gguf::run_shares(shares, [&](int64_t share) {
+    run_shares(shares, [&](int64_t share) {
         for (int64_t panel = panels * share / shares; panel < panels * (share + 1) / shares; ++panel) {
             std::byte* const lines = packed.panels.as<std::byte>() + panel * groups * group_bytes;
             std::byte* const scales = packed.scales.as<std::byte>() + panel * groups * scale_bytes;

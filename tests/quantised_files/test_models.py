@@ -1,0 +1,76 @@
+"""Models from quantised safetensors: the logits of the same weights in float32, and integers kept as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infinilm import LLM, plan_memory
+from infinilm.checkpoint import resolve_model
+from infinilm.models.reference import ReferenceModel
+from quantised_files.conversion import quantise, write_plain
+from quantised_files.writers import FORMATS, Format, ct_packed, fp8_block, gptq
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+DEMO = resolve_model("demo")
+IDS = [1, 5, 9, 77, 3, 21, 40, 8, 2, 6, 13, 90]
+
+
+def logits(model: Path, dtype: str = "float32", **settings: Any) -> np.ndarray:
+    """[tokens, vocab_size]"""
+    with LLM(model, dtype=dtype, max_model_len=32, max_num_seqs=2, use_tqdm=False, **settings) as llm:
+        return np.array(llm.forward(IDS))
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt((values**2).mean()))
+
+
+@pytest.mark.parametrize("form", [f for f in FORMATS if not f.native], ids=repr)
+def test_plain_numbers(form: Format, tmp_path: Path) -> None:
+    """Weights that are made plain numbers: exact in float32, float16 where nothing is asked for.
+
+    Some CPUs then round the inputs of the plain bfloat16 weights, here those of the embedding.
+    """
+    weights = quantise(DEMO, tmp_path / "quantised", form)
+    expected = logits(write_plain(DEMO, tmp_path / "plain", weights))
+    np.testing.assert_allclose(logits(tmp_path / "quantised"), expected, rtol=0, atol=2e-5 * rms(expected))
+    for dtype, bar in (("float16", 1.5e-3), ("auto", 2e-2)):
+        assert np.abs(logits(tmp_path / "quantised", dtype) - expected).max() < bar * 4 * rms(expected), dtype
+
+
+@pytest.mark.parametrize("form", [f for f in FORMATS if f.native], ids=repr)
+def test_integers_as_they_are(form: Format, tmp_path: Path) -> None:
+    """Integers and scales stay what they are; what differs from the exact weights is the rounding of inputs."""
+    folder = tmp_path / "quantised"
+    weights = quantise(DEMO, folder, form)
+    exact = logits(write_plain(DEMO, tmp_path / "plain", weights))
+    np.testing.assert_allclose(logits(folder), exact, rtol=0, atol=2e-5 * rms(exact))
+    with LLM(folder, max_model_len=32, use_tqdm=False) as llm:
+        got = llm.forward(IDS)
+        one_by_one = [llm.forward(IDS[: i + 1])[-1] for i in range(len(IDS))]
+        state = {name: tensor.numpy() for name, tensor in llm._engine.state_dict()[0].items()}
+        used = llm.memory.weight_bytes
+    np.testing.assert_array_equal(got, one_by_one)
+    assert 1e-4 < rms(got - exact) / rms(exact) < 0.05
+    for name, weight in weights.items():
+        np.testing.assert_allclose(state[name], weight, rtol=2.5e-7, err_msg=name)
+    assert used < plan_memory(folder, dtype="float16").weight_bytes
+    assert used < 1.25 * (folder / "model.safetensors").stat().st_size  # scales are repeated for each 32
+    np.testing.assert_array_equal(logits(folder, "auto", num_threads=1), got)
+
+
+@pytest.mark.parametrize(
+    "form", [ct_packed(4, 64), gptq(4, 32, sym=False, act=True), fp8_block((128, 128), "F32")], ids=repr
+)
+def test_ranks_and_the_reference(form: Format, tmp_path: Path) -> None:
+    """Ranks cut plain numbers; the numpy model reads what the engine reads."""
+    folder = tmp_path / "quantised"
+    quantise(DEMO, folder, form)
+    expected = logits(folder)
+    np.testing.assert_allclose(logits(folder, tensor_parallel_size=2), expected, rtol=0, atol=2e-5 * rms(expected))
+    reference = ReferenceModel.from_pretrained(folder).forward([IDS])
+    np.testing.assert_allclose(reference, expected, rtol=0, atol=1e-4 * rms(expected))
