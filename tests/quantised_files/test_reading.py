@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from infinilm.checkpoint import Checkpoint
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import Source
-from quantised_files.writers import FORMATS, Format, Tensors, save
+from quantised_files.writers import FORMATS, Format, Tensors, of_bf16, save
+
+GOLDEN = Path(__file__).parents[1] / "golden_quantised"
 
 
 def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
@@ -47,3 +50,23 @@ def test_weights(form: Format, tmp_path: Path, data: st.DataObject) -> None:
     expected = exact[begin:end] if order is None else exact[begin:end][order]
     np.testing.assert_allclose(got, expected, rtol=2.5e-7, atol=0)
     np.testing.assert_array_equal(half, got.astype(np.float16))
+
+
+def golden(name: str) -> tuple[QuantisedCheckpoint, dict[str, np.ndarray]]:
+    checkpoint = open_checkpoint(GOLDEN / name)
+    assert isinstance(checkpoint, QuantisedCheckpoint)
+    with Checkpoint(GOLDEN / name / "expected.safetensors") as expected:
+        return checkpoint, {key: of_bf16(expected.array(key)) for key in expected.tensors}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
+def test_files_of_the_tools(name: str) -> None:
+    """Weights that the tools wrote, as the tools read them: in bfloat16, some by way of float16."""
+    checkpoint, expected = golden(name)
+    with checkpoint:
+        assert set(checkpoint.tensors) == set(expected)
+        for key, weights in expected.items():
+            matrices = weights if weights.ndim == 3 else weights[None]
+            for matrix, exact in enumerate(matrices):
+                got = checkpoint.read(Source(key, 0, len(exact), matrix=matrix), "float32")
+                np.testing.assert_allclose(got, exact, rtol=2**-8 + 2**-11, atol=0)

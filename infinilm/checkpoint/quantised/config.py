@@ -134,7 +134,6 @@ def _pattern(path: str, text: Any) -> re.Pattern[str]:
 # ---- methods ----
 
 _GPTQ_WORDS = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-_GPTQ_WORDS_OF_3 = (0x24924924, 0x92492492, 0x49249249)
 
 
 def _gptq(config: _Keys) -> QuantisedLinears:
@@ -145,14 +144,11 @@ def _gptq(config: _Keys) -> QuantisedLinears:
             f"{config.path}: weights of GPTQ are read in the formats 'gptq' and 'gptq_v2'; got "
             f"{short_repr('marlin' if config.get('is_marlin_format') is True else stored)}"
         )
-    meta = config.get("meta", {})
-    quantizer = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
 
     def scheme(bits: int, group_size: int, symmetric: bool, reordered: bool) -> Scheme:
-        words: tuple[int, ...] = ()
+        word = 0
         if stored == "gptq":
-            # With 3 bits GPTQModel adds words that are not 1 for each zero point.
-            words = (_GPTQ_WORDS[bits],) if bits != 3 else _GPTQ_WORDS_OF_3 if "gptqmodel" in quantizer else ()
+            word = _GPTQ_WORDS.get(bits, 0)
         return Scheme(
             "gptq",
             "gptq",
@@ -160,8 +156,8 @@ def _gptq(config: _Keys) -> QuantisedLinears:
             bits,
             group_size,
             symmetric,
-            zero_words=words,
-            zero_offset=int(stored == "gptq" and not words),
+            zero_word=word,
+            zero_offset=int(stored == "gptq" and not word),
             reordered=reordered,
         )
 
@@ -209,12 +205,12 @@ def _fp8(config: _Keys) -> QuantisedLinears:
     inputs = (
         f"fp8 per {block[1]} of a token" if block else f"fp8 per {'token' if activations == 'dynamic' else 'tensor'}"
     )
-    scheme = Scheme("fp8", "fp8, scale_inv", "e4m3", 8, block=block, inputs=inputs)
+    scheme = Scheme("fp8", "fp8, scale_inv", "fp8", 8, block=block, inputs=inputs)
     return QuantisedLinears("fp8", ((_everything, (scheme, replace(scheme, layout="fp8"))),), _KV_SCALES)
 
 
 def _fbgemm(config: _Keys) -> QuantisedLinears:
-    scheme = Scheme("fbgemm_fp8", "fp8", "e4m3", 8, inputs="fp8 per token")
+    scheme = Scheme("fbgemm_fp8", "fp8", "fp8", 8, inputs="fp8 per token")
     return QuantisedLinears("fbgemm_fp8", ((_everything, (scheme,)),))
 
 
@@ -231,7 +227,7 @@ def _bitsandbytes(config: _Keys) -> QuantisedLinears:
 
 
 def _mxfp4(config: _Keys) -> QuantisedLinears:
-    scheme = Scheme("mxfp4", "mxfp4 experts", "e2m1", 4, 32)
+    scheme = Scheme("mxfp4", "mxfp4 experts", "mxfp4", 4, 32)
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
 
 
@@ -331,7 +327,7 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
     if layout in ("nvfp4", "mxfp4"):
         size = 16 if layout == "nvfp4" else 32
         weights.one_of("group_size", (size,), size)
-        return Scheme("compressed-tensors", layout, "e2m1", 4, size, inputs=inputs)
+        return Scheme("compressed-tensors", layout, layout, 4, size, inputs=inputs)
     group_size = weights.group_size() if strategy in ("group", "tensor_group") else 0
     block = weights.block("block_structure") if strategy == "block" else None
     if strategy == "block" and block is None:
@@ -342,7 +338,7 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
     return Scheme(
         "compressed-tensors",
         layout,
-        f"int{bits}" if kind == "int" else "e4m3",
+        f"int{bits}" if kind == "int" else "fp8",
         4 if layout == "packed integers" and bits == 4 else 8,
         group_size,
         weights.boolean("symmetric", True),

@@ -89,8 +89,9 @@ def _gptq_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ..
 def _gptq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     inputs = shape[1]
     words = parts[".qzeros"].view(np.uint32)
-    if scheme.zero_words:  # in the older files zero points are less by one, as words: what they carry counts
-        words = words + np.resize(np.array(scheme.zero_words, np.uint32), words.shape[1])
+    words = words + np.uint32(
+        scheme.zero_word
+    )  # in the usual files they are less by one, as words: what carries counts
     zeros = _fields(words, scheme.bits) + np.uint8(scheme.zero_offset) & (2**scheme.bits - 1)
     groups = parts[".scales"].shape[0]
     return Codes(

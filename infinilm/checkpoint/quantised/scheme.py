@@ -51,10 +51,10 @@ class Scheme:
         There are no zero points, or all are in the middle.
     block : (int, int), optional
         Outputs and inputs that share a scale.
-    zero_words : tuple of int
-        Added to the words of zero points, in turn (GPTQ v1).
+    zero_word : int
+        Added to the words of zero points (GPTQ v1).
     zero_offset : int
-        Added to the zero points themselves.
+        Added to each zero point (GPTQ v1 of 3 bits, which do not fill words).
     reordered : bool
         Groups may be no neighbours.
     inputs : str
@@ -68,14 +68,14 @@ class Scheme:
     group_size: int = 0
     symmetric: bool = True
     block: tuple[int, int] | None = None
-    zero_words: tuple[int, ...] = ()
+    zero_word: int = 0
     zero_offset: int = 0
     reordered: bool = False
     inputs: str = ""
 
     def __str__(self) -> str:
         """Return a short name such as "gptq int4 g128"."""
-        parts = [self.method, self.kind]
+        parts = [self.method] if self.method == self.kind else [self.method, self.kind]
         if self.group_size:
             parts.append(f"g{self.group_size}")
         if self.block:
