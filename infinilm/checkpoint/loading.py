@@ -116,8 +116,9 @@ def _check_quantised(checkpoint: MappedTensors) -> None:
     if found:
         first = found[0]
         raise WeightError(
-            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors), but neither "
-            "config.json nor a file beside it has a quantization_config, which says what that means; supported are "
+            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors): quantised, "
+            "but neither config.json nor a file beside it has a quantization_config, which says what that means; "
+            "supported are "
             f"{', '.join(METHODS)}"
         )
 

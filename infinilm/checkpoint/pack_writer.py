@@ -18,6 +18,7 @@ from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
+from infinilm.checkpoint.quantised.config import CONFIG_FILES, CONFIG_KEYS
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.families import build_spec
@@ -105,11 +106,16 @@ def _copy_texts(source: Path, out: Path, dtype: str) -> None:
                 (out / name).write_bytes(read_model_file(source, name))
     else:
         for entry in sorted(source.iterdir()):
+            if entry.name in CONFIG_FILES:
+                continue  # of how weights were quantised, which packed ones are in another way
             if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
                 shutil.copyfile(entry, out / entry.name)
     config = read_json(out / "config.json")
     changed = False
     for part in (config, config.get("text_config")):
+        for key in CONFIG_KEYS:
+            if part and part.pop(key, None) is not None:
+                changed = True
         for key in ("dtype", "torch_dtype"):
             if part and part.get(key) not in (None, dtype):
                 part[key], changed = dtype, True
@@ -180,7 +186,14 @@ def pack_model(
                 try:
                     with partial.open("wb") as file:
                         packed = _PackedFile(file, core, PackedInfo(partial, quantization, kept).metadata())
-                        load_weights(checkpoint, packed, dtype=wanted, config=config, progress=use_tqdm)
+                        load_weights(
+                            checkpoint,
+                            packed,
+                            dtype=wanted,
+                            config=config,
+                            progress=use_tqdm,
+                            quantised_dtype="float16" if dtype == "auto" and quantization is None else None,
+                        )
                         packed.finish()
                 except OSError as error:
                     raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from infinilm import _core
 from infinilm.checkpoint import Checkpoint
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
+from infinilm.checkpoint.sources import find_tensors
+from infinilm.config import AutoConfig
+from infinilm.config.families import build_spec
 from quantised_files.writers import Format, Tensors, save
 
 
@@ -43,4 +47,18 @@ def write_plain(source: Path, folder: Path, weights: dict[str, np.ndarray], **ch
     config = json.loads((source / "config.json").read_text()) | {"dtype": "float32", "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config | changed))
     save(folder / "model.safetensors", {name: ("F32", np.ascontiguousarray(w)) for name, w in weights.items()})
+    return folder
+
+
+def resized(source: Path, folder: Path, **sizes: Any) -> Path:
+    """A folder with a family's configuration in other sizes, and random weights in float32 under its own names."""
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "float32", "torch_dtype": "float32"} | sizes
+    (folder / "config.json").write_text(json.dumps(config))
+    spec = build_spec(AutoConfig.from_pretrained(folder), dtype="float32", max_model_len=32)
+    found = find_tensors(AutoConfig.from_pretrained(folder), _core.param_shapes(spec), ())
+    rng = np.random.default_rng(0)
+    random = {name: rng.normal(1 if len(shape) == 1 else 0, 0.05, shape) for name, shape in found.shapes.items()}
+    tensors: Tensors = {name: ("F32", weights.astype(np.float32)) for name, weights in random.items()}
+    save(folder / "model.safetensors", tensors)
     return folder

@@ -10,9 +10,11 @@ import pytest
 
 from infinilm import LLM, plan_memory
 from infinilm.checkpoint import resolve_model
+from infinilm.checkpoint.pack_writer import pack_model
+from infinilm.engine.infer_engine import InferEngine
 from infinilm.models.reference import ReferenceModel
-from quantised_files.conversion import quantise, write_plain
-from quantised_files.writers import FORMATS, Format, ct_packed, fp8_block, gptq
+from quantised_files.conversion import quantise, resized, write_plain
+from quantised_files.writers import FORMATS, Format, awq, ct_int8, ct_packed, fp8_block, gptq
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DEMO = resolve_model("demo")
@@ -74,3 +76,42 @@ def test_ranks_and_the_reference(form: Format, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(folder, tensor_parallel_size=2), expected, rtol=0, atol=2e-5 * rms(expected))
     reference = ReferenceModel.from_pretrained(folder).forward([IDS])
     np.testing.assert_allclose(reference, expected, rtol=0, atol=1e-4 * rms(expected))
+
+
+def test_packed(tmp_path: Path) -> None:
+    """`infinilm pack` makes plain numbers, or integers of its own; a packed folder says nothing of the old ones."""
+    quantise(DEMO, tmp_path / "quantised", awq(64))
+    pack_model(tmp_path / "quantised", tmp_path / "packed", use_tqdm=False)
+    halves = logits(tmp_path / "quantised", "float16", kv_cache_dtype="float32")
+    np.testing.assert_allclose(logits(tmp_path / "packed"), halves, rtol=0, atol=1e-4 * rms(halves))
+    pack_model(tmp_path / "quantised", tmp_path / "int8", quantization="int8", use_tqdm=False)
+    np.testing.assert_array_equal(
+        logits(tmp_path / "int8"), logits(tmp_path / "quantised", "auto", quantization="int8", kv_cache_dtype="float32")
+    )
+
+
+@pytest.mark.parametrize(("name", "form"), [("phi3", ct_packed(4, -1)), ("glm4", awq(-1)), ("qwen3-moe", ct_int8())])
+def test_other_names(name: str, form: Format, tmp_path: Path) -> None:
+    """Parts of one tensor, rows in another order, experts."""
+    weights = quantise(GOLDEN / name, tmp_path / "quantised", form)
+    expected = logits(write_plain(GOLDEN / name, tmp_path / "plain", weights))
+    np.testing.assert_allclose(logits(tmp_path / "quantised"), expected, rtol=0, atol=2e-5 * rms(expected))
+    auto = logits(tmp_path / "quantised", "auto")
+    assert rms(auto - expected) < 0.05 * rms(expected)
+
+
+def test_integers_in_another_order(tmp_path: Path) -> None:
+    """Parts of one tensor, rows in another order, keep their integers: of a GLM with sizes that fit groups of 32."""
+    shapes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "head_dim": 32}
+    plain = resized(GOLDEN / "glm4", tmp_path / "glm", **shapes, num_key_value_heads=1)
+    form = gptq(4, 32)
+    weights = quantise(plain, tmp_path / "quantised", form)
+    exact = logits(write_plain(plain, tmp_path / "plain", weights))
+    with LLM(tmp_path / "quantised", max_model_len=32, use_tqdm=False) as llm:
+        got = llm.forward(IDS)
+        state = {key: tensor.numpy() for key, tensor in llm._engine.state_dict()[0].items()}
+    with InferEngine(tmp_path / "plain") as engine:
+        engine.load_weights(tmp_path / "plain", use_tqdm=False)
+        for key, tensor in engine.state_dict()[0].items():
+            np.testing.assert_allclose(state[key], tensor.numpy(), rtol=1e-6, err_msg=key)
+    assert 1e-4 < rms(got - exact) / rms(exact) < 0.05

@@ -18,10 +18,10 @@ from infinilm.errors import ConfigError
 from infinilm.files import read_optional_json
 from infinilm.logs import logger
 
-__all__ = ["METHODS", "QuantisedLinears", "parse_config", "read_config"]
+__all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
 
-_PLACES = ("quantization_config", "compression_config")
-_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json, in older checkpoints
+CONFIG_KEYS = ("quantization_config", "compression_config")
+CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json, in older checkpoints
 _MAX_PATTERN = 256
 _MAX_REPEATS = 5  # of a pattern: more, or one within another, can take longer than anyone waits
 
@@ -402,10 +402,10 @@ def read_config(folder: Path) -> QuantisedLinears | None:
     config = read_optional_json(folder / "config.json")
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
-        for key in _PLACES:
+        for key in CONFIG_KEYS:
             if part.get(key) is not None and part[key] != {}:
                 return parse_config(part[key], f"{folder / 'config.json'}: {key}")
-    for name, method in _FILES.items():
+    for name, method in CONFIG_FILES.items():
         if values := read_optional_json(folder / name):
             return parse_config({"quant_method": method, **values}, str(folder / name))
     return None
