@@ -651,3 +651,8 @@ def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order
     """
     Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0 or Q8_0 of a GGUF file, for gguf_pack. scales: [rows, groups], the bits of 16-bit numbers. flip: xored to codes of 8 bits.
     """
+
+def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+    """
+    Weights [rows, columns] in float32 as integers of -8 to 7, int8 of that shape, and bfloat16 scales [rows, columns / group_size], of 16 each the one with the least squared error.
+    """

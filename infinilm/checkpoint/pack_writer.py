@@ -28,7 +28,7 @@ from infinilm.files import read_json
 from infinilm.gguf.file import is_gguf
 from infinilm.model_files import MODEL_FILES, read_model_file
 
-__all__ = ["pack_model"]
+__all__ = ["check_room", "copy_texts", "new_folder", "pack_model"]
 
 _WEIGHTS = "model.safetensors"
 _ALIGNMENT = 4096  # of the first tensor: a page. Panels are multiples of 64 bytes, which is what kernels need.
@@ -80,7 +80,7 @@ class _PackedFile:
 
 
 @contextmanager
-def _new_folder(path: Path) -> Iterator[None]:
+def new_folder(path: Path) -> Iterator[None]:
     """Make a folder, or take an empty one; leave nothing behind if the `with` block fails."""
     existed = path.exists()
     if existed and not path.is_dir():
@@ -98,7 +98,7 @@ def _new_folder(path: Path) -> Iterator[None]:
         raise
 
 
-def _copy_texts(source: Path, out: Path, dtype: str) -> None:
+def copy_texts(source: Path, out: Path, dtype: str) -> None:
     """Configuration, tokenizer and templates; config.json says the dtype that the weights have now."""
     if is_gguf(source):
         for name in MODEL_FILES:
@@ -179,9 +179,9 @@ def pack_model(
         kept = checkpoint.kept_dtype(wanted)
         core = _core.InferEngine(spec, "cpu", num_threads or 0)
         try:
-            with _new_folder(out):
-                _check_room(out, _core.weight_bytes(spec, kept))
-                _copy_texts(source, out, kept)
+            with new_folder(out):
+                check_room(out, _core.weight_bytes(spec, kept))
+                copy_texts(source, out, kept)
                 partial = out / f"{_WEIGHTS}.partial"
                 try:
                     with partial.open("wb") as file:
@@ -203,7 +203,8 @@ def pack_model(
     return out
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def check_room(folder: Path, needed: int) -> None:
+    """Raise a `DeviceError` where a folder's device has no room for so many bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DeviceError(f"{folder}: the packed weights take {needed} bytes, and {free} are free there")
+        raise DeviceError(f"{folder}: the weights take {needed} bytes, and {free} are free there")

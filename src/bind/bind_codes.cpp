@@ -7,6 +7,7 @@
 
 #include "bind/bind.h"
 #include "codes/matrix.h"
+#include "codes/quantise.h"
 #include "core/topology.h"
 
 namespace infinilm {
@@ -102,6 +103,20 @@ Tensor make_blocks(const Bytes& data, const std::string& order, int bits, const 
     return out;
 }
 
+nb::tuple quantise_int4(const Table& weights, int64_t group_size, int num_threads) {
+    const auto rows = static_cast<int64_t>(weights.shape(0)), columns = static_cast<int64_t>(weights.shape(1));
+    if (group_size < 1 || columns % group_size != 0)
+        throw Error(concat("groups of ", group_size, " do not divide rows of ", columns));
+    const Tensor codes = allocate_host(DType::int8, {rows, columns});
+    const Tensor scales = allocate_host(DType::bfloat16, {rows, columns / group_size});
+    {
+        const ReleaseGil release;
+        codes::quantise_int4(weights.data(), rows, columns, group_size, codes.as<int8_t>(), scales.as<bf16>(),
+                             threads(num_threads));
+    }
+    return nb::make_tuple(codes, scales);
+}
+
 }  // namespace
 
 void bind_codes(nb::module_& m) {
@@ -118,6 +133,11 @@ void bind_codes(nb::module_& m) {
           nb::arg("end"), nb::arg("num_threads") = 0,
           "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0 or Q8_0 of a GGUF file, for gguf_pack. "
           "scales: [rows, groups], the bits of 16-bit numbers. flip: xored to codes of 8 bits.");
+    m.def("quantise_int4", quantise_int4, nb::arg("weights"), nb::arg("group_size"), nb::kw_only(),
+          nb::arg("num_threads") = 0,
+          nb::sig("def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]"),
+          "Weights [rows, columns] in float32 as integers of -8 to 7, int8 of that shape, and bfloat16 scales [rows, "
+          "columns / group_size], of 16 each the one with the least squared error.");
 }
 
 }  // namespace infinilm

@@ -15,7 +15,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/core": (),
     "src/numerics": (),
     "src/gguf": ("src/core",),
-    "src/codes": ("src/core",),
+    "src/codes": ("src/numerics", "src/core"),
     "src/cpu/kernels": ("src/numerics",),
     "src/ops": ("src/core",),
     "src/cpu": ("src/cpu/kernels", "src/ops", "src/numerics", "src/gguf", "src/core"),
