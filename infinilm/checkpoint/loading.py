@@ -311,7 +311,8 @@ def load_weights(
     def load(name: str) -> None:
         array, kept = read(name)
         for prepared in engine.load_param(name, make(array, dtype=kept)) or ():
-            release(prepared)  # packed: not read again
+            if prepared in found.sources:  # not so are integers that were copied when the last bias came
+                release(prepared)  # packed: not read again
 
     linears: Linears = {}
     native: dict[str, str] = {}  # by parameter, the linear that keeps its integers

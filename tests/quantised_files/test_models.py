@@ -110,11 +110,11 @@ def test_other_names(name: str, form: Format, tmp_path: Path) -> None:
     assert rms(auto - expected) < 0.05 * rms(expected)
 
 
-def test_integers_in_another_order(tmp_path: Path) -> None:
-    """Parts of one tensor, rows in another order, keep their integers: of a GLM with sizes that fit groups of 32."""
+@pytest.mark.parametrize(("name", "form"), [("glm4", gptq(4, 32)), ("qwen2", ct_int8())])
+def test_integers_of_other_families(name: str, form: Format, tmp_path: Path) -> None:
+    """Parts of one tensor, rows in another order, and biases beside integers, in sizes that fit groups of 32."""
     shapes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "head_dim": 32}
-    plain = resized(GOLDEN / "glm4", tmp_path / "glm", **shapes, num_key_value_heads=1)
-    form = gptq(4, 32)
+    plain = resized(GOLDEN / name, tmp_path / "source", **shapes, num_key_value_heads=1)
     weights = quantise(plain, tmp_path / "quantised", form)
     exact = logits(write_plain(plain, tmp_path / "plain", weights))
     with LLM(tmp_path / "quantised", max_model_len=32, use_tqdm=False) as llm:
