@@ -5,15 +5,16 @@ Called by the `LLM` and engine layers, and by `pack_writer.py`.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -30,8 +31,6 @@ from infinilm.logs import logger
 from infinilm.progress import progress_bar
 
 __all__ = ["WeightEngine", "load_weights"]
-
-Linears = Mapping[str, tuple[list[str], bool]]
 
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _MAX_LISTED = 20  # names of one kind in one error message
@@ -214,6 +213,18 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
+def _tell_not_native(checkpoint: MappedTensors, others: Sequence[str], dtype: str | None) -> None:
+    if others:
+        logger.warning(
+            "%s: %d weights are computed as %s, such as %s: gate and up are of different types, ranks cut inputs "
+            "inside a block, or their zero points, groups or scales do not fit blocks of 32",
+            checkpoint.path,
+            len(others),
+            dtype,
+            others[0],
+        )
+
+
 def load_weights(
     checkpoint: MappedTensors,
     engine: WeightEngine,
@@ -224,6 +235,7 @@ def load_weights(
     from_numpy: Callable[..., Any] | None = None,
     natively: bool = False,
     quantised_dtype: str | None = None,
+    change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -246,10 +258,12 @@ def load_weights(
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
     natively : bool
-        Keep integers and scales of a quantised checkpoint as they are, where the engine, a `_core.InferEngine` on one
-        CPU rank, computes with such.
+        Keep integers and scales of a quantised checkpoint as they are, where the engine, a `_core.InferEngine` on CPUs,
+        computes with such.
     quantised_dtype : str, optional
         What quantised weights of safetensors become otherwise; the compute dtype unless it is given.
+    change : callable, optional
+        Gives what is loaded in place of a parameter: `change(name, array, dtype)`, of the same shape and dtype.
 
     Raises
     ------
@@ -273,10 +287,7 @@ def load_weights(
         _check_quantised(checkpoint)
     found = find_tensors(config, expected, checkpoint.tensors)
     _match(checkpoint, found, packed_dtypes)
-    if from_numpy is None:
-        make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
-    else:
-        make = from_numpy
+    make: Callable[..., Any] = from_numpy or _core.from_numpy
 
     def place(name: str) -> tuple[Path, int, int, int]:
         source = found.sources[name]
@@ -308,40 +319,30 @@ def load_weights(
         release(name)
         return array, dtype
 
-    def load(name: str) -> None:
-        array, kept = read(name)
-        for prepared in engine.load_param(name, make(array, dtype=kept)) or ():
-            if prepared in found.sources:  # not so are integers that were copied when the last bias came
-                release(prepared)  # packed: not read again
-
-    linears: Linears = {}
-    native: dict[str, str] = {}  # by parameter, the linear that keeps its integers
-    if natively and isinstance(checkpoint, (QuantisedCheckpoint, GgufCheckpoint)):
-        linears = importlib.import_module("infinilm._core").linears(engine.spec)  # type: ignore[attr-defined]
-        for linear in checkpoint.native_linears(linears, found.sources):
-            native |= dict.fromkeys(linears[linear][0], linear)
-    done: set[str] = set()  # linears
-
-    def load_natively(linear: str) -> None:
-        """Load all weights of a linear, with the first of them."""
-        if linear in done:
-            return
-        done.add(linear)
-        assert isinstance(checkpoint, (QuantisedCheckpoint, GgufCheckpoint))
-        packed = checkpoint.pack(linear, linears, found.sources)
-        if packed is None:
-            for name in linears[linear][0]:
-                load(name)
-        for name, tensor in packed or ():
-            engine.load_param(name, tensor)
-
+    native: Mapping[str, Callable[[], Sequence[str]]] = {}
+    if natively and isinstance(engine, _core.InferEngine):
+        linears = _core.linears(engine.spec, engine.num_ranks)
+        if isinstance(checkpoint, GgufCheckpoint):
+            kept_blocks = checkpoint.native_weights(linears)
+            native = {name: partial(checkpoint.load_blocks, engine, name) for name in kept_blocks}
+            others = [name for name in found.sources if name not in native and checkpoint.packed_bytes(name)]
+            _tell_not_native(checkpoint, others, dtype)
+        elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
+            kept_blocks = checkpoint.native_weights(linears, found.sources, by_headers=False)
+            native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
+            expected_native = checkpoint.native_weights(linears, found.sources)
+            _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):
             if param in native:
-                load_natively(native[param])
+                prepared = native[param]()
             else:
-                load(param)
+                array, kept = read(param)
+                array = array if change is None else change(param, array, kept)
+                prepared = engine.load_param(param, make(array, dtype=kept)) or ()
+            for name in prepared:
+                release(name)  # packed: not read again
             source = found.sources[param]
             info = checkpoint.info(source.tensor)
             advance(info.nbytes * (source.end - source.begin) // max(info.shape[0], 1))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,13 @@ from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
+from infinilm.lora import Merge, PeftAdapter, read_adapter
+from infinilm.requests.adapters import check_name
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 
 if TYPE_CHECKING:
-    from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.config.llama_config import LlamaConfig
 
 _UNITS = {"": 1, "b": 1}
@@ -302,6 +303,8 @@ class ModelPlan:
     packed: bool  # by `infinilm pack`
     native_types: tuple[str, ...] = ()  # of quantised weights, those that are computed with as they are stored
     quantised_dtype: str | None = None  # what other quantised weights of safetensors become
+    adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
+    merge: Merge | None = None  # what becomes part of the weights
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -311,6 +314,7 @@ class ModelPlan:
             "config": self.config,
             "natively": bool(self.native_types),
             "quantised_dtype": self.quantised_dtype,
+            "change": self.merge,
         }
 
     @property
@@ -335,16 +339,19 @@ def plan_model(
     tensor_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
     revision: str | None = None,
+    lora: Mapping[str, str | os.PathLike[str]] | None = None,
+    merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
     """
-    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -391,12 +398,20 @@ def plan_model(
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     native_types: tuple[str, ...] = ()
     is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
-    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu and num_ranks == 1:
-        sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
-        native = checkpoint.native_linears(linears)
-        for name in (name for linear in native for name in linears[linear][0]):
-            sizes[name] = checkpoint.tensors[name].nbytes
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
+        sizes, native = _core.param_bytes(spec, kept), checkpoint.native_weights(_core.linears(spec, num_ranks))
+        sizes |= {name: checkpoint.packed_bytes(name) for name in native}
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
+    adapters = _read_adapters(lora, config, devices[0])
+    merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
+    quantised_dtype = None
+    if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
+        quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
+        if quantization is None and on_cpu:
+            weight_bytes, native_types = size_of_quantised(
+                checkpoint, config, spec, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
+            )
+    weight_bytes += sum(adapter.packed_bytes(num_ranks) for adapter in adapters.values())
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
         spec,
@@ -406,16 +421,11 @@ def plan_model(
         num_tokens=num_tokens,
         num_rows=max_num_seqs,
         num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS),
+        num_adapters=len(adapters),
+        most_rank=max((adapter.most_rank for adapter in adapters.values()), default=0),
     )
     if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
         workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
-    quantised_dtype = None
-    if isinstance(checkpoint, QuantisedCheckpoint):
-        quantised_dtype = _quantised_dtype(computed, quantization, is_auto=is_plain and on_cpu)
-        if quantization is None and on_cpu:
-            weight_bytes, native_types = _quantised_bytes(
-                checkpoint, config, spec, kept, quantised_dtype, natively=is_plain and num_ranks == 1
-            )
     cache = CacheSizing(
         devices[0], computed, _auto_cache_dtype(dtype, stored, computed, on_cpu), local, num_ranks if on_cpu else 1
     )
@@ -444,40 +454,33 @@ def plan_model(
         packed is not None,
         native_types,
         quantised_dtype,
+        adapters,
+        merge,
     )
 
 
-def _quantised_dtype(computed: str, quantization: str | None, *, is_auto: bool) -> str:
-    """What quantised weights become where their integers cannot be kept.
+def _read_adapters(lora: object, config: LlamaConfig, device: str) -> dict[str, PeftAdapter]:
+    """The adapters that requests can name. ConfigError: `lora` is something else, or the device has no adapters."""
+    if not lora:
+        return {}
+    if not isinstance(lora, Mapping):
+        raise ConfigError(f'lora: expected names and folders, such as {{"name": folder}}, got {short_repr(lora)}')
+    if device != "cpu":
+        raise ConfigError(f"lora: adapters do not run on {device} in this version; use device='cpu', or merge_lora")
+    for name in lora:
+        check_name(name)
+    return {name: read_adapter(folder, config) for name, folder in lora.items()}
 
-    float16 has the bits of all scales in use, where float32 would take twice the memory and bfloat16 lose some. Weights
-    that are quantised again are made of the exact ones.
-    """
-    return "float32" if quantization else "float16" if is_auto else computed
 
-
-def _quantised_bytes(
-    checkpoint: QuantisedCheckpoint,
-    config: LlamaConfig,
-    spec: _core.ModelSpec,
-    kept: str,
-    quantised_dtype: str,
-    *,
-    natively: bool,
-) -> tuple[int, tuple[str, ...]]:
-    """Bytes of all weights, and the schemes whose integers are kept."""
-    from infinilm.checkpoint.sources import find_tensors
-
-    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
-    sources = find_tensors(config, shapes, checkpoint.tensors).sources
-    sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
-    native = checkpoint.native_linears(linears, sources) if natively else {}
-    formats = {name: format for linear, format in native.items() for name in linears[linear][0]}
-    size = 4 if quantised_dtype == "float32" else 2
-    for name, source in sources.items():
-        nbytes = checkpoint.bytes_of(source, formats.get(name), size)
-        sizes[name] = sizes[name] if nbytes is None else nbytes
-    return sum(sizes.values()), tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in formats}))
+def _read_merge(merge_lora: Any, config: LlamaConfig, *, is_mergeable: bool) -> Merge | None:
+    """What becomes part of the weights, if anything does."""
+    folders = [merge_lora] if isinstance(merge_lora, (str, os.PathLike)) else list(merge_lora or ())
+    if folders and not is_mergeable:
+        raise ConfigError(
+            "merge_lora: only the weights of a folder of safetensors can be changed while they are read, not those of "
+            "a GGUF file, packed or random ones; use lora"
+        )
+    return Merge([read_adapter(folder, config) for folder in folders]) if folders else None
 
 
 def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
@@ -513,8 +516,8 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
-        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on
-        a CPU, of all ranks together) to plan for. The devices need not be present then.
+        ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free
+        memory of each device (on a CPU, of all ranks together) to plan for. The devices need not be present then.
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,25 @@ def test_integers_as_they_are(form: Format, tmp_path: Path) -> None:
     "form", [ct_packed(4, 64), gptq(4, 32, sym=False, act=True), fp8_block((128, 128), "F32")], ids=repr
 )
 def test_ranks_and_the_reference(form: Format, tmp_path: Path) -> None:
-    """Ranks cut plain numbers; the numpy model reads what the engine reads."""
+    """Ranks cut plain numbers or blocks; the numpy model reads what the engine reads."""
     folder = tmp_path / "quantised"
     quantise(DEMO, folder, form)
     expected = logits(folder)
     np.testing.assert_allclose(logits(folder, tensor_parallel_size=2), expected, rtol=0, atol=2e-5 * rms(expected))
+    auto = logits(folder, "auto")
+    np.testing.assert_allclose(logits(folder, "auto", tensor_parallel_size=2), auto, rtol=0, atol=1e-4 * rms(auto))
     reference = ReferenceModel.from_pretrained(folder).forward([IDS])
     np.testing.assert_allclose(reference, expected, rtol=0, atol=1e-4 * rms(expected))
+
+
+def test_zero_points_where_none_are_said(tmp_path: Path) -> None:
+    """What the config says of them is only believed for the plan: here plain numbers are made after all."""
+    form = gptq(4, 64, sym=False)
+    weights = quantise(DEMO, tmp_path / "quantised", replace(form, config=form.config | {"sym": True}))
+    expected = logits(write_plain(DEMO, tmp_path / "plain", weights))
+    with LLM(tmp_path / "quantised", max_model_len=32, use_tqdm=False) as llm:
+        assert llm._plan.native_types
+        assert np.abs(llm.forward(IDS) - expected).max() < 2e-2 * 4 * rms(expected)
 
 
 def test_packed(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_what_it_costs(scheme: str, bar: float, tmp_path: Path, stories: list[st
             error = checkpoint.read(Source(name, 0, info.shape[0]), "float32") - exact
             assert np.abs(error).max() < np.abs(exact).max() / (7 if scheme.startswith("w4") else 120)
         sources = {name: Source(name, 0, info.shape[0]) for name, info in plain.tensors.items()}
-        native = {checkpoint.native_format(sources[n]) for n in sources if checkpoint.is_quantised(n)}
-        assert native == {"int4" if scheme.startswith("w4") else "int8"}
+        native = {checkpoint.native_type(sources[n]) for n in sources if checkpoint.is_quantised(n)}
+        assert native == {"Q4_0" if scheme.startswith("w4") else "Q8_0"}
     loss = measure_loss("demo", out, stories)
     assert loss.num_tokens > 500 and 1e-7 < loss.kl < bar
     assert loss.other_best < 0.03 and abs(loss.other_perplexity / loss.perplexity - 1) < 0.02

@@ -176,7 +176,7 @@ def ct_packed(bits: int, group: int, sym: bool = True, act: bool = False, dtype:
 
     strategy = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
     weights = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": "group" if act else None, **strategy}
-    native = sym and not act and (bits == 4 or group == -1 or dtype == "F16") and dtype != "F32"
+    native = sym and not act
     name = f"ct-packed-{bits}-g{group}{'' if sym else '-asym'}{'-act' if act else ''}-{dtype}"
     return Format(write, ct_config("pack-quantized", weights), name, native)
 
@@ -314,7 +314,7 @@ def bnb8() -> Format:
             ".weight_format": ("U8", np.array(0, np.uint8)),
         }, q * largest.astype(float)[:, None] / 127
 
-    return Format(write, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-int8", native=True)
+    return Format(write, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-int8")
 
 
 FORMATS = [

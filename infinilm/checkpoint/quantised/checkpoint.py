@@ -16,7 +16,7 @@ from infinilm import _core
 from infinilm.checkpoint.folder import FLOATS, Checkpoint
 from infinilm.checkpoint.quantised.config import QuantisedLinears
 from infinilm.checkpoint.quantised.layouts import LAYOUTS
-from infinilm.checkpoint.quantised.scheme import BLOCK_BYTES, Codes, Layout, Scheme, Shape, as_float32
+from infinilm.checkpoint.quantised.scheme import Codes, Layout, Scheme, Shape, as_float32
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.errors import WeightError
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["QuantisedCheckpoint"]
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-_GGUF_TYPES = {"int4": "Q4_0", "q4_0": "Q4_0", "int8": "Q8_0", "q8_0": "Q8_0"}  # whose blocks packed linears come from
 
-Linears = Mapping[str, tuple[list[str], bool]]
+Linears = Mapping[str, tuple[list[str], bool, int]]
 Sources = Mapping[str, "Source"]
 
 
@@ -182,90 +181,68 @@ class QuantisedCheckpoint(Checkpoint):
 
     # ---- integers as they are ----
 
-    def native_format(self, source: Source) -> str | None:
-        """Return the format of packed linears in which a CPU computes with a weight as it is stored, by its headers.
-
-        Its scale is that of 32 inputs, or of an output, in the same dtype. None: there is none.
-        """
+    def native_type(self, source: Source) -> str | None:
+        """Return the type of a GGUF file's blocks that a weight can be kept in, by its headers; None: there is none."""
         weight = self._weights.get(source.tensor)
         if weight is None or not weight.scheme.kind.startswith("int") or not weight.layout.scale:
             return None
-        scheme, inputs = weight.scheme, weight.shape[-1]
-        if not scheme.symmetric or scheme.reordered or scheme.block or inputs % 32 or scheme.group_size % 32:
+        scheme = weight.scheme
+        if not scheme.symmetric or scheme.reordered or scheme.block or weight.shape[-1] % 32 or scheme.group_size % 32:
             return None
-        dtype = weight.parts[weight.layout.scale].dtype
-        if scheme.bits == 8 and scheme.group_size in (0, inputs):
-            return "int8"
-        if scheme.bits == 8:
-            return "q8_0" if dtype == "float16" else None
-        return {"float16": "q4_0", "bfloat16": "int4"}.get(dtype) if scheme.bits == 4 else None
+        if weight.parts[weight.layout.scale].dtype == "float32":
+            return None  # blocks have scales of 16 bits
+        return {4: "Q4_0", 8: "Q8_0"}.get(scheme.bits)
 
-    def native_linears(self, linears: Linears, sources: Sources) -> dict[str, str]:
-        """Return the linears whose weights CPUs can compute with as they are stored, and their formats.
+    def native_weights(self, linears: Linears, sources: Sources, *, by_headers: bool = True) -> dict[str, str]:
+        """Return the weights that CPUs can compute with as they are stored, and the types of their blocks.
 
-        All weights that a linear joins must be of one format.
+        Gate and up must be of one type, and ranks must cut the inputs of a linear at multiples of a block.
 
         Parameters
         ----------
-        linears : mapping of str to (list of str, bool)
+        linears : mapping of str to (list of str, bool, int)
             As `_core.linears` gives them.
         sources : mapping of str to Source
             Where the parameters are.
+        by_headers : bool
+            Do not look at zero points, groups and scales, which may turn out not to fit blocks.
         """
-        found = {}
-        for linear, (names, _) in linears.items():
-            formats = {self.native_format(sources[name]) for name in names if name in sources}
-            if len(formats) == 1 and (format := formats.pop()) is not None:
-                found[linear] = format
-        return found
+        native: dict[str, str] = {}
+        for names, pairs, unit in linears.values():
+            types = {name: self.native_type(sources[name]) for name in names if name in sources}
+            if not by_headers:
+                types = {name: t if t and self._fits_blocks(sources[name]) else None for name, t in types.items()}
+            if unit % 32 == 0 and not (pairs and len(set(types.values())) > 1):
+                native |= {name: t for name, t in types.items() if t}
+        return native
 
-    def pack(self, linear: str, linears: Linears, sources: Sources) -> list[tuple[str, _core.Tensor]] | None:
-        """Return a linear as its tensors in a packed checkpoint, integers and scales as they are stored.
+    def _fits_blocks(self, source: Source) -> bool:
+        codes, _, _ = self._codes(source)
+        return codes.is_symmetric() and codes.block_scales() is not None
 
-        None: they are not what the headers let expect, and plain numbers must be made of them: there are zero points
-        or groups that are no neighbours after all.
-        """
-        names, pairs = linears[linear]
-        format = self.native_format(sources[names[0]])
-        assert format is not None
-        parts, scales = [], []
-        for name in names:
-            source = sources[name]
-            codes, begin, end = self._codes(source)
-            if not codes.is_symmetric():
-                return None
-            rows = np.arange(begin, end) if source.order is None else begin + source.order
-            if source.order is None:
-                blocks = codes.blocks(begin, end)
-            else:
-                blocks = np.ascontiguousarray(codes.blocks(begin, end)[source.order])
-            parts.append((blocks.reshape(-1), (len(rows), codes.shape[1]), 0))
-            if format == "int8":
-                of_outputs = as_float32(codes.scales).reshape(-1)
-                scales.append(np.broadcast_to(of_outputs, codes.shape[:1])[rows])
-        panels, packed = _core.gguf_pack(_GGUF_TYPES[format], parts, pairs)
-        if format == "int8":
-            packed = _core.from_numpy(_scales_of_panels(scales, pairs, panels.shape[0]), dtype="float32")
-        elif format == "int4":
-            packed = _core.from_numpy(
-                np.asarray(packed.memory()).view(np.uint16).reshape(packed.shape), dtype="bfloat16"
-            )
-        for name in names:
-            self.release(sources[name].tensor, sources[name].places)
-        return [(f"{linear}.panels", panels), (f"{linear}.scales", packed)]
+    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
+        """Give an engine a weight's integers and scales; return the names of those that it does not read again."""
+        codes, begin, end = self._codes(source)
+        blocks = codes.blocks(begin, end)
+        if source.order is not None:
+            blocks = np.ascontiguousarray(blocks[source.order])
+        self.release(source.tensor, source.places)
+        type_name = self.native_type(source)
+        assert type_name is not None
+        return engine.load_param(name, _core.from_numpy(blocks), type_name)
 
     # ---- what plan and info tell ----
 
-    def bytes_of(self, source: Source, format: str | None, size: int) -> int | None:
-        """Return what a quantised weight takes, in a format of packed linears or of `size` bytes; None: it is plain."""
+    def packed_bytes(self, source: Source, type_name: str | None, size: int) -> int | None:
+        """Return what a quantised weight takes, as blocks or as numbers of `size` bytes; None: it is plain."""
         weight = self._weights.get(source.tensor)
         if weight is None:
             return None
         count = (source.end - source.begin) * weight.shape[-1]
-        if format is None:
+        if type_name is None:
             return count * size
-        weights, nbytes = BLOCK_BYTES[format]
-        return count // weights * nbytes + (4 * (source.end - source.begin) if format == "int8" else 0)
+        block, _, _, packed = _core.gguf_type(type_name)
+        return count // block * packed
 
     def types(self) -> dict[str, int]:
         """How many weights are stored in each scheme or dtype, most first."""
@@ -299,16 +276,3 @@ def _main_dtypes(layout: Layout) -> tuple[str, ...]:
 
 def _absent(layout: Layout, module: str, stored: Mapping[str, TensorInfo]) -> list[str]:
     return [module + part for part, what in layout.parts.items() if what.required and module + part not in stored]
-
-
-def _scales_of_panels(parts: list[npt.NDArray[np.float32]], pairs: bool, num_panels: int) -> npt.NDArray[np.float32]:
-    """Scales of outputs in the order of panels of 16: parts follow each other, or gate and up take turns."""
-    if not pairs:
-        table = np.zeros(num_panels * 16, np.float32)
-        joined = np.concatenate(parts)
-        table[: len(joined)] = joined
-        return table.reshape(num_panels, 16)
-    turns = np.zeros((2, num_panels // 2 * 16), np.float32)
-    for turn, scales in zip(turns, parts, strict=True):
-        turn[: len(scales)] = scales
-    return np.ascontiguousarray(turns.reshape(2, -1, 16).swapaxes(0, 1)).reshape(num_panels, 16)

@@ -15,20 +15,12 @@ import numpy.typing as npt
 
 from infinilm import _core
 
-__all__ = ["BLOCK_BYTES", "Codes", "Layout", "Part", "Parts", "Scheme", "Shape"]
+__all__ = ["Codes", "Layout", "Part", "Parts", "Scheme", "Shape"]
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 Parts = Mapping[str, Array]
 """The tensors of a linear as they are stored, by suffix; bfloat16 as uint16 and float8 as uint8."""
-
-BLOCK_BYTES: Mapping[str, tuple[int, int]] = {
-    "int4": (32, 18),
-    "int8": (32, 32),
-    "q4_0": (32, 18),
-    "q8_0": (32, 34),
-}
-"""Formats of packed linears that integers of a checkpoint can be kept in: weights, and bytes of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +153,25 @@ class Codes:
         zeros = np.zeros(1, np.float32) if self.zeros is None else self.zeros
         return bool((self.values - self.values[0] == signed).all() and (zeros == zero).all())
 
+    def block_scales(self) -> npt.NDArray[np.float16] | None:
+        """Return the scales as float16, [outputs, groups]; None: they are none exactly."""
+        exact = as_float32(self.scales)
+        with np.errstate(over="ignore"):
+            halves = exact.astype(np.float16)
+        if not np.array_equal(halves.astype(np.float32), exact):
+            return None
+        return np.ascontiguousarray(np.broadcast_to(halves, (self.shape[0], halves.shape[1])))
+
     def blocks(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return rows as blocks of GGUF's Q4_0 or Q8_0, whose scales are those of 16 bits, if there are such."""
-        scales = np.zeros((self.shape[0], 1), np.uint16) if self.scales.dtype == np.float32 else self.scales
+        """Return rows as blocks of GGUF's Q4_0 or Q8_0, [rows, bytes]; they must fit such."""
+        scales = self.block_scales()
+        assert scales is not None
         tensor = _core.make_blocks(
             self.data,
             self.order,
             self.bits,
             self.shape,
-            scales=np.ascontiguousarray(np.broadcast_to(scales, (self.shape[0], scales.shape[1]))).view(np.uint16),
+            scales=scales.view(np.uint16),
             group_size=self.group_size,
             flip=0x80 if self.values[0] != 0 or self.zeros is not None else 0,
             begin=begin,

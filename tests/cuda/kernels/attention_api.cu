@@ -17,13 +17,14 @@ int run_attention(int type, const void* q, const void* k_cache, const void* v_ca
                   const int* cu_seqlens_q, const int* context_lens, void* out, void* workspace, int q_stride,
                   int out_stride, int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim,
                   int block_size, int max_query_len, int max_context_len, float softmax_scale, float score_cap,
-                  int sliding_window) {
+                  int sliding_window, const float* sinks) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
                           block_table,
                           cu_seqlens_q,
                           context_lens,
+                          sinks,
                           out,
                           q_stride,
                           out_stride,
