@@ -7,7 +7,7 @@ per family, here or in C++. The numpy reference model reads the same facts, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -255,12 +255,12 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     else:
         window = window if use else None
         pattern, full_layers = config.sliding_window_pattern, config.max_window_layers
-        on = {
+        on: dict[str, Callable[[int], bool]] = {
             "layer_types": lambda layer: (layer + 1) % pattern != 0 if pattern else layer >= full_layers,
             "of_qwen2_moe": lambda layer: layer % 2 == 0 and layer < full_layers,
             "of_qwen3_moe": lambda _: True,
-        }[family.windows]
-        windowed = [window is not None and on(layer) for layer in range(layers)]
+        }
+        windowed = [window is not None and on[family.windows](layer) for layer in range(layers)]
 
     if config.layer_types is not None:
         asked = [layer_type == "sliding_attention" for layer_type in config.layer_types]

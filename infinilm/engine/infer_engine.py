@@ -244,9 +244,9 @@ class InferEngine(OfThisProcess):
                     load_weights(
                         checkpoint,
                         self._core,
+                        progress=use_tqdm,
                         dtype=self.dtype,
                         config=self.config,
-                        progress=use_tqdm,
                         natively=natively,
                         quantised_dtype="float32" if self._quantization else "float16" if natively else None,
                     )

@@ -80,9 +80,14 @@ class Adapters:
             self.free_unused()
 
     def get(self, name: str | None) -> Adapter | None:
-        """The adapter that a request names; None for one that names none. RequestError: there is no such adapter."""
+        """The adapter that a request names; None for one that names none.
+
+        RequestError: there is no such adapter. TypeError: it is no name.
+        """
         if name is None:
             return None
+        if not isinstance(name, str):
+            raise TypeError(f"lora must be the name of an adapter, or None, got {name!r}")
         adapter = self._by_name.get(name)
         if adapter is None:
             there = ", ".join(map(repr, self._by_name)) or "none"

@@ -82,8 +82,10 @@ int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_
 }
 
 void Decoder::reserve_lora(const LoraStep& step) {
-    if (lora_.inner && lora_.inner.shape(1) < step.most_rank()) lora_ = {};
-    reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), step.most_rank()), step.num_rows());
+    const int64_t had = lora_.inner ? lora_.inner.shape(1) : 0, most_rank = std::max(had, step.most_rank());
+    const int64_t num_rows = std::max(lora_.capacity, step.num_rows());
+    if (most_rank > had) lora_ = {};
+    reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), most_rank), num_rows);
 }
 
 template <class Tap>
@@ -207,7 +209,7 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
 
     const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
-    const int64_t head_dim = spec_.attention.head_dim;
+    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
         std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());

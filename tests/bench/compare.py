@@ -528,7 +528,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(synthetic.SHAPES), default="llama-1b")
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of the checkpoint and its forms")
     parser.add_argument("--peers-python", default=sys.executable, help="python of the environment with the peers")
-    parser.add_argument("--weights", default="bf16,int8,int4,q4_K_M", help="classes to compare; default: bf16,int8,int4,q4_K_M")
+    parser.add_argument("--weights", default="bf16,int8,int4,q4_K_M", help=f"classes, of {', '.join(CLASSES)}")
     parser.add_argument("--engines", help="such as infinilm,llama.cpp; default: all")
     parser.add_argument("--sections", help='such as "decode b1,b8"; default: all')
     parser.add_argument("--rounds", type=int, default=5)

@@ -143,6 +143,40 @@ def test_some_families_normalise_q_and_k():
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit must be 7.0 in GptOssForCausalLM"),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act must be 'silu' in GptOssForCausalLM"),
+        ("starcoder2", {"norm_type": "rms_norm"}, "norm_type must be 'layer_norm' in Starcoder2ForCausalLM"),
+        ("starcoder2", {"use_bias": True, "mlp_bias": False}, "use_bias is True and mlp_bias is False"),
+        ("cohere2", {"use_parallel_block": False}, "use_parallel_block must be True in Cohere2ForCausalLM"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm is True, but only null or false is supported"),
+        ("cohere", {"logit_scale": 0}, "logit_scale must be a finite number > 0; got 0"),
+        ("cohere", {"logit_scale": 0.5, "logits_scaling": 3}, "logit_scale is 2.0 and logits_scaling is 3"),
+        ("llama", {"logit_scale": 0.5}, "logit_scale is 0.5, but only null or 1 is supported"),
+        ("granitemoehybrid", {"position_embedding_type": "nope"}, "position_embedding_type must be 'rope'"),
+        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4, .* this family has no experts"),
+        ("granitemoehybrid", {"layer_types": ["attention", "mamba", "attention"]}, r"layer_types\[1\] 'mamba' is not"),
+    ],
+)
+def test_what_the_math_of_a_family_does_not_cover_is_refused(model_type, values, message):
+    with pytest.raises(ConfigError, match=message):
+        facts(model_type, **values)
+
+
+def test_names_of_a_family_for_fields():
+    config = make("starcoder2", use_bias=False, norm_epsilon=1e-3)
+    assert not config.attention_bias and not config.mlp_bias and config.rms_norm_eps == 1e-3
+    config = make("cohere2", logit_scale=0.25, layer_norm_eps=1e-4, sliding_window_pattern=3)
+    got = model_facts(config, 8)
+    assert config.rms_norm_eps == 1e-4 and got.logit_multiplier == 0.25
+    assert got.rope_of_layer == (0, 0, -1) and got.parallel_blocks and got.norm == "layer"
+    assert (
+        facts("granitemoehybrid", layer_types=["attention"] * 3, shared_intermediate_size=40).sliding_window == (0,) * 3
+    )
+
+
 def test_head_dim_defaults():
     assert make("llama").head_dim == make("mistral").head_dim == make("qwen2").head_dim == 8
     assert make("qwen3").head_dim == 128

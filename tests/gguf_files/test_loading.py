@@ -17,6 +17,7 @@ from infinilm import LLM, _core
 from infinilm.checkpoint import resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.cli.describe import describe_plan, plan_any, plan_lines
 from infinilm.config import AutoConfig
 from infinilm.config.families import build_spec
 from infinilm.engine.infer_engine import InferEngine
@@ -154,6 +155,8 @@ def test_native_weights(types: Any, ranks: int, tmp_path: Path) -> None:
         for name, tensor in states[0].items():
             np.testing.assert_array_equal(tensor.numpy(), checkpoint.read(name, "float32")[0], name)
     np.testing.assert_array_equal(logits(path, "auto", num_threads=1), got)
+    if types is as_q4_k_m:
+        assert "Q4_K and Q6_K used as they are" in plan_lines(describe_plan(plan_any(str(path), {})))[0]
 
 
 def test_where_blocks_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -169,6 +169,8 @@ def test_what_is_wrong_is_told(folder: Path, adapters: Adapters, tmp_path: Path)
         LLM(folder, lora=adapters["all"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="name of an adapter must be a text that is not empty, got ''"):
         LLM(folder, lora={"": adapters["all"]})
+    with pytest.raises(ConfigError, match="adapters do not run on cuda:0 in this version; use device='cpu', or merge"):
+        plan_memory(folder, device="cuda:0", memory="1GiB", lora=adapters)
     with pytest.raises(ConfigError, match="merge_lora: only the weights of a folder of safetensors"):
         LLM(folder, merge_lora=adapters["all"], load_format="dummy")
     with LLM(folder, lora=adapters, use_tqdm=False) as llm:
@@ -180,6 +182,8 @@ def test_what_is_wrong_is_told(folder: Path, adapters: Adapters, tmp_path: Path)
             llm.remove_lora("al")
         with pytest.raises(TypeError, match="lora must be the name of an adapter, or None, got 3"):
             llm.generate("the", lora=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="lora must be the name of an adapter, or None, got 3"):
+            llm.embed("the", lora=3)  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="there is no adapter 'x'; there are: 'all', 'few', 'wide'"):
             llm.forward([1, 2], lora="x")
         assert one(llm, "the", max_tokens=2, lora="all").finish_reason == "length"

@@ -140,7 +140,7 @@ struct TileArgs {
     int64_t group_scale_bytes;   // bytes of a group
     int64_t panel_stride;        // bytes from panel to panel
     int64_t ahead;               // bytes from what is read to what is prefetched; 0: nothing more
-    int64_t scales_ahead;           // the same of the scales
+    int64_t scales_ahead;        // the same of the scales
     float* sums;                 // [P][T][16]
     bool first;                  // the sums begin here
 };

@@ -170,7 +170,7 @@ struct Lanes {
     static INFINILM_MEMBER vec to_float(ivec v) { return __builtin_convertvector(v, vec); }
 };
 
-// Integers of 16 rows by 32 k, to lines; k_per_line k of a row are 32 bits.
+// Integers of 16 rows by 32 k, to lines; four or eight k of a row are 32 bits.
 void write_int8(const Floats& in, const float* scales, char* to) {
     for (int part = 0; part < panel_outputs; part += width) {
         const vec inverse = quantise::inverse_or_zero<Lanes>(load(scales + part));
