@@ -702,3 +702,18 @@ def gguf_type(name: str) -> tuple[int, int, bool, int]:
     """
     Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
     """
+
+def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dtype: str, zeros: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, group_size: int = 0, scale_rows: int = 1, group_of: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int, end: int, num_threads: int = 0) -> Tensor:
+    """
+    Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.
+    """
+
+def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], group_size: int, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
+    """
+    Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0 or Q8_0 of a GGUF file, for gguf_pack. scales: [rows, groups], the bits of 16-bit numbers. flip: xored to codes of 8 bits.
+    """
+
+def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+    """
+    Weights [rows, columns] in float32 as integers of -8 to 7, int8 of that shape, and bfloat16 scales [rows, columns / group_size], of 16 each the one with the least squared error.
+    """

@@ -190,15 +190,17 @@ class Checkpoint(MappedTensors):
         WeightError
             Unknown name, closed checkpoint, or a dtype of less than 8 bits.
         """
-        info = self.info(name)
+        return self._view(self.info(name))
+
+    def _view(self, info: TensorInfo) -> npt.NDArray[Any]:
         dtype = STORED_DTYPES[info.dtype]
         if dtype.numpy is None:
-            raise WeightError(f"{info.file}: tensor {name!r}: {info.dtype} has no numpy view")
+            raise WeightError(f"{info.file}: tensor {info.name!r}: {info.dtype} has no numpy view")
         data = np.frombuffer(self._mapping(info), np.uint8, info.nbytes, info.offset)
         if info.offset % (dtype.bits // 8):
             data = data.copy()
             data.flags.writeable = False
-            self.release(name)  # so that the tensor is not in memory twice
+            self._release(info)  # so that the tensor is not in memory twice
         return data.view(dtype.numpy).reshape(info.shape)
 
     def kept_dtype(self, dtype: str) -> str:

@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
-from infinilm.checkpoint.folder import Checkpoint, is_used_in_place
+from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+from infinilm.checkpoint.quantised.config import METHODS
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES
 from infinilm.checkpoint.sources import FoundTensors, find_tensors
 from infinilm.checks import DTYPES
@@ -113,9 +115,10 @@ def _check_quantised(checkpoint: MappedTensors) -> None:
     if found:
         first = found[0]
         raise WeightError(
-            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors): "
-            "quantised checkpoints are not supported in this version; use the float16 or bfloat16 checkpoint "
-            "of the model"
+            f"{first.file}: tensor {first.name!r} is stored as {first.dtype} ({len(found)} such tensors): quantised, "
+            "but neither config.json nor a file beside it has a quantization_config, which says what that means; "
+            "supported are "
+            f"{', '.join(METHODS)}"
         )
 
 
@@ -124,6 +127,8 @@ def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
     embedding = next((name for name in found.shapes if name.endswith("embed_tokens.weight")), None)
     if head not in _HEADS or embedding is None:
         return
+    if any(checkpoint.info(name).dtype not in FLOATS for name in (head, embedding)):
+        return  # quantised
     arrays = [checkpoint.array(name) for name in (head, embedding)]
     rows = np.linspace(0, len(arrays[1]) - 1, 16).astype(int)
     if arrays[0].dtype != arrays[1].dtype or arrays[0].shape != arrays[1].shape:
@@ -150,6 +155,13 @@ def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mappin
     skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
     known = {*expected, *skipped, *found.not_read}
     unexpected = [name for name in stored if name not in known]
+    if isinstance(checkpoint, QuantisedCheckpoint):
+        zeros = [name for name in unexpected if checkpoint.is_zero_bias(name)]
+        unexpected = [name for name in unexpected if name not in zeros]
+        if zeros:
+            logger.info(
+                "%s: biases of zeros that the model does not have, skipped: %s", checkpoint.path, _listed(zeros)
+            )
     shaped = [
         f"{name} (expected {list(shape)}, got {list(stored[name].shape)} in {stored[name].file.name})"
         for name, shape in expected.items()
@@ -201,6 +213,18 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
+def _tell_not_native(checkpoint: MappedTensors, others: Sequence[str], dtype: str | None) -> None:
+    if others:
+        logger.warning(
+            "%s: %d weights are computed as %s, such as %s: gate and up are of different types, ranks cut inputs "
+            "inside a block, or their zero points, groups or scales do not fit blocks of 32",
+            checkpoint.path,
+            len(others),
+            dtype,
+            others[0],
+        )
+
+
 def load_weights(
     checkpoint: MappedTensors,
     engine: WeightEngine,
@@ -210,6 +234,7 @@ def load_weights(
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
     natively: bool = False,
+    quantised_dtype: str | None = None,
     change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
@@ -221,7 +246,7 @@ def load_weights(
 
     Parameters
     ----------
-    checkpoint : Checkpoint or GgufCheckpoint
+    checkpoint : Checkpoint, QuantisedCheckpoint or GgufCheckpoint
     engine : WeightEngine
     dtype : str
         The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
@@ -233,7 +258,10 @@ def load_weights(
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
     natively : bool
-        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on CPUs, computes with such.
+        Keep integers and scales of a quantised checkpoint as they are, where the engine, a `_core.InferEngine` on CPUs,
+        computes with such.
+    quantised_dtype : str, optional
+        What quantised weights of safetensors become otherwise; the compute dtype unless it is given.
     change : callable, optional
         Gives what is loaded in place of a parameter: `change(name, array, dtype)`, of the same shape and dtype.
 
@@ -273,6 +301,10 @@ def load_weights(
     def read(name: str) -> tuple[npt.NDArray[Any], str]:
         """A parameter, in the dtype that it keeps."""
         source = found.sources[name]
+        if isinstance(checkpoint, QuantisedCheckpoint) and checkpoint.is_quantised(source.tensor):
+            array = checkpoint.read(source, quantised_dtype or dtype)
+            release(name)
+            return array, quantised_dtype or dtype
         if not isinstance(checkpoint, Checkpoint):
             assert isinstance(checkpoint, GgufCheckpoint)
             return checkpoint.read(source.tensor, dtype)
@@ -288,18 +320,18 @@ def load_weights(
         return array, dtype
 
     native: Mapping[str, Callable[[], Sequence[str]]] = {}
-    if natively and isinstance(checkpoint, GgufCheckpoint) and isinstance(engine, _core.InferEngine):
-        kept_blocks = checkpoint.native_weights(_core.linears(engine.spec, engine.num_ranks))
-        native = {name: partial(checkpoint.load_blocks, engine, name) for name in kept_blocks}
-        if others := [name for name in found.sources if name not in native and checkpoint.packed_bytes(name)]:
-            logger.warning(
-                "%s: %d weights are computed as %s, such as %s: gate and up are of different types, or ranks cut inputs"
-                " inside a block",
-                checkpoint.path,
-                len(others),
-                dtype,
-                others[0],
-            )
+    if natively and isinstance(engine, _core.InferEngine):
+        linears = _core.linears(engine.spec, engine.num_ranks)
+        if isinstance(checkpoint, GgufCheckpoint):
+            kept_blocks = checkpoint.native_weights(linears)
+            native = {name: partial(checkpoint.load_blocks, engine, name) for name in kept_blocks}
+            others = [name for name in found.sources if name not in native and checkpoint.packed_bytes(name)]
+            _tell_not_native(checkpoint, others, dtype)
+        elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
+            kept_blocks = checkpoint.native_weights(linears, found.sources, by_headers=False)
+            native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
+            expected_native = checkpoint.native_weights(linears, found.sources)
+            _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):

@@ -107,7 +107,9 @@ class MappedTensors:
 
         Covers the whole pages inside the tensor, or some rows of it: pages shared with a neighbour stay.
         """
-        info = self.info(name)
+        self._release(self.info(name), rows)
+
+    def _release(self, info: TensorInfo, rows: slice = slice(None)) -> None:
         if not self._maps or info.file not in self._maps or not hasattr(mmap, "MADV_DONTNEED"):
             return
         num_rows = info.shape[0] if info.shape else 1

@@ -18,6 +18,7 @@ from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
+from infinilm.checkpoint.quantised.config import CONFIG_FILES, CONFIG_KEYS
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.families import build_spec
@@ -27,7 +28,7 @@ from infinilm.files import read_json
 from infinilm.gguf.file import is_gguf
 from infinilm.model_files import MODEL_FILES, read_model_file
 
-__all__ = ["pack_model"]
+__all__ = ["check_room", "copy_texts", "new_folder", "pack_model"]
 
 _WEIGHTS = "model.safetensors"
 _ALIGNMENT = 4096  # of the first tensor: a page. Panels are multiples of 64 bytes, which is what kernels need.
@@ -79,7 +80,7 @@ class _PackedFile:
 
 
 @contextmanager
-def _new_folder(path: Path) -> Iterator[None]:
+def new_folder(path: Path) -> Iterator[None]:
     """Make a folder, or take an empty one; leave nothing behind if the `with` block fails."""
     existed = path.exists()
     if existed and not path.is_dir():
@@ -97,7 +98,7 @@ def _new_folder(path: Path) -> Iterator[None]:
         raise
 
 
-def _copy_texts(source: Path, out: Path, dtype: str) -> None:
+def copy_texts(source: Path, out: Path, dtype: str) -> None:
     """Configuration, tokenizer and templates; config.json says the dtype that the weights have now."""
     if is_gguf(source):
         for name in MODEL_FILES:
@@ -105,11 +106,16 @@ def _copy_texts(source: Path, out: Path, dtype: str) -> None:
                 (out / name).write_bytes(read_model_file(source, name))
     else:
         for entry in sorted(source.iterdir()):
+            if entry.name in CONFIG_FILES:
+                continue  # of how weights were quantised, which packed ones are in another way
             if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
                 shutil.copyfile(entry, out / entry.name)
     config = read_json(out / "config.json")
     changed = False
     for part in (config, config.get("text_config")):
+        for key in CONFIG_KEYS:
+            if part and part.pop(key, None) is not None:
+                changed = True
         for key in ("dtype", "torch_dtype"):
             if part and part.get(key) not in (None, dtype):
                 part[key], changed = dtype, True
@@ -173,14 +179,21 @@ def pack_model(
         kept = checkpoint.kept_dtype(wanted)
         core = _core.InferEngine(spec, "cpu", num_threads or 0)
         try:
-            with _new_folder(out):
-                _check_room(out, _core.weight_bytes(spec, kept))
-                _copy_texts(source, out, kept)
+            with new_folder(out):
+                check_room(out, _core.weight_bytes(spec, kept))
+                copy_texts(source, out, kept)
                 partial = out / f"{_WEIGHTS}.partial"
                 try:
                     with partial.open("wb") as file:
                         packed = _PackedFile(file, core, PackedInfo(partial, quantization, kept).metadata())
-                        load_weights(checkpoint, packed, dtype=wanted, config=config, progress=use_tqdm)
+                        load_weights(
+                            checkpoint,
+                            packed,
+                            dtype=wanted,
+                            config=config,
+                            progress=use_tqdm,
+                            quantised_dtype="float16" if dtype == "auto" and quantization is None else None,
+                        )
                         packed.finish()
                 except OSError as error:
                     raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error
@@ -190,7 +203,8 @@ def pack_model(
     return out
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def check_room(folder: Path, needed: int) -> None:
+    """Raise a `DeviceError` where a folder's device has no room for so many bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DeviceError(f"{folder}: the packed weights take {needed} bytes, and {free} are free there")
+        raise DeviceError(f"{folder}: the weights take {needed} bytes, and {free} are free there")

@@ -9,8 +9,10 @@ from typing import Any
 
 from infinilm import _core
 from infinilm.cache import PagedKVCacheConfig
-from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.folder import FLOATS, resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.gguf.file import is_gguf
@@ -43,8 +45,9 @@ def _count_parameters(plan: ModelPlan) -> int:
 
 def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
     return {
-        "gguf_types": _gguf_types(plan),
+        **_stored_types(plan),
         "native_types": list(plan.native_types),
+        "quantised_dtype": plan.quantised_dtype,
         "stored_dtype": plan.stored_dtype,
         "quantization": plan.quantization,
         "packed": plan.packed,
@@ -53,12 +56,17 @@ def _describe_weights(plan: ModelPlan) -> dict[str, Any]:
     }
 
 
-def _gguf_types(plan: ModelPlan) -> dict[str, int] | None:
-    """Weights stored in each type of a GGUF file, most first; None: it is none."""
-    if not is_gguf(plan.path):
-        return None
-    with GgufCheckpoint(plan.path) as checkpoint:
-        return checkpoint.types()
+def _stored_types(plan: ModelPlan) -> dict[str, Any]:
+    """Weights stored in each type of a GGUF file or each scheme of quantised safetensors, most first; None: neither."""
+    found: dict[str, Any] = {"gguf_types": None, "schemes": None, "rounded_inputs": []}
+    if plan.quantised_dtype is None and not is_gguf(plan.path):
+        return found
+    with open_checkpoint(plan.path) as checkpoint:
+        if isinstance(checkpoint, GgufCheckpoint):
+            found["gguf_types"] = checkpoint.types()
+        elif isinstance(checkpoint, QuantisedCheckpoint):
+            found |= {"schemes": checkpoint.types(), "rounded_inputs": list(checkpoint.rounded_inputs())}
+    return found
 
 
 def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +153,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _model_line(model: Mapping[str, Any]) -> str:
-    types = model["gguf_types"]
+    types = model["gguf_types"] or model["schemes"]
     stored_as = ", ".join(f"{name} ({_share(types, name)})" for name in types) if types else model["stored_dtype"]
     stored = f"{'packed' if model['packed'] else 'stored'} as {stored_as}"
     if model["quantization"]:
@@ -154,6 +162,12 @@ def _model_line(model: Mapping[str, Any]) -> str:
         )
     if model["native_types"]:
         stored += f", {' and '.join(model['native_types'])} used as they are"
+    others = [name for name in model["schemes"] or () if name not in (*FLOATS, *model["native_types"])]
+    if others and not model["quantization"]:
+        stored += f", {' and '.join(others)} made {model['quantised_dtype']}"
+    if model["rounded_inputs"]:
+        how = "rounded to int8 per 32 of a token" if model["native_types"] else "not rounded"
+        stored += f" (inputs of linears {how}; the format asks for {', '.join(model['rounded_inputs'])})"
     return (
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "
         f"computed in {model['dtype']} on {_devices(model['devices'])}"

@@ -1,4 +1,4 @@
-"""The command line: `infinilm generate | chat | serve | info | plan | pack | bench`.
+"""The command line: `infinilm generate | chat | serve | info | plan | pack | quantize | bench`.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0; 2 for what the user can put right (arguments, settings,
 a model that is not there); 1 for what failed on the way; 130 for Ctrl-C. Modules that take long to import are imported
@@ -33,6 +33,7 @@ from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.chat import add_chat, run_chat
 from infinilm.cli.output import drop_stdout, note, put, stopped, use_utf8
 from infinilm.cli.pack import add_pack, run_pack
+from infinilm.cli.quantize import add_quantize, run_quantize
 from infinilm.cli.serve import add_serve, run_serve
 from infinilm.cli.stream import Reply, event_text, print_stream, read_stream
 from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError, WeightError
@@ -106,6 +107,9 @@ def _make_parser() -> argparse.ArgumentParser:
     add_chat(command("chat", run_chat, "Talk with a model."))
     _add_info(command("info", _info, "Describe this installation, this machine and, if asked, a model."))
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
+    add_quantize(
+        command("quantize", run_quantize, "Write a quantised checkpoint, which vLLM and transformers read, too.")
+    )
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))

@@ -14,14 +14,6 @@ _ONE: tuple[Any, ...] = (None, 1)  # of a multiplier
 
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
-        "quantization_config": (
-            (None,),
-            "ready-made quantised checkpoints are not read; use the unquantised one",
-        ),
-        "compression_config": (
-            (None,),
-            "ready-made quantised checkpoints are not read; use the unquantised one",
-        ),
         "num_experts": (_NONE_OF, "this family has no experts"),
         "num_local_experts": (_NONE_OF, "this family has no experts"),
         "n_routed_experts": (_NONE_OF, "experts as DeepSeek has them are not supported"),
@@ -77,6 +69,7 @@ INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path attn_implementation
     bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward classifier_dropout cls_token_id
+    compression_config quantization_config
     decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
@@ -91,4 +84,5 @@ INERT = frozenset(
     unsloth_fixed unsloth_version use_bfloat16 use_return_dict
     """.split()  # noqa: SIM905 (a list of 70 quoted names is no easier to read)
 )
-"""Keys that cannot change a forward pass: training, bookkeeping, sampling (generation_config.json has it)."""
+"""Keys that cannot change a forward pass: training, bookkeeping, sampling (generation_config.json has it), and how the
+weights are stored, which is read with them."""

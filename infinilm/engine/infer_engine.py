@@ -248,6 +248,7 @@ class InferEngine(OfThisProcess):
                         dtype=self.dtype,
                         config=self.config,
                         natively=natively,
+                        quantised_dtype="float32" if self._quantization else "float16" if natively else None,
                     )
                 finally:
                     self._loaded.update(self._core.loaded_params())

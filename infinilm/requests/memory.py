@@ -301,15 +301,21 @@ class ModelPlan:
     cache: CacheSizing
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
-    native_types: tuple[str, ...] = ()  # of a GGUF file's weights, those that are computed with as they are stored
+    native_types: tuple[str, ...] = ()  # of quantised weights, those that are computed with as they are stored
+    quantised_dtype: str | None = None  # what other quantised weights of safetensors become
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
 
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of `load_weights`."""
-        natively = bool(self.native_types)
-        return {"dtype": self.dtype, "config": self.config, "natively": natively, "change": self.merge}
+        return {
+            "dtype": self.dtype,
+            "config": self.config,
+            "natively": bool(self.native_types),
+            "quantised_dtype": self.quantised_dtype,
+            "change": self.merge,
+        }
 
     @property
     def device(self) -> str:
@@ -344,6 +350,8 @@ def plan_model(
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
+    from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -396,6 +404,13 @@ def plan_model(
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config, devices[0])
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
+    quantised_dtype = None
+    if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
+        quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
+        if quantization is None and on_cpu:
+            weight_bytes, native_types = size_of_quantised(
+                checkpoint, config, spec, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
+            )
     weight_bytes += sum(adapter.packed_bytes(num_ranks) for adapter in adapters.values())
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
@@ -438,6 +453,7 @@ def plan_model(
         plan,
         packed is not None,
         native_types,
+        quantised_dtype,
         adapters,
         merge,
     )

@@ -94,4 +94,5 @@ NB_MODULE(_core, m) {
     infinilm::bind_spec(m);
     infinilm::bind_engine(m);
     infinilm::bind_gguf(m);
+    infinilm::bind_codes(m);
 }

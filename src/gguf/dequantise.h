@@ -3,9 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <exception>
-#include <thread>
-#include <vector>
 
 #include "core/tensor.h"
 #include "gguf/types.h"
@@ -30,26 +27,6 @@ inline const std::byte* stored_row(const Rows& rows, int64_t row) {
         row += 2 * (in_head % (d / 2)) + in_head / (d / 2) - in_head;
     }
     return rows.data + row * rows.row_stride;
-}
-
-// Calls f(share) for the shares 0 to num_shares - 1 at once; throws what the first one of them threw.
-template <class F>
-void run_shares(int64_t num_shares, F f) {
-    std::vector<std::exception_ptr> errors(static_cast<size_t>(num_shares));
-    const auto run = [&](int64_t share) {
-        try {
-            f(share);
-        } catch (...) {
-            errors[static_cast<size_t>(share)] = std::current_exception();
-        }
-    };
-    {
-        std::vector<std::jthread> threads;
-        for (int64_t share = 1; share < num_shares; ++share) threads.emplace_back(run, share);
-        run(0);
-    }
-    for (const std::exception_ptr& error : errors)
-        if (error) std::rethrow_exception(error);
 }
 
 // Writes the rows to `out`, [num_rows, num_columns] in float32, bfloat16 or float16 (to nearest, ties to even), with up

@@ -47,13 +47,13 @@ template <class L>
 INFINILM_QUANTISE typename L::Int int4(typename L::Float v, typename L::Float inverse) {
     return integer<L>(v, inverse, -8.0f, 7.0f);
 }
-// value(k): that of the group.
+// value(k): that of the group, of `count` weights.
 template <class L, class Value>
-INFINILM_QUANTISE typename L::Float int4_scale(const Value& value) {
+INFINILM_QUANTISE typename L::Float int4_scale(const Value& value, int count = group) {
     using Float = typename L::Float;
     constexpr int candidates = 16;
     Float largest = L::set1(0.0f);  // in size, with its sign: -8 is there, 8 is not
-    for (int k = 0; k < group; ++k) {
+    for (int k = 0; k < count; ++k) {
         const Float v = value(k);
         largest = L::absolute(v) > L::absolute(largest) ? v : largest;
     }
@@ -62,7 +62,7 @@ INFINILM_QUANTISE typename L::Float int4_scale(const Value& value) {
         const Float scale = L::bf16(largest / (-8.5f + 0.125f * (float)c));
         const Float inverse = inverse_or_zero<L>(scale);
         Float error = L::set1(0.0f);
-        for (int k = 0; k < group; ++k) {
+        for (int k = 0; k < count; ++k) {
             const Float v = value(k);
             const Float d = v - scale * L::to_float(int4<L>(v, inverse));  // the product is exact: fused or not
             error = L::fma(d, d, error);

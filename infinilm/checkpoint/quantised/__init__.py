@@ -1,0 +1,1 @@
+"""Quantised safetensors checkpoints that other tools made: GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, MXFP4."""

@@ -1,0 +1,278 @@
+"""A quantised checkpoint as its plain tensors: what several tensors say of a weight is one weight here."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.checkpoint.folder import FLOATS, Checkpoint
+from infinilm.checkpoint.quantised.config import QuantisedLinears
+from infinilm.checkpoint.quantised.layouts import LAYOUTS
+from infinilm.checkpoint.quantised.scheme import Codes, Layout, Scheme, Shape, as_float32
+from infinilm.checkpoint.safetensors_header import TensorInfo
+from infinilm.errors import WeightError
+
+if TYPE_CHECKING:
+    from infinilm.checkpoint.sources import Source
+
+__all__ = ["QuantisedCheckpoint"]
+
+_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+Linears = Mapping[str, tuple[list[str], bool, int]]
+Sources = Mapping[str, "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A quantised weight."""
+
+    scheme: Scheme
+    shape: Shape
+    parts: Mapping[str, TensorInfo]  # by suffix
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.scheme.layout]
+
+
+class QuantisedCheckpoint(Checkpoint):
+    """A folder of quantised safetensors, opened for reading.
+
+    `tensors` has each quantised weight under its plain name, with the shape of the plain weight and the scheme as
+    `dtype`; other tensors are as they are.
+
+    Parameters
+    ----------
+    folder : str or path
+    linears : QuantisedLinears
+        What the config says.
+
+    Raises
+    ------
+    WeightError
+        A weight lacks a tensor, or has one of another shape or dtype than its scheme has.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], linears: QuantisedLinears) -> None:
+        super().__init__(folder)
+        self._linears = linears
+        self._last: tuple[str, Codes] | None = (
+            None  # of the tensor that was read last: the next source may be another part of it
+        )
+        self._weights: dict[str, _Weight] = {}
+        stored = self.tensors
+        used: set[str] = set()
+        for name, info in stored.items() if self.packed is None else ():
+            for suffix, layouts in _mains(linears).items():
+                if name.endswith(suffix) and info.dtype in {t for layout in layouts for t in _main_dtypes(layout)}:
+                    module = name.removesuffix(suffix)
+                    weight = self._read_weight(module, suffix, stored)
+                    used.update(part.name for part in weight.parts.values())
+                    self._weights[module + weight.layout.name] = weight
+                    break
+        plain = {n: t for n, t in stored.items() if n not in used and not n.endswith(linears.not_read)}
+        for name, weight in self._weights.items():
+            if name in plain:
+                raise WeightError(f"{plain[name].file}: {name!r} is there twice, also as {weight.scheme}")
+            first, size = next(iter(weight.parts.values())), sum(part.nbytes for part in weight.parts.values())
+            plain[name] = TensorInfo(name, str(weight.scheme), weight.shape, first.file, first.offset, size)
+        self.tensors = MappingProxyType(plain)
+        self.dtypes = frozenset(FLOATS) | {str(weight.scheme) for weight in self._weights.values()}
+
+    def _read_weight(self, module: str, suffix: str, stored: Mapping[str, TensorInfo]) -> _Weight:
+        """Check the tensors of a quantised module against its scheme."""
+        first = stored[module + suffix]
+        schemes = [s for s in self._linears.schemes_of(module) if LAYOUTS[s.layout].main == suffix]
+        schemes = [s for s in schemes if first.dtype in _main_dtypes(LAYOUTS[s.layout])]
+        if not schemes:
+            raise WeightError(
+                f"{first.file}: tensor {first.name!r} ({first.dtype}) is quantised, but quantization_config of "
+                f"{self._linears.method} says of no such weight here; is config.json that of another checkpoint?"
+            )
+        complete = [s for s in schemes if not _absent(LAYOUTS[s.layout], module, stored)]
+        scheme = (complete or schemes)[0]
+        layout = LAYOUTS[scheme.layout]
+        where = f"{first.file}: {module!r}, which is {scheme}"
+        if absent := _absent(layout, module, stored):
+            raise WeightError(f"{where}, lacks {', '.join(absent)}: is the download complete?")
+        parts = {part: stored[module + part] for part in layout.parts if module + part in stored}
+        for part, info in parts.items():
+            if info.dtype not in layout.parts[part].dtypes:
+                allowed = " or ".join(layout.parts[part].dtypes)
+                raise WeightError(f"{where}: {info.name!r} is {info.dtype}; expected {allowed}")
+        if len(first.shape) != (4 if layout.name == "" else 2) or 0 in first.shape:
+            raise WeightError(f"{where}: {first.name!r} has the shape {list(first.shape)}, which is of no such weight")
+        try:
+            peeked = {part: self._view(parts[part]).copy() for part in layout.peek if part in parts}
+            shape = layout.shape(scheme, first.shape, peeked)
+        except WeightError as error:
+            raise WeightError(f"{where}: {error}") from None
+        for part, shapes in layout.expected(scheme, shape).items():
+            if part in parts and parts[part].shape not in shapes:
+                expected = " or ".join(str(list(allowed)) for allowed in shapes)
+                raise WeightError(
+                    f"{where}: {parts[part].name!r} has the shape {list(parts[part].shape)}; expected {expected} for "
+                    f"a weight of {list(shape)}"
+                )
+        return _Weight(scheme, shape, parts)
+
+    def is_quantised(self, name: str) -> bool:
+        """Whether a tensor is made of several."""
+        return name in self._weights
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """See `Checkpoint.array`; of what is quantised there is none."""
+        if name in self._weights:
+            raise WeightError(f"{self.path}: tensor {name!r} is {self._weights[name].scheme}, and no array of its own")
+        return super().array(name)
+
+    def release(self, name: str, rows: slice = slice(None)) -> None:
+        """See `MappedTensors.release`."""
+        weight = self._weights.get(name)
+        if weight is None:
+            super().release(name, rows)
+        elif rows in (slice(None), slice(0, weight.shape[0])):
+            for part in weight.parts.values():
+                self._release(part)
+
+    def read(self, source: Source, dtype: str) -> npt.NDArray[Any]:
+        """Return the rows of a quantised weight as plain numbers, bfloat16 as uint16: exact, then rounded to `dtype`.
+
+        Raises
+        ------
+        WeightError
+            A weight that `dtype` cannot hold, or damaged tables.
+        """
+        weight = self._weights[source.tensor]
+        codes, begin, end = self._codes(source)
+        try:
+            tensor = codes.dequantise(dtype, begin, end)
+        except WeightError as error:
+            raise WeightError(f"{self.path}: tensor {source.tensor!r}, which is {weight.scheme}: {error}") from None
+        array = np.asarray(tensor.memory()).view(_NUMPY[dtype]).reshape(end - begin, weight.shape[-1])
+        return array if source.order is None else array[source.order]
+
+    def _codes(self, source: Source) -> tuple[Codes, int, int]:
+        """The codes of a weight, and which rows of them a source is."""
+        weight = self._weights[source.tensor]
+        skipped = (source.matrix or 0) * weight.shape[-2]
+        if self._last and self._last[0] == source.tensor:
+            return self._last[1], skipped + source.begin, skipped + source.end
+        with np.errstate(all="ignore"):  # what overflows is infinite, here as in the formats
+            try:
+                parts = {p: self._view(info) for p, info in weight.parts.items() if weight.layout.parts[p].read}
+                for part, info in weight.parts.items():
+                    if part in parts and info.dtype == "bfloat16" and part != weight.layout.scale:
+                        parts[part] = as_float32(parts[part])
+                codes = weight.layout.codes(weight.scheme, weight.shape, parts)
+            except WeightError as error:
+                raise WeightError(f"{self.path}: tensor {source.tensor!r}, which is {weight.scheme}: {error}") from None
+        self._last = (source.tensor, codes)
+        return codes, skipped + source.begin, skipped + source.end
+
+    # ---- integers as they are ----
+
+    def native_type(self, source: Source) -> str | None:
+        """Return the type of a GGUF file's blocks that a weight can be kept in, by its headers; None: there is none."""
+        weight = self._weights.get(source.tensor)
+        if weight is None or not weight.scheme.kind.startswith("int") or not weight.layout.scale:
+            return None
+        scheme = weight.scheme
+        if not scheme.symmetric or scheme.reordered or scheme.block or weight.shape[-1] % 32 or scheme.group_size % 32:
+            return None
+        if weight.parts[weight.layout.scale].dtype == "float32":
+            return None  # blocks have scales of 16 bits
+        return {4: "Q4_0", 8: "Q8_0"}.get(scheme.bits)
+
+    def native_weights(self, linears: Linears, sources: Sources, *, by_headers: bool = True) -> dict[str, str]:
+        """Return the weights that CPUs can compute with as they are stored, and the types of their blocks.
+
+        Gate and up must be of one type, and ranks must cut the inputs of a linear at multiples of a block.
+
+        Parameters
+        ----------
+        linears : mapping of str to (list of str, bool, int)
+            As `_core.linears` gives them.
+        sources : mapping of str to Source
+            Where the parameters are.
+        by_headers : bool
+            Do not look at zero points, groups and scales, which may turn out not to fit blocks.
+        """
+        native: dict[str, str] = {}
+        for names, pairs, unit in linears.values():
+            types = {name: self.native_type(sources[name]) for name in names if name in sources}
+            if not by_headers:
+                types = {name: t if t and self._fits_blocks(sources[name]) else None for name, t in types.items()}
+            if unit % 32 == 0 and not (pairs and len(set(types.values())) > 1):
+                native |= {name: t for name, t in types.items() if t}
+        return native
+
+    def _fits_blocks(self, source: Source) -> bool:
+        codes, _, _ = self._codes(source)
+        return codes.is_symmetric() and codes.block_scales() is not None
+
+    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
+        """Give an engine a weight's integers and scales; return the names of those that it does not read again."""
+        codes, begin, end = self._codes(source)
+        blocks = codes.blocks(begin, end)
+        if source.order is not None:
+            blocks = np.ascontiguousarray(blocks[source.order])
+        self.release(source.tensor, source.places)
+        type_name = self.native_type(source)
+        assert type_name is not None
+        return engine.load_param(name, _core.from_numpy(blocks), type_name)
+
+    # ---- what plan and info tell ----
+
+    def packed_bytes(self, source: Source, type_name: str | None, size: int) -> int | None:
+        """Return what a quantised weight takes, as blocks or as numbers of `size` bytes; None: it is plain."""
+        weight = self._weights.get(source.tensor)
+        if weight is None:
+            return None
+        count = (source.end - source.begin) * weight.shape[-1]
+        if type_name is None:
+            return count * size
+        block, _, _, packed = _core.gguf_type(type_name)
+        return count // block * packed
+
+    def types(self) -> dict[str, int]:
+        """How many weights are stored in each scheme or dtype, most first."""
+        counts: dict[str, int] = {}
+        for info in self.tensors.values():
+            counts[info.dtype] = counts.get(info.dtype, 0) + math.prod(info.shape)
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    def rounded_inputs(self) -> tuple[str, ...]:
+        """What the schemes of this checkpoint round the inputs of linears to."""
+        return tuple(sorted({w.scheme.inputs for w in self._weights.values() if w.scheme.inputs}))
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros of a quantised linear, as some tools write where a model has none."""
+        weight = name.removesuffix(".bias") + ".weight"
+        is_bias = self._linears.zero_biases and name.endswith(".bias") and weight in self._weights
+        return is_bias and self.tensors[name].dtype in FLOATS and not self.array(name).any()
+
+
+def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:
+    found: dict[str, list[Layout]] = {}
+    for scheme in linears.schemes():
+        layout = LAYOUTS[scheme.layout]
+        found.setdefault(layout.main, []).append(layout)
+    return found
+
+
+def _main_dtypes(layout: Layout) -> tuple[str, ...]:
+    return layout.parts[layout.main].dtypes
+
+
+def _absent(layout: Layout, module: str, stored: Mapping[str, TensorInfo]) -> list[str]:
+    return [module + part for part, what in layout.parts.items() if what.required and module + part not in stored]

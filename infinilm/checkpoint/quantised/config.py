@@ -1,0 +1,411 @@
+"""`quantization_config` of config.json: which scheme the linears have. What the files hold decides which are quantised.
+
+Called by `checkpoint.py`. A config comes from strangers: whatever is wrong with it is a `ConfigError` that names the
+key, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from infinilm.checkpoint.quantised.scheme import Scheme
+from infinilm.checks import short_repr
+from infinilm.errors import ConfigError
+from infinilm.files import read_optional_json
+from infinilm.logs import logger
+
+__all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
+
+CONFIG_KEYS = ("quantization_config", "compression_config")
+CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json, in older checkpoints
+_MAX_PATTERN = 256
+_MAX_REPEATS = 5  # of a pattern: more, or one within another, can take longer than anyone waits
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLinears:
+    """Which scheme a linear has.
+
+    Attributes
+    ----------
+    method : str
+        The `quant_method`.
+    rules : tuple of (callable, tuple of Scheme)
+        Asked in turn with the name of a module: the schemes, of which the files show which it is. None: not quantised.
+    not_read : tuple of str
+        Ends of the names of tensors that are of no use here.
+    zero_biases : bool
+        Linears may have biases of zeros that the model does not have.
+    """
+
+    method: str
+    rules: tuple[tuple[Callable[[str], bool], tuple[Scheme, ...]], ...]
+    not_read: tuple[str, ...] = ()
+    zero_biases: bool = False
+
+    def schemes_of(self, module: str) -> tuple[Scheme, ...]:
+        """Return the schemes that a module may have; none: it must not be quantised."""
+        return next((schemes for matches, schemes in self.rules if matches(module)), ())
+
+    def schemes(self) -> set[Scheme]:
+        """Return all schemes."""
+        return {scheme for _, schemes in self.rules for scheme in schemes}
+
+
+class _Keys:
+    """An object of the config, whose values are taken with their types checked."""
+
+    def __init__(self, path: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{path} must be an object; got {short_repr(values)}")
+        self.path, self._values = path, values
+
+    def fail(self, key: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {key}: expected {expected}; got {short_repr(self._values.get(key))}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def first(self, keys: Sequence[str], default: Any = None) -> Any:
+        return next((self._values[key] for key in keys if self._values.get(key) is not None), default)
+
+    def one_of(self, key: str, allowed: Sequence[Any], default: Any = None) -> Any:
+        value = self.get(key, default)
+        if not any(type(value) is type(a) and value == a for a in allowed):
+            raise self.fail(key, " or ".join(map(repr, allowed)))
+        return value
+
+    def boolean(self, key: str, default: bool) -> bool:
+        return bool(self.one_of(key, (True, False), default))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self.fail(key, "an integer above 0")
+        return value
+
+    def group_size(self, key: str = "group_size", default: int | None = None) -> int:
+        """0: one for all inputs, which files call -1."""
+        return 0 if self.get(key, default) == -1 and type(self.get(key, default)) is int else self.integer(key, default)
+
+    def object(self, key: str) -> _Keys:
+        return _Keys(f"{self.path}.{key}", self._values.get(key))
+
+    def block(self, key: str) -> tuple[int, int] | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        sizes = value if isinstance(value, list) else []
+        if len(sizes) != 2 or any(type(n) is not int or not 0 < n < 2**31 for n in sizes):
+            raise self.fail(key, "two integers above 0")
+        return sizes[0], sizes[1]
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return list(self._values.items())
+
+
+def _everything(module: str) -> bool:
+    return True
+
+
+def _pattern(path: str, text: Any) -> re.Pattern[str]:
+    """Compile a pattern of a stranger, if it cannot take forever."""
+    pattern = None
+    if isinstance(text, str) and len(text) <= _MAX_PATTERN:
+        repeats = len(re.findall(r"(?<!\\)[*+{]", text))
+        if repeats <= _MAX_REPEATS and not re.search(r"\)[*+{]", text):
+            try:
+                pattern = re.compile(text)
+            except (re.error, OverflowError, RecursionError):
+                pattern = None
+    if pattern is None:
+        raise ConfigError(
+            f"{path}: expected a regular expression of at most {_MAX_PATTERN} characters and {_MAX_REPEATS} repeats, "
+            f"none of a group; got {short_repr(text)}"
+        )
+    return pattern
+
+
+# ---- methods ----
+
+_GPTQ_WORDS = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+
+
+def _gptq(config: _Keys) -> QuantisedLinears:
+    bits = config.one_of("bits", (2, 3, 4, 8))
+    stored = config.first(("checkpoint_format", "format"), "gptq")
+    if stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format") is True:
+        raise ConfigError(
+            f"{config.path}: weights of GPTQ are read in the formats 'gptq' and 'gptq_v2'; got "
+            f"{short_repr('marlin' if config.get('is_marlin_format') is True else stored)}"
+        )
+
+    def scheme(bits: int, group_size: int, symmetric: bool, reordered: bool) -> Scheme:
+        word = 0
+        if stored == "gptq":
+            word = _GPTQ_WORDS.get(bits, 0)
+        return Scheme(
+            "gptq",
+            "gptq",
+            f"int{bits}",
+            bits,
+            group_size,
+            symmetric,
+            zero_word=word,
+            zero_offset=int(stored == "gptq" and not word),
+            reordered=reordered,
+        )
+
+    usual = bits, config.group_size(default=128), config.boolean("sym", True), config.boolean("desc_act", False)
+    rules: list[tuple[Callable[[str], bool], tuple[Scheme, ...]]] = []
+    if config.get("dynamic"):  # regular expressions of modules, and what is otherwise there
+        for name, changed in config.object("dynamic").items():
+            pattern = _pattern(f"{config.path}.dynamic", str(name).removeprefix("+:").removeprefix("-:"))
+            if str(name).startswith("-:"):
+                rules.append((_matcher(pattern), ()))
+                continue
+            keys = _Keys(f"{config.path}.dynamic[{short_repr(name)}]", changed)
+            own = (
+                keys.one_of("bits", (2, 3, 4, 8), usual[0]),
+                keys.group_size(default=usual[1] or -1),
+                keys.boolean("sym", usual[2]),
+                keys.boolean("desc_act", usual[3]),
+            )
+            rules.append((_matcher(pattern), (scheme(*own),)))
+    rules.append((_everything, (scheme(*usual),)))
+    return QuantisedLinears("gptq", tuple(rules), zero_biases=True)
+
+
+def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
+    return lambda module: pattern.match(module) is not None
+
+
+def _awq(config: _Keys) -> QuantisedLinears:
+    version = config.get("version", "gemm")
+    if not isinstance(version, str) or version.lower() != "gemm":
+        raise config.fail("version", "'gemm' (weights of 'gemv', 'gemv_fast' and 'marlin' are packed otherwise)")
+    if config.first(("bits", "w_bit"), 4) != 4:
+        raise config.fail("bits" if config.get("bits") is not None else "w_bit", "4")
+    config.one_of("zero_point", (True,), True)
+    key = "group_size" if config.get("group_size") is not None else "q_group_size"
+    scheme = Scheme("awq", "awq", "int4", 4, config.group_size(key, 128), symmetric=False)
+    return QuantisedLinears("awq", ((_everything, (scheme,)),))
+
+
+def _fp8(config: _Keys) -> QuantisedLinears:
+    config.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    activations = config.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
+    config.one_of("scale_fmt", ("ue8m0", "float", "fp32"), "float")
+    block = config.block("weight_block_size")
+    inputs = (
+        f"fp8 per {block[1]} of a token" if block else f"fp8 per {'token' if activations == 'dynamic' else 'tensor'}"
+    )
+    scheme = Scheme("fp8", "fp8, scale_inv", "fp8", 8, block=block, inputs=inputs)
+    return QuantisedLinears("fp8", ((_everything, (scheme, replace(scheme, layout="fp8"))),), _KV_SCALES)
+
+
+def _fbgemm(config: _Keys) -> QuantisedLinears:
+    scheme = Scheme("fbgemm_fp8", "fp8", "fp8", 8, inputs="fp8 per token")
+    return QuantisedLinears("fbgemm_fp8", ((_everything, (scheme,)),))
+
+
+def _bitsandbytes(config: _Keys) -> QuantisedLinears:
+    four = config.get("load_in_4bit", config.get("_load_in_4bit", False)) is True
+    kind = config.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4") if four else "nf4"
+    if config.get("bnb_4bit_quant_storage", "uint8") != "uint8":
+        raise config.fail("bnb_4bit_quant_storage", "'uint8'")
+    schemes = (
+        Scheme("bitsandbytes", "4 bits of bitsandbytes", kind, 4),
+        Scheme("bitsandbytes", "8 bits of bitsandbytes", "int8", 8, inputs="int8 per token but for outliers"),
+    )
+    return QuantisedLinears("bitsandbytes", ((_everything, schemes),))
+
+
+def _mxfp4(config: _Keys) -> QuantisedLinears:
+    scheme = Scheme("mxfp4", "mxfp4 experts", "mxfp4", 4, 32)
+    return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
+
+
+# ---- compressed-tensors ----
+
+_KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point")
+_CT_FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
+
+
+def _compressed_tensors(config: _Keys) -> QuantisedLinears:
+    config.one_of("quantization_status", ("compressed",), "compressed")
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        raise config.fail("sparsity_config", "weights that are not stored sparsely (format 'dense')")
+    if config.get("transform_config"):
+        transforms = config.object("transform_config").get("config_groups", {})
+        if transforms:
+            raise config.fail("transform_config", "no transforms, which this version does not compute")
+    if config.get("kv_cache_scheme") is not None:
+        logger.warning(
+            "%s: the checkpoint asks for a KV cache of few bits with scales of its own; not used: kv_cache_dtype says "
+            "what keys and values are kept in",
+            config.path,
+        )
+    usual = config.get("format", "")
+    named: list[tuple[Callable[[str], bool], tuple[Scheme, ...]]] = []
+    patterns, classes = list(named), list(named)
+    for name, _ in config.object("config_groups").items():
+        group = config.object("config_groups").object(name)
+        scheme = _ct_scheme(group, group.get("format", usual))
+        targets = group.get("targets")
+        if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+            raise group.fail("targets", "a list of strings")
+        for target in targets:
+            if target.startswith("re:"):
+                patterns.append((_matcher(_pattern(f"{group.path}.targets", target[3:])), (scheme,)))
+            elif target in ("Linear", "Embedding"):
+                classes.append((_class(target), (scheme,)))
+            else:
+                named.append((_named(target), (scheme,)))
+    return QuantisedLinears("compressed-tensors", (*named, *patterns, *classes), _KV_SCALES)
+
+
+def _named(target: str) -> Callable[[str], bool]:
+    return lambda module: module == target or module.endswith(f".{target}")
+
+
+def _class(target: str) -> Callable[[str], bool]:
+    return lambda module: module.endswith("embed_tokens") == (target == "Embedding")
+
+
+def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
+    weights = group.object("weights")
+    kind = weights.one_of("type", ("int", "float"), "int")
+    bits = weights.integer("num_bits", 8)
+    inputs = "" if group.get("input_activations") is None else _ct_inputs(group.object("input_activations"))
+    if stored in ("", "mixed-precision", "dense"):  # what writes such files, by what it stores
+        stored = {
+            ("int", False): "pack-quantized",
+            ("int", True): "int-quantized",
+        }.get((kind, bool(inputs)), "float-quantized")
+        if kind == "float" and bits == 4:
+            stored = f"{'nv' if weights.get('strategy') == 'tensor_group' else 'mx'}fp4-pack-quantized"
+    if stored not in _CT_FORMATS:
+        raise ConfigError(f"{group.path}: format {short_repr(stored)} is not read; read: {', '.join(_CT_FORMATS)}")
+    layout, allowed = {
+        ("pack-quantized", "int"): ("packed integers", (4, 8)),
+        ("int-quantized", "int"): ("int8", tuple(range(2, 9))),
+        ("naive-quantized", "int"): ("int8", tuple(range(2, 9))),
+        ("float-quantized", "float"): ("fp8", (8,)),
+        ("naive-quantized", "float"): ("fp8", (8,)),
+        ("nvfp4-pack-quantized", "float"): ("nvfp4", (4,)),
+        ("mxfp4-pack-quantized", "float"): ("mxfp4", (4,)),
+    }.get((stored, kind), ("", ()))
+    if bits not in allowed:
+        raise ConfigError(
+            f"{weights.path}: {kind} weights of {bits} bits in the format {stored!r} are not read; read: int of 4 and "
+            "8 bits as pack-quantized, of up to 8 as int-quantized, float of 8 as float-quantized, of 4 as "
+            "nvfp4-pack-quantized and mxfp4-pack-quantized"
+        )
+    if weights.get("dynamic", False) is not False:
+        raise weights.fail("dynamic", "False: scales of weights are stored")
+    usual = {"nvfp4": "tensor_group", "mxfp4": "group"}.get(layout)
+    has_group = weights.get("group_size") not in (None, -1)
+    strategy = weights.one_of(
+        "strategy",
+        ("tensor", "channel", "group", "tensor_group", "block"),
+        usual or ("group" if has_group else "tensor"),
+    )
+    if layout in ("nvfp4", "mxfp4"):
+        size = 16 if layout == "nvfp4" else 32
+        weights.one_of("group_size", (size,), size)
+        return Scheme("compressed-tensors", layout, layout, 4, size, inputs=inputs)
+    group_size = weights.group_size() if strategy in ("group", "tensor_group") else 0
+    block = weights.block("block_structure") if strategy == "block" else None
+    if strategy == "block" and block is None:
+        raise weights.fail("block_structure", "two integers above 0")
+    order = weights.get("actorder", False)
+    if order not in (False, "static", "weight", "group", "dynamic"):
+        raise weights.fail("actorder", "None, 'static', 'weight', 'group' or 'dynamic'")
+    return Scheme(
+        "compressed-tensors",
+        layout,
+        f"int{bits}" if kind == "int" else "fp8",
+        4 if layout == "packed integers" and bits == 4 else 8,
+        group_size,
+        weights.boolean("symmetric", True),
+        block,
+        reordered=order in ("group", "dynamic"),
+        inputs=inputs,
+    )
+
+
+def _ct_inputs(activations: _Keys) -> str:
+    bits = activations.integer("num_bits", 8)
+    kind = f"int{bits}" if activations.one_of("type", ("int", "float"), "int") == "int" else f"fp{bits}"
+    strategy = activations.one_of(
+        "strategy", ("tensor", "token", "group", "tensor_group", "block", "channel"), "tensor"
+    )
+    return f"{kind} per {strategy}"
+
+
+METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
+    "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
+}
+"""What `quant_method` may be."""
+
+
+def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLinears:
+    """Read a `quantization_config`.
+
+    Raises
+    ------
+    ConfigError
+        The method or one of its settings is not supported, or it is damaged.
+    """
+    config = _Keys(path, values)
+    method = config.get("quant_method")
+    if method is None:
+        in_bits = any(config.get(f"{prefix}load_in_{n}bit") is True for prefix in ("", "_") for n in (4, 8))
+        method = "bitsandbytes" if in_bits else "compressed-tensors" if config.get("config_groups") else None
+    if isinstance(method, str):
+        method = method.replace("_", "-") if "compressed" in method else method
+    if not isinstance(method, str) or method not in METHODS:
+        raise ConfigError(
+            f"{path}: weights quantised by quant_method {short_repr(method)} are not read; read: {', '.join(METHODS)}"
+        )
+    return METHODS[method](config)
+
+
+def read_config(folder: Path) -> QuantisedLinears | None:
+    """Read what config.json, or a file beside it, says of quantised weights; None: nothing.
+
+    Raises
+    ------
+    ConfigError
+        As `parse_config`.
+    """
+    config = read_optional_json(folder / "config.json")
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        for key in CONFIG_KEYS:
+            if part.get(key) is not None and part[key] != {}:
+                return parse_config(part[key], f"{folder / 'config.json'}: {key}")
+    for name, method in CONFIG_FILES.items():
+        if values := read_optional_json(folder / name):
+            return parse_config({"quant_method": method, **values}, str(folder / name))
+    return None

@@ -1,0 +1,473 @@
+"""The layouts of quantised linears, one row of `LAYOUTS` each: which tensors there are, and how they become `Codes`.
+
+Sources: the published layouts of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ), compressed-tensors, transformers (FP8,
+MXFP4) and bitsandbytes; see docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.checkpoint.quantised.scheme import Codes, Layout, Part, Parts, Scheme, Shape, as_float32
+from infinilm.errors import WeightError
+
+__all__ = ["LAYOUTS"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+_FLOATS = ("float32", "bfloat16", "float16")
+_AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight codes in a word, lowest first
+
+
+def _fp8_values() -> Floats:
+    """E4M3: 4 bits of exponent plus 7, 3 of mantissa, no infinities, one NaN of each sign."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size[[0x7F, 0xFF]] = np.nan
+    return np.where(code < 128, size, -size).astype(np.float32)
+
+
+_INT8 = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
+_FP8 = _fp8_values()
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # E2M1
+_POWERS = np.append(2.0 ** (np.arange(255) - 127.0), np.nan).astype(np.float32)  # E8M0
+
+
+def _bytes(array: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _fields(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """Codes of words [.., words * 32 / bits] that lie one behind the other, lowest bits first."""
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+    digits = stream.reshape(*words.shape[:-1], -1, bits)
+    fields: npt.NDArray[np.uint8] = digits @ (1 << np.arange(bits)).astype(np.uint8)
+    return fields
+
+
+def _groups(inputs: int, size: int) -> int:
+    return -(-inputs // size) if size else 1
+
+
+def _group_of(parts: Parts, suffix: str, inputs: int, size: int, groups: int) -> npt.NDArray[np.int32] | None:
+    """The group of each input; None: groups are neighbours."""
+    found = parts.get(suffix)
+    if found is None or (found == -1).all():  # compressed-tensors: not set
+        return None
+    if found.min() < 0 or found.max() >= groups:
+        raise WeightError(f"{suffix[1:]}: expected groups from 0 to {groups - 1}, got {found.min()} to {found.max()}")
+    if np.array_equal(found, np.arange(inputs) // (size or inputs)):
+        return None
+    return np.ascontiguousarray(found.astype(np.int32, copy=False))
+
+
+# ---- GPTQ, AWQ ----
+
+
+def _gptq_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return codes[1], codes[0] * 32 // scheme.bits
+
+
+def _gptq_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = shape
+    groups = _groups(inputs, scheme.group_size)
+    return {
+        ".qweight": ((inputs * scheme.bits // 32, outputs),),
+        ".qzeros": ((groups, outputs * scheme.bits // 32),),
+        ".scales": ((groups, outputs),),
+        ".g_idx": ((inputs,),),
+    }
+
+
+def _gptq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    inputs = shape[1]
+    words = parts[".qzeros"].view(np.uint32)
+    words = words + np.uint32(
+        scheme.zero_word
+    )  # in the usual files they are less by one, as words: what carries counts
+    zeros = _fields(words, scheme.bits) + np.uint8(scheme.zero_offset) & (2**scheme.bits - 1)
+    groups = parts[".scales"].shape[0]
+    return Codes(
+        _bytes(parts[".qweight"]),
+        "columns",
+        scheme.bits,
+        shape,
+        np.arange(2**scheme.bits, dtype=np.float32),
+        np.ascontiguousarray(parts[".scales"].T),
+        np.ascontiguousarray(zeros.T.astype(np.float32)),
+        group_size=scheme.group_size or inputs,
+        group_of=_group_of(parts, ".g_idx", inputs, scheme.group_size, groups),
+    )
+
+
+def _awq_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return codes[1] * 8, codes[0]
+
+
+def _awq_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = shape
+    groups = _groups(inputs, scheme.group_size)
+    return {
+        ".qweight": ((inputs, outputs // 8),),
+        ".qzeros": ((groups, outputs // 8),),
+        ".scales": ((groups, outputs),),
+    }
+
+
+def _awq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    fields = _fields(parts[".qzeros"], 4).reshape(-1, 8)
+    zeros = np.empty_like(fields)
+    zeros[:, list(_AWQ_ROWS)] = fields
+    return Codes(
+        _bytes(parts[".qweight"]),
+        "interleaved",
+        4,
+        shape,
+        np.arange(16, dtype=np.float32),
+        np.ascontiguousarray(parts[".scales"].T),
+        np.ascontiguousarray(zeros.reshape(-1, shape[0]).T.astype(np.float32)),
+        group_size=scheme.group_size or shape[1],
+    )
+
+
+# ---- compressed-tensors, FP8 ----
+
+
+def _scale_shapes(scheme: Scheme, shape: Shape) -> tuple[Shape, ...]:
+    outputs, inputs = shape
+    if scheme.block:
+        return ((-(-outputs // scheme.block[0]), -(-inputs // scheme.block[1])),)
+    if scheme.group_size:
+        return ((outputs, _groups(inputs, scheme.group_size)),)
+    return ((outputs, 1), (outputs,), (1,), (), (1, 1))
+
+
+def _scaled(
+    scheme: Scheme, shape: Shape, scales: Array, zeros: Array | None = None
+) -> tuple[Array, Floats | None, int, int]:
+    """Scales and zeros as tables, and the inputs and outputs that share one."""
+    outputs, inputs = shape
+    table = scales if scales.ndim == 2 else scales.reshape(-1, 1)
+    if zeros is not None:
+        zeros = np.ascontiguousarray(zeros.reshape(table.shape).astype(np.float32))
+    if scheme.block:
+        return table, zeros, scheme.block[1], scheme.block[0]
+    return table, zeros, scheme.group_size or inputs, outputs if len(table) < outputs else 1
+
+
+def _pack_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    shape = codes[0], codes[1] * 32 // scheme.bits
+    said = tuple(int(n) for n in parts[".weight_shape"])
+    if said != shape:
+        raise WeightError(
+            f"weight_shape is {list(said)}, but weight_packed of {list(codes)} has {list(shape)} codes of "
+            f"{scheme.bits} bits; inputs that do not fill the words are not supported"
+        )
+    return shape
+
+
+def _pack_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = shape
+    groups = _groups(inputs, scheme.group_size)
+    return {
+        ".weight_packed": ((outputs, inputs * scheme.bits // 32),),
+        ".weight_scale": _scale_shapes(scheme, shape),
+        ".weight_shape": ((2,),),
+        ".weight_zero_point": ((-(-outputs * scheme.bits // 32), groups), (outputs, groups)),
+        ".weight_g_idx": ((inputs,),),
+    }
+
+
+def _pack_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    middle = 2 ** (scheme.bits - 1)
+    zeros = parts.get(".weight_zero_point")
+    if zeros is not None and zeros.dtype == np.int32:
+        zeros = _fields(np.ascontiguousarray(zeros.T), scheme.bits)[:, : shape[0]].T.astype(np.float32) - middle
+    scales, zeros, group_size, scale_rows = _scaled(scheme, shape, parts[".weight_scale"], zeros)
+    group_of = _group_of(parts, ".weight_g_idx", shape[1], scheme.group_size, scales.shape[1])
+    values = np.arange(2**scheme.bits, dtype=np.float32) - np.float32(middle)
+    data = _bytes(parts[".weight_packed"])
+    return Codes(data, "rows", scheme.bits, shape, values, scales, zeros, group_size, scale_rows, group_of)
+
+
+def _same_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return codes
+
+
+def _bytes_expected(scale: str) -> Any:
+    def expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+        scales = _scale_shapes(scheme, shape)
+        return {".weight": (shape,), scale: scales, ".weight_zero_point": scales}
+
+    return expected
+
+
+def _int8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    found = parts.get(".weight_zero_point")
+    scales, zeros, group_size, scale_rows = _scaled(scheme, shape, parts[".weight_scale"], found)
+    if zeros is not None and not zeros.any():
+        zeros = None
+    return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, zeros, group_size, scale_rows)
+
+
+def _fp8_codes(scale: str) -> Any:
+    def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+        stored = parts[scale]
+        if stored.dtype == np.uint8:
+            stored = _POWERS[stored]
+        scales, zeros, group_size, scale_rows = _scaled(scheme, shape, stored)
+        return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _FP8, scales, zeros, group_size, scale_rows)
+
+    return codes
+
+
+def _fp4_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return codes[0], codes[1] * 2
+
+
+def _fp4_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    outputs, inputs = shape
+    return {
+        ".weight_packed": ((outputs, inputs // 2),),
+        ".weight_scale": ((outputs, _groups(inputs, scheme.group_size)),),
+        ".weight_global_scale": ((1,), ()),
+    }
+
+
+def _nvfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    scales = _FP8[parts[".weight_scale"]] / parts[".weight_global_scale"].reshape(1, 1)
+    return Codes(_bytes(parts[".weight_packed"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
+
+
+def _mxfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    scales = _POWERS[parts[".weight_scale"]]
+    return Codes(_bytes(parts[".weight_packed"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
+
+
+# ---- MXFP4 of gpt-oss: the experts of a layer in one tensor ----
+
+
+def _experts_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return codes[0], codes[1], codes[2] * codes[3] * 2
+
+
+def _experts_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    experts, outputs, inputs = shape
+    return {"_blocks": ((experts, outputs, inputs // 32, 16),), "_scales": ((experts, outputs, inputs // 32),)}
+
+
+def _experts_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    experts, outputs, inputs = shape
+    scales = _POWERS[parts["_scales"].reshape(experts * outputs, -1)]
+    return Codes(_bytes(parts["_blocks"]), "rows", 4, (experts * outputs, inputs), _FP4, scales, group_size=32)
+
+
+# ---- bitsandbytes ----
+
+
+def _state(parts: Parts) -> dict[str, Any]:
+    """The JSON object that describes a weight of 4 bits."""
+    text = parts.get(f"{_STATE}nf4", parts.get(f"{_STATE}fp4"))
+    if text is None:
+        raise WeightError("expected a quant_state, got none")
+    try:
+        state = json.loads(text.tobytes())
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise WeightError("quant_state: expected a JSON object")
+    shape, sizes = state.get("shape"), [state.get("blocksize"), state.get("nested_blocksize", 1)]
+    numbers = [*(shape if isinstance(shape, list) else []), *sizes]
+    if len(numbers) != 4 or any(type(n) is not int or not 0 < n < 2**31 for n in numbers):
+        raise WeightError(f"quant_state: expected a shape of two sizes and block sizes, got {shape} and {sizes}")
+    if type(state.get("nested_offset", 0.0)) not in (int, float):
+        raise WeightError(f"quant_state: expected a number as nested_offset, got {state['nested_offset']!r}")
+    return state
+
+
+def _bnb4_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    shape = tuple(_state(parts)["shape"])
+    count = shape[0] * shape[1]
+    if codes != (-(-count // 2), 1) or shape[1] % 2:
+        raise WeightError(
+            f"weight: expected {[-(-count // 2), 1]} bytes for {list(shape)} weights in pairs, got {list(codes)}"
+        )
+    return shape
+
+
+def _bnb4_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    return {".weight.quant_map": ((16,),), ".weight.nested_quant_map": ((256,),)}
+
+
+def _bnb4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    state, count = _state(parts), shape[0] * shape[1]
+    absmax, block = parts[".weight.absmax"].reshape(-1), state["blocksize"]
+    blocks = -(-count // block)
+    if len(absmax) != blocks:
+        raise WeightError(f"absmax: expected {blocks} for blocks of {block} weights, got {len(absmax)}")
+    if absmax.dtype == np.uint8:
+        nested, table = parts.get(".weight.nested_absmax"), parts.get(".weight.nested_quant_map")
+        nested_block = state.get("nested_blocksize", 256)
+        if nested is None or table is None or nested.size != -(-blocks // nested_block):
+            raise WeightError(
+                f"absmax of 8 bits: expected nested_quant_map, and {-(-blocks // nested_block)} nested_absmax"
+            )
+        outer = np.repeat(nested.reshape(-1), nested_block)[:blocks]
+        absmax = table[absmax] * outer + np.float32(state.get("nested_offset", 0.0))
+    # Blocks go on from one output to the next. Scales of pieces that fit both are what the core understands.
+    piece = int(np.gcd(block, shape[1]))
+    per_piece = np.repeat(absmax, -(-block // piece))[: count // piece]
+    return Codes(
+        _bytes(parts[".weight"]),
+        "rows_high",
+        4,
+        shape,
+        as_float32(parts[".weight.quant_map"]),
+        np.ascontiguousarray(per_piece.reshape(shape[0], -1)),
+        group_size=piece,
+    )
+
+
+def _bnb8_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    return {".weight": (shape,), ".SCB": ((shape[0],),)}
+
+
+def _bnb8_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    scales = (parts[".SCB"] / np.float32(127)).reshape(-1, 1)
+    return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _INT8, scales, group_size=shape[1])
+
+
+_STATE = ".weight.quant_state.bitsandbytes__"
+_INPUTS = {  # scales of inputs are of no use where inputs are not rounded as the format asks
+    f".{name}": Part(("float32", "bfloat16", "float16", "int8", "float8_e4m3"), required=False, read=False)
+    for name in ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
+}
+
+LAYOUTS: Mapping[str, Layout] = {
+    "gptq": Layout(
+        {
+            ".qweight": Part(("int32",)),
+            ".qzeros": Part(("int32",)),
+            ".scales": Part(_FLOATS),
+            ".g_idx": Part(("int32", "int64"), required=False),
+        },
+        _gptq_shape,
+        _gptq_expected,
+        _gptq_codes,
+        scale=".scales",
+    ),
+    "awq": Layout(
+        {".qweight": Part(("int32",)), ".qzeros": Part(("int32",)), ".scales": Part(_FLOATS)},
+        _awq_shape,
+        _awq_expected,
+        _awq_codes,
+        scale=".scales",
+    ),
+    "packed integers": Layout(
+        {
+            ".weight_packed": Part(("int32",)),
+            ".weight_scale": Part(_FLOATS),
+            ".weight_shape": Part(("int64", "int32")),
+            ".weight_zero_point": Part(("int32", "int8"), required=False),
+            ".weight_g_idx": Part(("int32", "int64"), required=False),
+            **_INPUTS,
+        },
+        _pack_shape,
+        _pack_expected,
+        _pack_codes,
+        peek=(".weight_shape",),
+        scale=".weight_scale",
+    ),
+    "int8": Layout(
+        {
+            ".weight": Part(("int8",)),
+            ".weight_scale": Part(_FLOATS),
+            ".weight_zero_point": Part(("int8",), required=False),
+            **_INPUTS,
+        },
+        _same_shape,
+        _bytes_expected(".weight_scale"),
+        _int8_codes,
+        scale=".weight_scale",
+    ),
+    "fp8": Layout(
+        {
+            ".weight": Part(("float8_e4m3",)),
+            ".weight_scale": Part(_FLOATS),
+            ".weight_zero_point": Part(("float8_e4m3",), required=False, read=False),
+            **_INPUTS,
+        },
+        _same_shape,
+        _bytes_expected(".weight_scale"),
+        _fp8_codes(".weight_scale"),
+    ),
+    "fp8, scale_inv": Layout(
+        {
+            ".weight": Part(("float8_e4m3",)),
+            ".weight_scale_inv": Part((*_FLOATS, "float8_e8m0")),
+            ".activation_scale": Part(_FLOATS, required=False, read=False),
+            **_INPUTS,
+        },
+        _same_shape,
+        _bytes_expected(".weight_scale_inv"),
+        _fp8_codes(".weight_scale_inv"),
+    ),
+    "nvfp4": Layout(
+        {
+            ".weight_packed": Part(("uint8",)),
+            ".weight_scale": Part(("float8_e4m3",)),
+            ".weight_global_scale": Part(("float32",)),
+            **_INPUTS,
+        },
+        _fp4_shape,
+        _fp4_expected,
+        _nvfp4_codes,
+    ),
+    "mxfp4": Layout(
+        {".weight_packed": Part(("uint8",)), ".weight_scale": Part(("uint8", "float8_e8m0")), **_INPUTS},
+        _fp4_shape,
+        _fp4_expected,
+        _mxfp4_codes,
+    ),
+    "mxfp4 experts": Layout(
+        {"_blocks": Part(("uint8",)), "_scales": Part(("uint8", "float8_e8m0"))},
+        _experts_shape,
+        _experts_expected,
+        _experts_codes,
+        name="",
+    ),
+    "4 bits of bitsandbytes": Layout(
+        {
+            ".weight": Part(("uint8",)),
+            ".weight.absmax": Part(("uint8", "float32")),
+            ".weight.quant_map": Part(("float32",)),
+            ".weight.nested_absmax": Part(("float32",), required=False),
+            ".weight.nested_quant_map": Part(("float32",), required=False),
+            f"{_STATE}nf4": Part(("uint8",), required=False),
+            f"{_STATE}fp4": Part(("uint8",), required=False),
+        },
+        _bnb4_shape,
+        _bnb4_expected,
+        _bnb4_codes,
+        peek=(f"{_STATE}nf4", f"{_STATE}fp4"),
+    ),
+    "8 bits of bitsandbytes": Layout(
+        {
+            ".weight": Part(("int8",)),
+            ".SCB": Part(("float32",)),
+            ".weight_format": Part(("uint8",), required=False, read=False),
+        },
+        _same_shape,
+        _bnb8_expected,
+        _bnb8_codes,
+        scale=".SCB",
+    ),
+}
+"""By name; `config.py` says which linears have which."""

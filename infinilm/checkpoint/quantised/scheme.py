@@ -1,0 +1,223 @@
+"""What a quantised checkpoint says of a linear, and what its tensors become: codes with tables.
+
+`Scheme` comes from the config (`config.py`). A `Layout` (`layouts.py`) says which tensors a linear has then, and makes
+`Codes` of them, which the C++ core turns into plain numbers, or into blocks that CPUs compute with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+
+__all__ = ["Codes", "Layout", "Part", "Parts", "Scheme", "Shape"]
+
+Shape = tuple[int, ...]
+Array = npt.NDArray[Any]
+Parts = Mapping[str, Array]
+"""The tensors of a linear as they are stored, by suffix; bfloat16 as uint16 and float8 as uint8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a linear is quantised.
+
+    Attributes
+    ----------
+    method : str
+        Of the config, for messages: "gptq".
+    layout : str
+        Key of `LAYOUTS`.
+    kind : str
+        Of numbers: "int4", "fp8", "nf4".
+    bits : int
+        Of a code.
+    group_size : int
+        Weights of an output that share a scale; 0: the layout or the scale's shape says it.
+    symmetric : bool
+        There are no zero points, or all are in the middle.
+    block : (int, int), optional
+        Outputs and inputs that share a scale.
+    zero_word : int
+        Added to the words of zero points (GPTQ v1).
+    zero_offset : int
+        Added to each zero point (GPTQ v1 of 3 bits, which do not fill words).
+    reordered : bool
+        Groups may be no neighbours.
+    inputs : str
+        What the format rounds the inputs of a linear to; "": it does not.
+    """
+
+    method: str
+    layout: str
+    kind: str
+    bits: int
+    group_size: int = 0
+    symmetric: bool = True
+    block: tuple[int, int] | None = None
+    zero_word: int = 0
+    zero_offset: int = 0
+    reordered: bool = False
+    inputs: str = ""
+
+    def __str__(self) -> str:
+        """Return a short name such as "gptq int4 g128"."""
+        parts = [self.method] if self.method == self.kind else [self.method, self.kind]
+        if self.group_size:
+            parts.append(f"g{self.group_size}")
+        if self.block:
+            parts.append("x".join(map(str, self.block)))
+        if not self.symmetric:
+            parts.append("asymmetric")
+        return " ".join(parts)
+
+
+class Part(NamedTuple):
+    """A tensor of a linear."""
+
+    dtypes: tuple[str, ...]
+    required: bool = True
+    read: bool = True  # False: it does not count for the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A matrix of codes, see `src/codes/matrix.h`.
+
+    Attributes
+    ----------
+    data : numpy.ndarray of uint8, one dimension
+    order : str
+        Where the bits of a code lie.
+    bits : int
+    shape : (int, int)
+        Outputs and inputs.
+    values : numpy.ndarray of float32
+        [2 ** bits]: what a code stands for.
+    scales : numpy.ndarray
+        [outputs / scale_rows, groups]: float32, or float16, or bfloat16 as uint16.
+    zeros : numpy.ndarray of float32, optional
+        Of the shape of the scales.
+    group_size : int
+        Inputs of a group.
+    scale_rows : int
+        Outputs that share scales.
+    group_of : numpy.ndarray of int32, optional
+        [inputs]: the group of each.
+    """
+
+    data: npt.NDArray[np.uint8]
+    order: str
+    bits: int
+    shape: Shape
+    values: npt.NDArray[np.float32]
+    scales: Array
+    zeros: npt.NDArray[np.float32] | None = None
+    group_size: int = 0
+    scale_rows: int = 1
+    group_of: npt.NDArray[np.int32] | None = None
+
+    def dequantise(self, dtype: str, begin: int, end: int) -> _core.Tensor:
+        """Return rows as plain numbers of `dtype`."""
+        return _core.dequantise_codes(
+            self.data,
+            self.order,
+            self.bits,
+            self.shape,
+            values=self.values,
+            scales=as_float32(self.scales),
+            zeros=self.zeros,
+            group_size=self.group_size,
+            scale_rows=self.scale_rows,
+            group_of=self.group_of,
+            dtype=dtype,
+            begin=begin,
+            end=end,
+        )
+
+    def is_symmetric(self) -> bool:
+        """Whether codes stand for integers around the middle one, in groups of neighbours, as packed linears need."""
+        if self.group_of is not None:
+            return False
+        signed = np.arange(2**self.bits, dtype=np.float32)
+        if self.values[0] == 0 and self.values[-1] == -1:  # two's complement
+            signed = signed.astype(np.uint8).view(np.int8).astype(np.float32)
+            return self.zeros is None and bool((self.values == signed).all())
+        middle = np.float32(2 ** (self.bits - 1))
+        zero = middle + self.values[0]
+        zeros = np.zeros(1, np.float32) if self.zeros is None else self.zeros
+        return bool((self.values - self.values[0] == signed).all() and (zeros == zero).all())
+
+    def block_scales(self) -> npt.NDArray[np.float16] | None:
+        """Return the scales as float16, [outputs, groups]; None: they are none exactly."""
+        exact = as_float32(self.scales)
+        with np.errstate(over="ignore"):
+            halves = exact.astype(np.float16)
+        if not np.array_equal(halves.astype(np.float32), exact):
+            return None
+        return np.ascontiguousarray(np.broadcast_to(halves, (self.shape[0], halves.shape[1])))
+
+    def blocks(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
+        """Return rows as blocks of GGUF's Q4_0 or Q8_0, [rows, bytes]; they must fit such."""
+        scales = self.block_scales()
+        assert scales is not None
+        tensor = _core.make_blocks(
+            self.data,
+            self.order,
+            self.bits,
+            self.shape,
+            scales=scales.view(np.uint16),
+            group_size=self.group_size,
+            flip=0x80 if self.values[0] != 0 or self.zeros is not None else 0,
+            begin=begin,
+            end=end,
+        )
+        return np.asarray(tensor.memory()).reshape(end - begin, -1)
+
+
+def as_float32(array: Array) -> npt.NDArray[np.float32]:
+    """Widen float16, or bfloat16 as uint16."""
+    if array.dtype == np.uint16:
+        return np.ascontiguousarray((array.astype(np.uint32) << 16).view(np.float32))
+    return np.ascontiguousarray(array.astype(np.float32, copy=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tensors of a quantised linear.
+
+    Attributes
+    ----------
+    parts : mapping of str to Part
+        By what follows the name of the module. The first has the codes.
+    shape : callable
+        (scheme, shape of the first, parts to read now) -> shape of the weight, outputs and inputs.
+    expected : callable
+        (scheme, shape of the weight) -> shapes that the parts may have.
+    codes : callable
+        (scheme, shape of the weight, all parts) -> Codes.
+    peek : tuple of str
+        Parts that `shape` needs, all small.
+    scale : str
+        The part whose dtype is that of the scales.
+    name : str
+        What follows the name of the module in the plain checkpoint.
+    """
+
+    parts: Mapping[str, Part]
+    shape: Callable[[Scheme, Shape, Parts], Shape]
+    expected: Callable[[Scheme, Shape], Mapping[str, tuple[Shape, ...]]]
+    codes: Callable[[Scheme, Shape, Parts], Codes]
+    peek: tuple[str, ...] = ()
+    scale: str = ""
+    name: str = ".weight"
+
+    @property
+    def main(self) -> str:
+        """The part that has the codes."""
+        return next(iter(self.parts))

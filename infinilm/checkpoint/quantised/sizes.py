@@ -1,0 +1,51 @@
+"""What quantised weights become in an engine, and the bytes that they take there, from headers alone."""
+
+from __future__ import annotations
+
+from infinilm import _core
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+from infinilm.checkpoint.sources import find_tensors
+from infinilm.config.llama_config import LlamaConfig
+
+__all__ = ["dtype_of_quantised", "size_of_quantised"]
+
+
+def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool) -> str:
+    """Return what quantised weights become where their integers cannot be kept.
+
+    float16 has the bits of all scales in use, where float32 would take twice the memory and bfloat16 lose some. Weights
+    that are quantised again are made of the exact ones.
+    """
+    return "float32" if quantization else "float16" if is_auto else computed
+
+
+def size_of_quantised(
+    checkpoint: QuantisedCheckpoint,
+    config: LlamaConfig,
+    spec: _core.ModelSpec,
+    kept: str,
+    quantised_dtype: str,
+    num_ranks: int,
+    *,
+    natively: bool,
+) -> tuple[int, tuple[str, ...]]:
+    """Return the bytes of all weights, and the schemes whose integers are kept.
+
+    Parameters
+    ----------
+    kept
+        Dtype of the other weights.
+    quantised_dtype
+        See `dtype_of_quantised`.
+    natively
+        Integers are kept where that is possible.
+    """
+    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+    sources = find_tensors(config, shapes, checkpoint.tensors).sources
+    sizes = _core.param_bytes(spec, kept)
+    native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources) if natively else {}
+    size = 4 if quantised_dtype == "float32" else 2
+    for name, source in sources.items():
+        nbytes = checkpoint.packed_bytes(source, native.get(name), size)
+        sizes[name] = sizes[name] if nbytes is None else nbytes
+    return sum(sizes.values()), tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))

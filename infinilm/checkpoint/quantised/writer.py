@@ -1,0 +1,233 @@
+"""Writes a quantised checkpoint in compressed-tensors' layout, tensor by tensor: memory is that of one.
+
+Called by `infinilm quantize`. Embeddings, the lm_head and routers stay as they are: with few bits they cost most.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.pack_writer import check_room, copy_texts, new_folder
+from infinilm.checkpoint.safetensors_header import DTYPE_CODES, TensorInfo
+from infinilm.checkpoint.sources import find_tensors
+from infinilm.checks import short_repr
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.errors import ConfigError, DeviceError
+from infinilm.progress import progress_bar
+
+__all__ = ["SCHEMES", "quantise_model"]
+
+Array = npt.NDArray[Any]
+
+_WEIGHTS = "model.safetensors"
+_PLAIN = (".embed_tokens.weight", "lm_head.weight", ".mlp.gate.weight", ".shared_expert_gate.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What weights become: integers of `bits`, with a scale for `group_size` inputs (0: all) of an output."""
+
+    bits: int
+    group_size: int
+    rounds_inputs: bool  # to int8
+
+    def config(self, ignored: list[str]) -> dict[str, Any]:
+        """The `quantization_config`."""
+        stored = "int-quantized" if self.rounds_inputs else "pack-quantized"
+        weights = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group" if self.group_size else "channel",
+            "group_size": self.group_size or None,
+            "dynamic": False,
+            "actorder": None,
+            "observer": "mse",
+        }
+        inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": inputs if self.rounds_inputs else None,
+            "output_activations": None,
+            "format": stored,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": stored,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ignored,
+            "kv_cache_scheme": None,
+        }
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Suffix to dtype and shape, in the order in which they are written."""
+        outputs, inputs = shape
+        scales = ("bfloat16", (outputs, inputs // self.group_size if self.group_size else 1))
+        if self.rounds_inputs:
+            return {"": ("int8", shape), "_scale": scales}
+        packed = ("int32", (outputs, inputs * self.bits // 32))
+        return {"_packed": packed, "_scale": scales, "_shape": ("int64", (2,))}
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        inputs, unit = shape[1], self.group_size or (1 if self.rounds_inputs else 32 // self.bits)
+        if inputs % unit:
+            smaller = "; use w4a16-g32" if self.group_size > 32 and inputs % 32 == 0 else ""
+            raise ConfigError(f"tensor {name!r} has {inputs} inputs, which are no multiple of {unit}{smaller}")
+
+    def quantise(self, weights: npt.NDArray[np.float32]) -> dict[str, Array]:
+        """The parts of a weight [outputs, inputs]; bfloat16 as uint16."""
+        if self.bits == 4:
+            codes, made = _core.quantise_int4(weights, self.group_size)
+            integers = np.asarray(codes.memory()).view(np.int8).reshape(weights.shape)
+            scales = np.asarray(made.memory()).view(np.uint16).reshape(len(weights), -1)
+        else:
+            largest = np.abs(weights).max(1, keepdims=True) / np.float32(127)
+            scales = convert(largest, "float32", "bfloat16")
+            wide = (scales.astype(np.uint32) << 16).view(np.float32)
+            inverse = np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
+            integers = np.clip(np.rint(weights * inverse), -127, 127).astype(np.int8)
+        if self.rounds_inputs:
+            return {"": integers, "_scale": scales}
+        codes8 = (integers + np.int8(-128 if self.bits == 8 else 8)).view(np.uint8)
+        packed = codes8 if self.bits == 8 else codes8[:, 0::2] | codes8[:, 1::2] << 4
+        shape = np.array(weights.shape, np.int64)
+        return {"_packed": np.ascontiguousarray(packed).view(np.int32), "_scale": scales, "_shape": shape}
+
+
+SCHEMES: Mapping[str, _Target] = MappingProxyType(
+    {
+        "w4a16": _Target(4, 128, rounds_inputs=False),
+        "w4a16-g32": _Target(4, 32, rounds_inputs=False),
+        "w8a16": _Target(8, 0, rounds_inputs=False),
+        "w8a8": _Target(8, 0, rounds_inputs=True),
+    }
+)
+
+
+def quantise_model(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    scheme: str,
+    *,
+    revision: str | None = None,
+    use_tqdm: bool = True,
+) -> Path:
+    """Write a folder with a model's linears quantised, as compressed-tensors stores them.
+
+    Parameters
+    ----------
+    model
+        A folder with plain safetensors, "demo" or a hub id.
+    out
+        A new folder, or an empty one.
+    scheme
+        A key of `SCHEMES`: integers of 4 bits in groups of 128 or 32 inputs, whose scales are searched; of 8 bits with
+        a scale for each output; and the same where inputs are rounded to int8 for each token.
+    revision, use_tqdm
+        See `LLM`.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    ConfigError, WeightError
+        The model or the settings do not fit, or `out` is not a new folder.
+    DeviceError
+        There is no room on the device of `out`.
+    """
+    if scheme not in SCHEMES:
+        raise ConfigError(f"scheme: expected {', '.join(SCHEMES)}, got {short_repr(scheme)}")
+    target = SCHEMES[scheme]
+    source, out = resolve_model(model, revision), Path(out)
+    config = AutoConfig.from_pretrained(source)
+    with open_checkpoint(source) as checkpoint:
+        if type(checkpoint) is not Checkpoint or checkpoint.packed:
+            raise ConfigError(f"{source}: expected plain safetensors; its weights are packed or quantised already")
+        linears = _linears(config, checkpoint)
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, info in checkpoint.tensors.items():
+            if name in linears:
+                target.check(name, info.shape)
+                tensors |= {name + part: what for part, what in target.parts(info.shape).items()}
+            else:
+                tensors[name] = info.dtype, info.shape
+        header, size = _header(tensors)
+        with new_folder(out):
+            check_room(out, len(header) + size)
+            copy_texts(source, out, checkpoint.checkpoint_dtype())
+            _say_quantised(out / "config.json", target, checkpoint, linears)
+            partial = out / f"{_WEIGHTS}.partial"
+            try:
+                with partial.open("wb") as file:
+                    file.write(header)
+                    with progress_bar(len(checkpoint.tensors), "Quantising", "tensors", wanted=use_tqdm) as advance:
+                        for name, info in checkpoint.tensors.items():
+                            _write(file, checkpoint, info, target if name in linears else None)
+                            advance(1)
+            except OSError as error:
+                raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error
+            partial.rename(out / _WEIGHTS)
+        checkpoint.check_unchanged()
+    return out
+
+
+def _linears(config: LlamaConfig, checkpoint: Checkpoint) -> frozenset[str]:
+    """Names of the tensors that are quantised."""
+    spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
+    expected = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+    sources = find_tensors(config, expected, checkpoint.tensors).sources
+    wanted = {sources[name].tensor for name, shape in expected.items() if len(shape) == 2 and not name.endswith(_PLAIN)}
+    return frozenset(n for n in wanted if n in checkpoint.tensors and len(checkpoint.tensors[n].shape) == 2)
+
+
+def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, int]:
+    """The beginning of the file, and the bytes that follow."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    sizes = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8, "int64": 8}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * sizes[dtype]
+        entries[name] = {"dtype": DTYPE_CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _write(file: BinaryIO, checkpoint: Checkpoint, info: TensorInfo, target: _Target | None) -> None:
+    array = checkpoint.array(info.name)
+    if target is None:
+        file.write(np.ascontiguousarray(array).data if array.size else b"")
+    else:
+        parts = target.quantise(convert(array, info.dtype, "float32", name=info.name))
+        for part in target.parts(info.shape):
+            file.write(np.ascontiguousarray(parts[part]).data)
+    checkpoint.release(info.name)
+
+
+def _say_quantised(path: Path, target: _Target, checkpoint: Checkpoint, linears: frozenset[str]) -> None:
+    """Add the `quantization_config`, which names the matrices that stay plain."""
+    config = json.loads(path.read_text())
+    plain = [n for n, t in checkpoint.tensors.items() if len(t.shape) == 2 and n not in linears]
+    ignored = [n.removesuffix(".weight") for n in plain if not n.endswith(".embed_tokens.weight")]
+    config["quantization_config"] = target.config(sorted({*ignored, "lm_head"}))
+    path.write_text(json.dumps(config, indent=2) + "\n")

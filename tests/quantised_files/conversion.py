@@ -1,0 +1,64 @@
+"""Checkpoint folders with their linears quantised."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infinilm import _core
+from infinilm.checkpoint import Checkpoint
+from infinilm.checkpoint.safetensors_header import DTYPE_CODES
+from infinilm.checkpoint.sources import find_tensors
+from infinilm.config import AutoConfig
+from infinilm.config.families import build_spec
+from quantised_files.writers import Format, Tensors, save
+
+
+def quantise(source: Path, folder: Path, form: Format) -> dict[str, np.ndarray]:
+    """Write a folder whose linears are drawn in a format; returns all weights as float32, under their plain names."""
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
+    tensors: Tensors = {}
+    weights: dict[str, np.ndarray] = {}
+    with Checkpoint(source) as checkpoint:
+        for name, info in checkpoint.tensors.items():
+            array = checkpoint.array(name)
+            if name.endswith("_proj.weight"):
+                rng = np.random.default_rng(zlib.crc32(name.encode()))
+                parts, exact = form.write(rng, *info.shape)
+                tensors |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in parts.items()}
+                weights[name] = exact.astype(np.float32)
+                continue
+            tensors[name] = DTYPE_CODES[info.dtype], array
+            is_bf16 = info.dtype == "bfloat16"
+            weights[name] = (array.astype(np.uint32) << 16).view(np.float32) if is_bf16 else array.astype(np.float32)
+    save(folder / "model.safetensors", tensors)
+    return weights
+
+
+def write_plain(source: Path, folder: Path, weights: dict[str, np.ndarray], **changed: Any) -> Path:
+    """A folder with these weights in float32."""
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "float32", "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    save(folder / "model.safetensors", {name: ("F32", np.ascontiguousarray(w)) for name, w in weights.items()})
+    return folder
+
+
+def resized(source: Path, folder: Path, **sizes: Any) -> Path:
+    """A folder with a family's configuration in other sizes, and random weights in float32 under its own names."""
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "float32", "torch_dtype": "float32"} | sizes
+    (folder / "config.json").write_text(json.dumps(config))
+    spec = build_spec(AutoConfig.from_pretrained(folder), dtype="float32", max_model_len=32)
+    found = find_tensors(AutoConfig.from_pretrained(folder), _core.param_shapes(spec), ())
+    rng = np.random.default_rng(0)
+    random = {name: rng.normal(1 if len(shape) == 1 else 0, 0.05, shape) for name, shape in found.shapes.items()}
+    tensors: Tensors = {name: ("F32", weights.astype(np.float32)) for name, weights in random.items()}
+    save(folder / "model.safetensors", tensors)
+    return folder

@@ -1,0 +1,222 @@
+"""Configs and tensors of strangers: what does not fit is an error that names it, and nothing else happens."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from infinilm import LLM
+from infinilm.checkpoint import resolve_model
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.quantised.config import parse_config
+from infinilm.checkpoint.sources import Source
+from infinilm.errors import ConfigError, WeightError
+from quantised_files.conversion import quantise
+from quantised_files.test_reading import write
+from quantised_files.writers import FORMATS, Format, Tensors, awq, bf16, bnb4, ct_int8, ct_packed, gptq
+
+CT = ct_packed(4, 32).config
+
+
+def changed(config: dict[str, Any], *path: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    inner = config
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return config
+
+
+WEIGHTS = ("config_groups", "group_0", "weights")
+BAD_CONFIGS = [
+    ({"quant_method": "exl2"}, "quant_method 'exl2' are not read; read: gptq, awq"),
+    ({"bits": 4}, "quant_method None"),
+    ("gptq", "must be an object; got 'gptq'"),
+    ({"quant_method": "gptq"}, "bits: expected 2 or 3 or 4 or 8; got None"),
+    (gptq(4, 32).config | {"bits": 5}, "bits: expected 2 or 3 or 4 or 8; got 5"),
+    (gptq(4, 32).config | {"group_size": 0}, "group_size: expected an integer above 0; got 0"),
+    (gptq(4, 32).config | {"sym": "yes"}, "sym: expected True or False; got 'yes'"),
+    (gptq(4, 32).config | {"checkpoint_format": "marlin"}, "formats 'gptq' and 'gptq_v2'; got 'marlin'"),
+    (gptq(4, 32).config | {"dynamic": {"-:(a+)+b": {}}}, "expected a regular expression"),
+    (awq(64).config | {"version": "gemv"}, "version: expected 'gemm' .*; got 'gemv'"),
+    (awq(64).config | {"bits": 8}, "bits: expected 4; got 8"),
+    (CT | {"format": "marlin-24"}, "format 'marlin-24' is not read; read: pack-quantized"),
+    (CT | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: expected weights that are not"),
+    (CT | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config: expected no transforms"),
+    (CT | {"config_groups": None}, "config_groups must be an object; got None"),
+    (changed(CT, *WEIGHTS, "num_bits", value=5), "int weights of 5 bits in the format 'pack-quantized' are not read"),
+    (changed(CT, *WEIGHTS, "strategy", value="row"), "strategy: expected 'tensor' or 'channel'"),
+    (changed(CT, "config_groups", "group_0", "targets", value=["re:(.*)*x"]), "expected a regular expression"),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), BAD_CONFIGS)
+def test_bad_configs(config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(config)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["re:.*", "re:(", "group", "tensor", "channel", "block", "gemv", "pack-quantized", "Linear"]),
+    st.lists(st.integers(-3, 200) | st.text(max_size=3), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=3), max_size=2),
+)
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, item in inner for found in paths(item, (*path, key)))]
+
+
+@settings(deadline=None)
+@given(form=st.sampled_from(FORMATS), data=st.data())
+def test_any_config(form: Format, data: st.DataObject) -> None:
+    """Whatever a value is replaced by, a config is read or refused, and asking it about names takes no time."""
+    config = copy.deepcopy(form.config)
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(paths(config)[1:]))
+        inner = config
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = data.draw(JUNK)
+    try:
+        linears = parse_config(config)
+    except ConfigError as error:
+        assert str(error).startswith("quantization_config")
+        return
+    for name in ("model.layers.0.self_attn.q_proj", "lm_head", "", "a" * 500):
+        linears.schemes_of(name)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(form=st.sampled_from(FORMATS), other=st.sampled_from(FORMATS), data=st.data())
+def test_any_tensors(form: Format, other: Format, tmp_path: Path, data: st.DataObject) -> None:
+    """Tensors that are absent, of another dtype, shape or content, or of another format than the config says."""
+    tensors, _ = form.write(np.random.default_rng(0), 64, 128)
+    for _ in range(data.draw(st.integers(0, 2))):
+        suffix = data.draw(st.sampled_from(sorted(tensors)))
+        dtype, array = tensors.pop(suffix)
+        kind = data.draw(st.sampled_from(["absent", "shape", "flat", "dtype", "bytes", "empty"]))
+        if kind == "shape":
+            tensors[suffix] = dtype, np.concatenate([np.atleast_1d(array)] * 2)
+        elif kind == "flat":
+            tensors[suffix] = dtype, array.reshape(-1)
+        elif kind == "dtype":
+            tensors[suffix] = "U8", np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        elif kind == "bytes":
+            raw = bytearray(np.ascontiguousarray(array).tobytes())
+            for _ in range(data.draw(st.integers(1, 9))):
+                raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+            tensors[suffix] = dtype, np.frombuffer(bytes(raw), array.dtype).reshape(array.shape)
+        elif kind == "empty":
+            tensors[suffix] = dtype, array.reshape(-1)[:0].reshape(0, *array.shape[1:])
+    if not tensors:
+        return
+    config = (other if data.draw(st.booleans()) else form).config
+    named: Tensors = {f"a.b{suffix}": tensor for suffix, tensor in tensors.items()}
+    try:
+        with open_checkpoint(write(tmp_path, config, named)) as checkpoint:
+            if "a.b.weight" in checkpoint.tensors and checkpoint.is_quantised("a.b.weight"):
+                source = Source("a.b.weight", 0, checkpoint.tensors["a.b.weight"].shape[0])
+                assert checkpoint.read(source, "float32").shape == checkpoint.tensors["a.b.weight"].shape
+    except WeightError as error:
+        assert "a.b" in str(error)
+
+
+def replaced(folder: Path, form: Format, suffix: str, tensor: Any) -> Path:
+    tensors, _ = form.write(np.random.default_rng(0), 64, 128)
+    named: Tensors = {f"a.b{name}": value for name, value in tensors.items()}
+    named.pop(f"a.b{suffix}", None)
+    if tensor is not None:
+        named[f"a.b{suffix}"] = tensor
+    return write(folder, form.config, named)
+
+
+BAD_TENSORS = [
+    (gptq(4, 64), ".scales", None, "'a.b', which is gptq int4 g64, lacks a.b.scales"),
+    (gptq(4, 64), ".qzeros", ("I32", np.zeros((2, 9), np.int32)), r"shape \[2, 9\]; expected \[2, 8\] for a weight"),
+    (gptq(4, 64), ".qweight", ("I32", np.zeros((8, 64), np.int32)), r"expected \[1, 8\] for a weight of \[64, 64\]"),
+    (gptq(4, 64), ".scales", ("I32", np.zeros((2, 64), np.int32)), "is int32; expected float32 or bfloat16 or float16"),
+    (gptq(4, 64), ".g_idx", ("I32", np.full(128, 7, np.int32)), "g_idx: expected groups from 0 to 1, got 7 to 7"),
+    (ct_packed(4, 32), ".weight_shape", ("I64", np.array([64, 127])), r"weight_shape is \[64, 127\]"),
+    (ct_int8(), ".weight_scale", ("BF16", bf16(np.ones((63, 1)))), r"expected \[64, 1\] or \[64\] or \[1\]"),
+    (bnb4(double=True), ".weight.nested_absmax", None, "expected nested_quant_map"),
+    (
+        bnb4(double=True),
+        ".weight.quant_state.bitsandbytes__nf4",
+        ("U8", np.frombuffer(b"[1]", np.uint8)),
+        "quant_state: expected a JSON object",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "suffix", "tensor", "message"), BAD_TENSORS)
+def test_bad_tensors(form: Format, suffix: str, tensor: Any, message: str, tmp_path: Path) -> None:
+    def read() -> None:
+        with open_checkpoint(replaced(tmp_path, form, suffix, tensor)) as checkpoint:
+            checkpoint.read(Source("a.b.weight", 0, 64), "float32")  # type: ignore[call-arg]
+
+    with pytest.raises(WeightError, match=message):
+        read()
+
+
+def test_mixed_schemes(tmp_path: Path) -> None:
+    """Names count before patterns, and patterns before classes; what is stored plain is plain."""
+    four, eight, none = ct_packed(4, 32), ct_packed(8, -1), ct_int8()
+    groups = {
+        "a": {**four.config["config_groups"]["group_0"], "targets": ["Linear"]},
+        "b": {**eight.config["config_groups"]["group_0"], "targets": ["re:.*down_proj$"]},
+        "c": {**none.config["config_groups"]["group_0"], "targets": ["x.0.down_proj"], "format": "int-quantized"},
+    }
+    config = {**four.config, "config_groups": groups}
+    tensors: Tensors = {"x.plain.weight": ("F32", np.ones((4, 4), np.float32))}
+    exact = {}
+    for name, form in (("x.0.q_proj", four), ("x.1.down_proj", eight), ("x.0.down_proj", none)):
+        parts, exact[name] = form.write(np.random.default_rng(1), 32, 64)
+        tensors |= {name + suffix: tensor for suffix, tensor in parts.items()}
+    with open_checkpoint(write(tmp_path, config, tensors)) as checkpoint:
+        dtypes = {name: info.dtype for name, info in checkpoint.tensors.items()}
+        assert dtypes.pop("x.plain.weight") == "float32"
+        assert [dtypes[f"{name}.weight"].split(" ", 1)[1] for name in exact] == ["int4 g32", "int8", "int8"]
+        for name, weights in exact.items():
+            got = checkpoint.read(Source(f"{name}.weight", 0, 32), "float32")  # type: ignore[call-arg]
+            np.testing.assert_allclose(got, weights, rtol=2.5e-7)
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    """The message names what is missing; zero biases of GPTQ are skipped, others are not."""
+    folder = tmp_path / "model"
+    quantise(resolve_model("demo"), folder, gptq(4, 64))
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    end = max(entry["data_offsets"][1] for entry in header.values())
+    for value, fails in ((b"\0\0", False), (b"\0\x3c", True)):
+        bias = {"dtype": "F16", "shape": [192], "data_offsets": [end, end + 384]}
+        text = json.dumps(header | {"model.layers.0.self_attn.o_proj.bias": bias}).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :] + 192 * value)
+        if fails:
+            with pytest.raises(
+                WeightError, match=re.escape("unexpected in the files: model.layers.0.self_attn.o_proj.bias")
+            ):
+                LLM(folder, max_model_len=32, use_tqdm=False)
+        else:
+            LLM(folder, max_model_len=32, use_tqdm=False).close()
+    (folder / "config.json").write_text((resolve_model("demo") / "config.json").read_text())
+    with pytest.raises(WeightError, match="has a quantization_config, which says what that means"):
+        LLM(folder, max_model_len=32, use_tqdm=False)

@@ -1,0 +1,72 @@
+"""Quantised safetensors: each layout as plain numbers, against the numbers that were written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from infinilm.checkpoint import Checkpoint
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+from infinilm.checkpoint.sources import Source
+from quantised_files.writers import FORMATS, Format, Tensors, of_bf16, save
+
+GOLDEN = Path(__file__).parents[1] / "golden_quantised"
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    save(folder / "model.safetensors", tensors)
+    return folder
+
+
+def write_linear(folder: Path, form: Format, outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
+    tensors, weights = form.write(np.random.default_rng(seed), outputs, inputs)
+    write(folder, form.config, {f"a.b{suffix}": tensor for suffix, tensor in tensors.items()})
+    return weights
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=repr)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=4, deadline=None)
+@given(data=st.data())
+def test_weights(form: Format, tmp_path: Path, data: st.DataObject) -> None:
+    outputs = 32 * data.draw(st.integers(1, 9))
+    inputs = 64 * data.draw(st.integers(1, 12))
+    exact = write_linear(tmp_path, form, outputs, inputs, data.draw(st.integers(0, 99)))
+    begin = data.draw(st.integers(0, outputs - 1))
+    end = data.draw(st.integers(begin, outputs))
+    order = np.random.default_rng(0).permutation(end - begin) if data.draw(st.booleans()) else None
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert isinstance(checkpoint, QuantisedCheckpoint)
+        assert set(checkpoint.tensors) == {"a.b.weight"} and checkpoint.tensors["a.b.weight"].shape == exact.shape
+        got = checkpoint.read(Source("a.b.weight", begin, end, order), "float32")
+        half = checkpoint.read(Source("a.b.weight", begin, end, order), "float16")
+    expected = exact[begin:end] if order is None else exact[begin:end][order]
+    np.testing.assert_allclose(got, expected, rtol=2.5e-7, atol=0)
+    np.testing.assert_array_equal(half, got.astype(np.float16))
+
+
+def golden(name: str) -> tuple[QuantisedCheckpoint, dict[str, np.ndarray]]:
+    checkpoint = open_checkpoint(GOLDEN / name)
+    assert isinstance(checkpoint, QuantisedCheckpoint)
+    with Checkpoint(GOLDEN / name / "expected.safetensors") as expected:
+        return checkpoint, {key: of_bf16(expected.array(key)) for key in expected.tensors}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
+def test_files_of_the_tools(name: str) -> None:
+    """Weights that the tools wrote, as the tools read them: in bfloat16, some by way of float16."""
+    checkpoint, expected = golden(name)
+    with checkpoint:
+        assert set(checkpoint.tensors) == set(expected)
+        for key, weights in expected.items():
+            matrices = weights if weights.ndim == 3 else weights[None]
+            for matrix, exact in enumerate(matrices):
+                got = checkpoint.read(Source(key, 0, len(exact), matrix=matrix), "float32")
+                np.testing.assert_allclose(got, exact, rtol=2**-8 + 2**-11, atol=0)

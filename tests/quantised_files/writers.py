@@ -1,0 +1,350 @@
+"""Quantised safetensors checkpoints, written from the published layouts number by number, and the weights they hold.
+
+Nothing is shared with the reader. Each writer draws integers and scales, computes the weights in float64, and packs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, tuple[str, Array]]  # by suffix: dtype of safetensors; the bits of BF16 and F8 as integers
+Written = tuple[Tensors, npt.NDArray[np.float64]]
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+NF4 = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0]
+NF4 += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+
+
+def save(path: Path, tensors: Tensors) -> Path:
+    header, data, at = {}, [], 0
+    for name, (dtype, array) in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + len(raw)]}
+        data.append(raw)
+        at += len(raw)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+    return path
+
+
+def bf16(values: Array) -> Array:
+    """Bits of the upper half: values that bfloat16 has."""
+    return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def of_bf16(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def pack(codes: Array, bits: int) -> Array:
+    """Along the last axis, in words of 32 bits, lowest first."""
+    count = codes.shape[-1] * bits
+    assert count % 32 == 0
+    words = np.zeros((*codes.shape[:-1], count // 32), object)
+    for i in range(codes.shape[-1]):
+        for bit in range(bits):
+            at = i * bits + bit
+            words[..., at // 32] |= (codes[..., i].astype(object) >> bit & 1) << at % 32
+    return words.astype(np.uint32).view(np.int32)
+
+
+def e4m3(code: int) -> float:
+    sign, exponent, mantissa = -1 if code & 128 else 1, code >> 3 & 15, code & 7
+    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
+
+
+E4M3 = np.array([e4m3(code) for code in range(256)])
+
+
+@dataclass
+class Format:
+    """How linears are written, and what config.json says of them."""
+
+    write: Callable[[np.random.Generator, int, int], Written]
+    config: dict[str, Any]
+    name: str
+    native: bool = False
+    plain: str = ".weight"
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def draw_scales(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, size: float) -> tuple[Array, Array]:
+    """Scales as stored, and as numbers: about `size`, which makes weights of the size that models have."""
+    values = (size * rng.uniform(0.5, 1.5, shape)).astype(np.float32)
+    if dtype == "F16":
+        stored = values.astype(np.float16)
+        return stored, stored.astype(np.float64)
+    if dtype == "BF16":
+        stored = bf16(values)
+        return stored, of_bf16(stored).astype(np.float64)
+    return values, values.astype(np.float64)
+
+
+def gptq(bits: int, group: int, sym: bool = True, v2: bool = False, act: bool = False, dtype: str = "F16") -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        size = inputs if group == -1 else group
+        groups = math.ceil(inputs / size)
+        q = rng.integers(0, 2**bits, (outputs, inputs))
+        scales, s = draw_scales(rng, (groups, outputs), dtype, 0.06 / 2**bits)
+        zeros = np.full((groups, outputs), 2 ** (bits - 1)) if sym else rng.integers(0, 2**bits, (groups, outputs))
+        g_idx = np.arange(inputs) // size
+        if act:
+            g_idx = rng.permutation(g_idx)
+        weights = (q - zeros.T[:, g_idx]) * s.T[:, g_idx]
+        words = pack(zeros, bits).view(np.uint32)
+        if not v2:
+            if bits == 3:
+                words = pack(zeros - 1 & 7, 3).view(np.uint32)
+            else:  # as GPTQModel does: one is taken from each field by taking it from the word
+                words = words - np.uint32(sum(1 << i for i in range(0, 32, bits)))
+        return {
+            ".qweight": ("I32", pack(q, bits).T),
+            ".qzeros": ("I32", words.view(np.int32)),
+            ".scales": (dtype, scales),
+            ".g_idx": ("I32", g_idx.astype(np.int32)),
+        }, weights
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": act}
+    config["checkpoint_format"] = "gptq_v2" if v2 else "gptq"
+    native = sym and not act and (bits == 4 or bits == 8)
+    name = f"gptq-{bits}-g{group}{'' if sym else '-asym'}{'-v2' if v2 else ''}{'-act' if act else ''}-{dtype}"
+    return Format(write, config, name, native)
+
+
+def awq(group: int) -> Format:
+    def interleaved(codes: Array) -> Array:
+        return pack(codes.reshape(*codes.shape[:-1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(codes.shape), 4)
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        size = inputs if group == -1 else group
+        q = rng.integers(0, 16, (inputs, outputs))
+        zeros = rng.integers(0, 16, (inputs // size, outputs))
+        scales, s = draw_scales(rng, (inputs // size, outputs), "F16", 0.004)
+        weights = (q - np.repeat(zeros, size, 0)) * np.repeat(s, size, 0)
+        return {
+            ".qweight": ("I32", interleaved(q)),
+            ".qzeros": ("I32", interleaved(zeros)),
+            ".scales": ("F16", scales),
+        }, weights.T
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return Format(write, config, f"awq-g{group}")
+
+
+def ct_config(stored: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def ct_packed(bits: int, group: int, sym: bool = True, act: bool = False, dtype: str = "BF16") -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        size = inputs if group == -1 else group
+        groups, middle = math.ceil(inputs / size), 2 ** (bits - 1)
+        q = rng.integers(-middle, middle, (outputs, inputs))
+        zeros = np.zeros((outputs, groups), int) if sym else rng.integers(-middle, middle, (outputs, groups))
+        scales, s = draw_scales(rng, (outputs, groups), dtype, 0.06 / 2**bits)
+        g_idx = rng.permutation(np.arange(inputs) // size) if act else np.arange(inputs) // size
+        tensors: Tensors = {
+            ".weight_packed": ("I32", pack(q + middle, bits)),
+            ".weight_scale": (dtype, scales),
+            ".weight_shape": ("I64", np.array([outputs, inputs])),
+        }
+        if not sym:
+            padded = np.zeros((groups, -(-outputs * bits // 32) * 32 // bits), int)
+            padded[:, :outputs] = (zeros + middle).T
+            tensors[".weight_zero_point"] = ("I32", pack(padded, bits).T)
+        if act:
+            tensors[".weight_g_idx"] = ("I32", g_idx.astype(np.int32))
+        return tensors, (q - zeros[:, g_idx]) * s[:, g_idx]
+
+    strategy = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
+    weights = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": "group" if act else None, **strategy}
+    native = sym and not act
+    name = f"ct-packed-{bits}-g{group}{'' if sym else '-asym'}{'-act' if act else ''}-{dtype}"
+    return Format(write, ct_config("pack-quantized", weights), name, native)
+
+
+def ct_int8(strategy: str = "channel", sym: bool = True, dynamic: bool = True, dtype: str = "BF16") -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        q = rng.integers(-128, 128, (outputs, inputs))
+        shape = (outputs, 1) if strategy == "channel" else (1,)
+        scales, s = draw_scales(rng, shape, dtype, 2e-4)
+        zeros = np.zeros(shape, int) if sym else rng.integers(-20, 20, shape)
+        tensors: Tensors = {".weight": ("I8", q.astype(np.int8)), ".weight_scale": (dtype, scales)}
+        if not sym:
+            tensors[".weight_zero_point"] = ("I8", zeros.astype(np.int8))
+        if not dynamic:
+            tensors[".input_scale"] = ("BF16", bf16(np.full(1, 0.01)))
+        return tensors, (q - zeros) * s
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": sym, "strategy": strategy}
+    inputs = {"num_bits": 8, "type": "int", "strategy": "token" if dynamic else "tensor", "dynamic": dynamic}
+    config = ct_config("int-quantized", weights, inputs)
+    name = f"ct-int8-{strategy}{'' if sym else '-asym'}{'' if dynamic else '-static'}"
+    return Format(write, config, name, native=sym)
+
+
+def fp8_codes(rng: np.random.Generator, outputs: int, inputs: int) -> Array:
+    codes = rng.integers(0, 256, (outputs, inputs)).astype(np.uint8)
+    codes[codes & 127 == 127] = 0  # NaN
+    return codes
+
+
+def ct_fp8(strategy: str, block: tuple[int, int] = (0, 0)) -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes = fp8_codes(rng, outputs, inputs)
+        shape: tuple[int, ...] = {"tensor": (1,), "channel": (outputs, 1)}.get(strategy, ())
+        if strategy == "block":
+            shape = (math.ceil(outputs / block[0]), math.ceil(inputs / block[1]))
+        scales, s = draw_scales(rng, shape, "BF16", 1e-4)
+        if strategy == "block":
+            s = np.repeat(np.repeat(s, block[0], 0), block[1], 1)[:outputs, :inputs]
+        return {".weight": ("F8_E4M3", codes), ".weight_scale": ("BF16", scales)}, E4M3[codes] * s
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    if strategy == "block":
+        weights["block_structure"] = list(block)
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    return Format(write, ct_config("float-quantized", weights, inputs), f"ct-fp8-{strategy}")
+
+
+def fp8_block(block: tuple[int, int], dtype: str) -> Format:
+    """As DeepSeek and Qwen write it."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes = fp8_codes(rng, outputs, inputs)
+        shape = (math.ceil(outputs / block[0]), math.ceil(inputs / block[1]))
+        if dtype == "F8_E8M0":
+            scales = rng.integers(112, 116, shape).astype(np.uint8)
+            s = 2.0 ** (scales.astype(int) - 127)
+        else:
+            scales, s = draw_scales(rng, shape, dtype, 1e-4)
+        s = np.repeat(np.repeat(s, block[0], 0), block[1], 1)[:outputs, :inputs]
+        return {".weight": ("F8_E4M3", codes), ".weight_scale_inv": (dtype, scales)}, E4M3[codes] * s
+
+    config = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(block), "activation_scheme": "dynamic"}
+    return Format(write, config, f"fp8-{block[0]}x{block[1]}-{dtype}")
+
+
+def fp4_codes(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[Array, Array]:
+    codes = rng.integers(0, 16, (outputs, inputs))
+    return codes, np.where(codes < 8, 1, -1) * np.array(FP4)[codes & 7]
+
+
+def ct_fp4(kind: str) -> Format:
+    group = {"nvfp4": 16, "mxfp4": 32}[kind]
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes, values = fp4_codes(rng, outputs, inputs)
+        tensors: Tensors = {".weight_packed": ("U8", (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8))}
+        if kind == "nvfp4":
+            stored = rng.integers(0x50, 0x7F, (outputs, inputs // group)).astype(np.uint8)
+            total = np.float32(rng.uniform(10000, 20000))
+            s = E4M3[stored] / float(total)
+            tensors[".weight_scale"] = ("F8_E4M3", stored)
+            tensors[".weight_global_scale"] = ("F32", np.array([total]))
+            tensors[".input_global_scale"] = ("F32", np.array([3.0], np.float32))
+        else:
+            stored = rng.integers(118, 122, (outputs, inputs // group)).astype(np.uint8)
+            s = 2.0 ** (stored.astype(int) - 127)
+            tensors[".weight_scale"] = ("U8", stored)
+        return tensors, values * np.repeat(s, group, 1)
+
+    strategy = "tensor_group" if kind == "nvfp4" else "group"
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
+    return Format(write, ct_config(f"{kind}-pack-quantized", weights), f"ct-{kind}")
+
+
+def bnb4(double: bool, block: int = 64) -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        count = outputs * inputs
+        codes, blocks = rng.integers(0, 16, count), math.ceil(count / block)
+        quant_map = np.array(NF4, np.float32)
+        state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [outputs, inputs]}
+        tensors: Tensors = {
+            ".weight": ("U8", (codes[0::2] << 4 | codes[1::2]).astype(np.uint8).reshape(-1, 1)),
+            ".weight.quant_map": ("F32", quant_map),
+        }
+        if double:
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.05}
+            stored = rng.integers(0, 256, blocks).astype(np.uint8)
+            table = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+            outer = rng.uniform(0.01, 0.03, math.ceil(blocks / 256)).astype(np.float32)
+            absmax = table[stored].astype(float) * np.repeat(outer.astype(float), 256)[:blocks] + 0.05
+            tensors[".weight.nested_absmax"] = ("F32", outer)
+            tensors[".weight.nested_quant_map"] = ("F32", table)
+            tensors[".weight.absmax"] = ("U8", stored)
+        else:
+            stored = rng.uniform(0.02, 0.06, blocks).astype(np.float32)
+            absmax = stored.astype(float)
+            tensors[".weight.absmax"] = ("F32", stored)
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        tensors[".weight.quant_state.bitsandbytes__nf4"] = ("U8", text)
+        weights = quant_map.astype(float)[codes] * np.repeat(absmax, block)[:count]
+        return tensors, weights.reshape(outputs, inputs)
+
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return Format(write, config | {"bnb_4bit_use_double_quant": double}, f"bnb-nf4{'-double' if double else ''}")
+
+
+def bnb8() -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        q = rng.integers(-127, 128, (outputs, inputs))
+        largest = rng.uniform(0.02, 0.06, outputs).astype(np.float32)
+        return {
+            ".weight": ("I8", q.astype(np.int8)),
+            ".SCB": ("F32", largest),
+            ".weight_format": ("U8", np.array(0, np.uint8)),
+        }, q * largest.astype(float)[:, None] / 127
+
+    return Format(write, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-int8")
+
+
+FORMATS = [
+    ct_packed(4, 32),
+    ct_packed(4, 64, dtype="F16"),
+    ct_packed(4, -1),
+    ct_packed(4, 64, sym=False),
+    ct_packed(4, 32, act=True),
+    ct_packed(8, -1),
+    ct_packed(8, 64, dtype="F16"),
+    ct_packed(8, 32, sym=False),
+    ct_int8(),
+    ct_int8("tensor", dynamic=False),
+    ct_int8(sym=False),
+    ct_fp8("tensor"),
+    ct_fp8("channel"),
+    ct_fp8("block", (128, 128)),
+    fp8_block((128, 128), "F32"),
+    fp8_block((128, 128), "BF16"),
+    fp8_block((128, 128), "F8_E8M0"),
+    *(gptq(bits, 64, sym, v2) for bits in (2, 3, 4, 8) for sym in (True, False) for v2 in (True, False)),
+    gptq(4, -1),
+    gptq(8, -1, dtype="BF16"),
+    gptq(4, 32, sym=False, act=True),
+    gptq(4, 32, dtype="BF16"),
+    awq(64),
+    awq(-1),
+    bnb4(double=True),
+    bnb4(double=False),
+    bnb8(),
+    ct_fp4("mxfp4"),
+    ct_fp4("nvfp4"),
+]
