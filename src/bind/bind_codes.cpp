@@ -131,7 +131,8 @@ void bind_codes(nb::module_& m) {
     m.def("make_blocks", make_blocks, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
           nb::kw_only(), nb::arg("scales"), nb::arg("group_size"), nb::arg("flip") = 0, nb::arg("begin"),
           nb::arg("end"), nb::arg("num_threads") = 0,
-          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0 or Q8_0 of a GGUF file, as load_param takes them. "
+          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0 or Q8_0 of a GGUF file, as load_param "
+          "takes them. "
           "scales: [rows, groups], the bits of 16-bit numbers. flip: xored to codes of 8 bits.");
     m.def("quantise_int4", quantise_int4, nb::arg("weights"), nb::arg("group_size"), nb::kw_only(),
           nb::arg("num_threads") = 0,
