@@ -519,6 +519,6 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_checkpoint(tmp_path / "plain")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(DeviceError, match=r"out: the packed weights take \d+ bytes, and 1000 are free there"):
+    with pytest.raises(DeviceError, match=r"out: the weights take \d+ bytes, and 1000 are free there"):
         pack_model(source, tmp_path / "out", use_tqdm=False)
     assert not (tmp_path / "out").exists()
