@@ -14,6 +14,9 @@ constexpr size_t max_entries = 64;
 // Contexts up to here have the same graph: they are one chunk of attention.
 constexpr uint64_t least_context_len = 128;
 
+// Lists of attention up to here have the same graph: the blocks that find nothing to do are few.
+constexpr uint64_t least_items = 16;
+
 bool is_decode(const Batch& batch) {
     return batch.max_query_len == 1 && batch.input_ids.shape(0) == batch.context_lens.shape(0);
 }
@@ -39,19 +42,27 @@ StepOutput views(const StepOutput& output) {
 
 }  // namespace
 
-StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute& compute, const Finish& finish) {
+StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& stage, const Compute& compute,
+                           const Finish& finish) {
     if (!recorder_ || !is_decode(batch)) {
-        const Batch staged = stage(backend_, batch);
+        const Batch staged = stage(batch);
         return finish(staged, compute(staged));
     }
-    const Key key{.num_seqs = batch.context_lens.shape(0),
-                  .num_rows = batch.logits_rows.shape(0),
-                  .context_len = static_cast<int64_t>(std::bit_ceil(
-                      std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
-                  .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
-                  .samples = static_cast<bool>(batch.temperature),
-                  .masked = static_cast<bool>(batch.allowed)};
-    const Batch staged = stage(backend_, fit(batch, key.context_len, block_size));
+    Key key{.num_seqs = batch.context_lens.shape(0),
+            .num_rows = batch.logits_rows.shape(0),
+            .context_len = static_cast<int64_t>(
+                std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
+            .most_items = {},
+            .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
+            .samples = static_cast<bool>(batch.temperature),
+            .masked = static_cast<bool>(batch.allowed)};
+    Batch staged = stage(fit(batch, key.context_len, block_size));
+    for (AttentionList& list : staged.attention_lists) {
+        if (list.num_decode > 0)
+            list.num_decode = static_cast<int64_t>(
+                std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(list.num_decode), least_items)));
+        key.most_items.push_back(list.num_decode);
+    }
     check_generation();
     Entry* const entry = find(key);
     if (!entry) {

@@ -41,6 +41,15 @@ int count_candidates(const Batch& b) {
     return static_cast<int>(std::bit_ceil(static_cast<unsigned>(most)));
 }
 
+// Each once, in the order of the layers.
+std::vector<int> windows_of(const ModelSpec& spec) {
+    std::vector<int> windows;
+    if (spec.dtype == DType::float32) return windows;  // whose attention needs no list
+    for (const LayerSpec& layer : spec.layers)
+        if (std::ranges::find(windows, layer.sliding_window) == windows.end()) windows.push_back(layer.sliding_window);
+    return windows;
+}
+
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
     Tensor host = allocate_host(tensor.dtype(), tensor.shape());
     backend.copy(tensor, host);
@@ -94,18 +103,28 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 
-Batch stage(Backend& backend, const Batch& batch) {
+Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const Batch& batch) {
     Batch staged = batch;
     DeviceQueue* const queue = backend.queue();
     if (!queue) return staged;
+    AttentionWork work =
+        list_attention_work({.num_seqs = batch.context_lens.shape(0),
+                             .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
+                             .context_lens = batch.context_lens.as<const int32_t>()},
+                            heads_of(spec.attention), windows_of(spec), queue->num_sms(), cache.workspace().bytes());
+    staged.attention_lists = std::move(work.lists);
     Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
                               &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val,
                               &staged.allowed_row};
     std::vector<TensorView> arrays;
     for (const Tensor* field : fields) arrays.push_back(*field);
+    // Last: its size is that of the step, and graphs find all arrays where they were.
+    arrays.emplace_back(work.array.data(), DType::int32,
+                        std::initializer_list<int64_t>{static_cast<int64_t>(work.array.size() / 4), 4});
     arrays = queue->upload(Upload::step, arrays);
-    for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
+    staged.attention_work = Tensor(arrays.back(), nullptr);
+    for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = Tensor(arrays[i], nullptr);
     return staged;
 }
 

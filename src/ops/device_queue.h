@@ -64,6 +64,7 @@ public:
     virtual void* stream() const = 0;  // a cudaStream_t, for libraries that add to the queue
     virtual void activate() = 0;       // makes the device current for the calling thread, for libraries it calls
     virtual void synchronize() = 0;    // waits until all work submitted is done
+    virtual int num_sms() const = 0;   // multiprocessors of the device
     // Arrays of a step, from the host to the device in one transfer; valid until the next call with the same purpose.
     // Absent stays absent.
     virtual std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) = 0;

@@ -28,6 +28,7 @@ public:
         if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
     void synchronize() override {}
+    int num_sms() const override { return 1; }
     GraphRecorder* recorder() override { return nullptr; }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return one_shot ? one_shot() : nullptr; }
     std::function<std::unique_ptr<OneShot>()> one_shot;
