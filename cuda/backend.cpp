@@ -75,7 +75,7 @@ public:
 
     void* stream() const override { return stream_; }
     void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
-    std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
+    std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) override;
     int num_sms() const override { return num_sms_; }
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
@@ -166,7 +166,7 @@ void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
     cuda::copy(src, dst, *pinned_, stream_);
 }
 
-std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const TensorView> arrays) {
+std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const UploadArray> arrays) {
     activate();
     Staging& staging = staging_[static_cast<size_t>(purpose)];
     if (!staging.fits(arrays)) {

@@ -21,20 +21,6 @@ bool is_decode(const Batch& batch) {
     return batch.max_query_len == 1 && batch.input_ids.shape(0) == batch.context_lens.shape(0);
 }
 
-// The batch of a longest context of context_len tokens, for which its block table has just enough columns.
-Batch fit(const Batch& batch, int64_t context_len, int64_t block_size) {
-    Batch out = batch;
-    out.max_context_len = static_cast<int>(context_len);
-    const int64_t num_seqs = batch.block_table.shape(0), columns = batch.block_table.shape(1);
-    const int64_t wanted = (context_len + block_size - 1) / block_size;
-    if (wanted == columns) return out;
-    out.block_table = allocate_host(DType::int32, {num_seqs, wanted});  // zeros, which nobody reads
-    for (int64_t s = 0; s < num_seqs; ++s)
-        std::copy_n(batch.block_table.as<const int32_t>() + s * columns, std::min(columns, wanted),
-                    out.block_table.as<int32_t>() + s * wanted);
-    return out;
-}
-
 // Without owners: a workspace is freed before a larger one is made.
 StepOutput views(const StepOutput& output) {
     return {.ids = Tensor(output.ids, nullptr), .logits = Tensor(output.logits, nullptr)};
@@ -56,7 +42,9 @@ StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& 
             .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed)};
-    Batch staged = stage(fit(batch, key.context_len, block_size));
+    Batch padded = batch;
+    padded.table_columns = (key.context_len + block_size - 1) / block_size;
+    Batch staged = stage(padded);
     for (AttentionList& list : staged.attention_lists) {
         if (list.num_decode > 0)
             list.num_decode = static_cast<int64_t>(

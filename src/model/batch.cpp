@@ -1,6 +1,7 @@
 #include "model/batch.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "ops/device_queue.h"
@@ -117,21 +118,21 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
                               &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val,
                               &staged.allowed_row};
-    std::vector<TensorView> arrays;
-    for (const Tensor* field : fields) arrays.push_back(*field);
+    std::vector<UploadArray> arrays;
+    for (const Tensor* field : fields)
+        arrays.push_back({*field, field == &staged.block_table ? batch.table_columns : 0});
     // Last: its size is that of the step, and graphs find all arrays where they were.
-    arrays.emplace_back(work.array.data(), DType::int32,
-                        std::initializer_list<int64_t>{static_cast<int64_t>(work.array.size() / 4), 4});
-    arrays = queue->upload(Upload::step, arrays);
-    staged.attention_work = Tensor(arrays.back(), nullptr);
-    for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = Tensor(arrays[i], nullptr);
+    arrays.push_back({TensorView(work.array.data(), DType::int32, {static_cast<int64_t>(work.array.size() / 4), 4})});
+    const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
+    staged.attention_work = Tensor(uploaded.back(), nullptr);
+    for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = Tensor(uploaded[i], nullptr);
     return staged;
 }
 
 Batch stage_allowed(Backend& backend, const Batch& staged) {
     Batch out = staged;
     if (DeviceQueue* const queue = backend.queue())
-        out.allowed = Tensor(queue->upload(Upload::masks, {{staged.allowed}})[0], nullptr);
+        out.allowed = Tensor(queue->upload(Upload::masks, std::array{UploadArray{staged.allowed}})[0], nullptr);
     return out;
 }
 

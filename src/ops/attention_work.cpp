@@ -1,7 +1,7 @@
 #include "ops/attention_work.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <limits>
 
 namespace infinilm {
@@ -102,6 +102,9 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const Attenti
     auto& array = work.array;
     array.resize(4 * windows.size());
     const auto size = [&] { return static_cast<int64_t>(array.size() / 4); };
+    const auto append = [&](const std::array<int32_t, 4>& item) {
+        array.insert(array.end(), item.begin(), item.end());
+    };
     for (size_t i = 0; i < windows.size(); ++i) {
         Lister tiles(lengths, heads, windows[i]);
         const int width = choose_width(tiles.decode, heads.num_kv_heads, num_sms);
@@ -112,8 +115,7 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const Attenti
             for (const Tile& tile : tiles.decode) {
                 const int items = tile.slot < 0 ? 1 : rounds(tile, width);
                 if (walked != (tile.slot < 0 && tile.chunks > width)) continue;
-                for (int item = 0; item < items; ++item)
-                    array.insert(array.end(), {tile.seq, tile.row0, item * width, tile.slot});
+                for (int item = 0; item < items; ++item) append({tile.seq, tile.row0, item * width, tile.slot});
             }
         AttentionList list;
         list.sliding_window = windows[i];
@@ -121,8 +123,7 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const Attenti
         const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(list.num_decode), width, 0};
         std::copy(std::begin(head), std::end(head), array.begin() + 4 * static_cast<ptrdiff_t>(i));
         list.prefill_begin = size();
-        for (const Tile& tile : tiles.prefill)
-            array.insert(array.end(), {tile.seq, tile.row0 / attention_prefill_rows, 0, 0});
+        for (const Tile& tile : tiles.prefill) append({tile.seq, tile.row0 / attention_prefill_rows, 0, 0});
         list.num_prefill = size() - list.prefill_begin;
         work.lists.push_back(list);
     }

@@ -39,7 +39,7 @@ public:
         infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, 0, p.out.numel());
     }
 
-    std::vector<TensorView> upload(Upload, std::span<const TensorView>) override {
+    std::vector<TensorView> upload(Upload, std::span<const UploadArray>) override {
         return unused(), std::vector<TensorView>();
     }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int, Quantization) override {
