@@ -81,6 +81,7 @@ struct Rows {
     // Row r sees keys [begin(r), end(r)); both grow with r.
     __device__ __forceinline__ int end(int row) const { return first_position + row / group + 1; }
     __device__ __forceinline__ int begin(int row) const { return max(0, end(row) - window); }
+    __device__ __forceinline__ int head(int row) const { return first_head + row % group; }
     // Of its head_dim elements in q or out, whose tokens are `stride` apart.
     __device__ __forceinline__ int64_t offset(int row, int64_t stride, int head_dim) const {
         const int token = row / group;
@@ -275,6 +276,12 @@ struct Factors {
         return __fmaf_rn(x, before, __fmul_rn(chunk_x, chunk));
     }
 };
+// 1 / the sum of a row's weights, once all is merged; m is that of scores times log2(e). A sink far above the scores
+// makes it 0.
+__device__ __forceinline__ float inverse_weight(const AttentionArgs& p, int head, float m, float l) {
+    if (p.sinks) l = __fadd_rn(l, exp2f(__fmaf_rn(p.sinks[head], 1.44269504f, -m)));
+    return 1.0f / l;
+}
 // The output once all is merged. Adding 0 makes -0 a 0. A row without a number among its scores gets NaN.
 __device__ __forceinline__ float finished(float o, float inverse_l) { return __fadd_rn(__fmul_rn(o, inverse_l), 0.0f); }
 

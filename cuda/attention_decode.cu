@@ -171,7 +171,7 @@ struct Merged {
     __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows, int row0) const {
         if (!active) return;
         T* to = static_cast<T*>(p.out) + rows.offset(row0 + row, p.out_stride, p.head_dim);
-        const float inverse = 1.0f / l;
+        const float inverse = inverse_weight(p, rows.head(row0 + row), m, l);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
             const int column = column0 + kColumns * i;

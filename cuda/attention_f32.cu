@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
         }
         __syncwarp();
     }
+    if (p.sinks) l = __fadd_rn(l, expf(p.sinks[head] - m));
     float* out = static_cast<float*>(p.out) + (first_token + token) * p.out_stride + column0;
 #pragma unroll
     for (int i = 0; i < kMaxColumns; ++i)

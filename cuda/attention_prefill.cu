@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_rows(const float (&total)[D / 8][4], const
     const int lane = lane_id();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const float inverse = 1.0f / state.l[h];
+        const float inverse = inverse_weight(p, rows.head(row0 + lane / 4 + 8 * h), state.m[h], state.l[h]);
 #pragma unroll
         for (int j = 0; j < kUnits; ++j)
             *reinterpret_cast<uint32_t*>(tile + place<kUnits>(lane / 4 + 8 * h, j) + lane % 4 * 2) =

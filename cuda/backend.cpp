@@ -92,7 +92,11 @@ public:
 
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams& p) override {
-        run_norm({.x = p.x, .residual = {}, .weight = p.weight, .out = p.out, .eps = p.eps}, "rms_norm");
+        run_norm({.x = p.x, .residual = {}, .weight = p.weight, .out = p.out, .eps = p.eps}, "rms_norm", p.mean_square);
+    }
+    void mean_square(const MeanSquareParams& p) override {
+        run_norm({.x = p.x, .residual = {}, .weight = {}, .out = p.x, .eps = 0, .multiplier = p.multiplier},
+                 "mean_square", p.out);
     }
     void add_rms_norm(const AddRmsNormParams& p) override { run_norm(p, "add_rms_norm"); }
     void linear(const LinearParams&) override;
@@ -131,7 +135,8 @@ private:
     // A part's rows in a packed weight, through a staging buffer when they are in host memory.
     void pack(const TensorView& weight, int first, const PackedWeight& dst);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
-    void run_norm(const AddRmsNormParams& p, std::string_view op);  // without residual: rms_norm
+    // Without residual: rms_norm; without weight either: mean_square.
+    void run_norm(const AddRmsNormParams& p, std::string_view op, const TensorView& mean_square = {});
     LinearArgs linear_args(const LinearParams& p) const;
     RopeStoreArgs rope_args(const RopeStoreParams& p) const;
     void run_linear(const LinearArgs& args);
@@ -268,12 +273,12 @@ std::unique_ptr<DeviceMemory> CudaBackend::device_floats(const std::vector<Tenso
     std::vector<float> values;
     for (const TensorView& vector : vectors) {
         const size_t at = values.size();
-        values.resize(at + static_cast<size_t>(vector.shape(0)), 0.0f);
+        values.resize(at + static_cast<size_t>(vector.numel()), 0.0f);
         if (!vector) continue;
         Tensor host = allocate_host(vector.dtype(), vector.shape());
         copy(vector, host);
         visit_floating(vector.dtype(), [&]<class T>(T) {
-            for (int64_t i = 0; i < vector.shape(0); ++i)
+            for (int64_t i = 0; i < vector.numel(); ++i)
                 values[at + static_cast<size_t>(i)] = infinilm::to_float(host.as<const T>()[i]);
         });
     }
@@ -319,12 +324,14 @@ void CudaBackend::embedding(const EmbeddingParams& p) {
         "embedding", p.out.shape());
 }
 
-void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op) {
+void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op, const TensorView& mean_square) {
     activate();
     if (p.x.numel() == 0) return;
     run(cuda::rms_norm({.x = p.x.data(),
                         .residual = p.residual.data(),
                         .weight = p.weight.as<const float>(),
+                        .bias = p.weight.ndim() == 2 ? p.weight.as<const float>() + p.weight.shape(1) : nullptr,
+                        .mean_square = mean_square.as<float>(),
                         .out = p.out.data(),
                         .x_stride = p.x.stride(0),
                         .residual_stride = p.residual ? p.residual.stride(0) : 0,
@@ -359,7 +366,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
 
 void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
-    if (norm_fused(args.num_tokens, args.weight)) {
+    if (p.norm.weight.ndim() == 1 && norm_fused(args.num_tokens, args.weight)) {
         args.norm_weight = p.norm.weight.as<const float>();
         args.norm_eps = p.norm.eps;
         return;
@@ -392,7 +399,8 @@ void CudaBackend::linear(const LinearParams& p) {
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     const PackedWeight& weight = packed(p.weight);
     const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0), weight) && p.x.numel() > 0 &&
-                       !rope.q_norm && rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
+                       !rope.q_norm && !rope.q_cos_sin && rope.slot_mapping && rope.cos_sin &&
+                       rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);
@@ -413,13 +421,16 @@ void CudaBackend::rope_table(const RopeTableParams& p) {
                           .cos_sin = p.cos_sin.as<float>(),
                           .num_tokens = count(p.positions.shape(0)),
                           .half = count(p.inv_freq.shape(0)),
-                          .attention_factor = p.attention_factor},
+                          .attention_factor = p.attention_factor,
+                          .scale_beta = p.scale_beta,
+                          .scale_positions = p.scale_positions},
                          stream_),
         "rope_table", p.cos_sin.shape());
 }
 
 RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
     return {.cos_sin = p.cos_sin.as<const float>(),
+            .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
             .q_norm = p.q_norm.as<const float>(),
             .k_norm = p.k_norm.as<const float>(),
             .slot_mapping = p.slot_mapping.as<const int64_t>(),
@@ -454,6 +465,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                              .block_table = p.block_table.as<const int>(),
                              .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
                              .context_lens = p.context_lens.as<const int>(),
+                             .sinks = p.sinks.as<const float>(),
                              .out = p.out.data(),
                              .q_stride = p.q.stride(0),
                              .out_stride = p.out.stride(0),
@@ -487,6 +499,7 @@ void CudaBackend::act_mul(const ActMulParams& p) {
                        .out_stride = p.out.stride(0),
                        .num_tokens = count(p.out.shape(0)),
                        .intermediate_size = count(p.out.shape(1)),
+                       .has_up = p.gate_up.shape(1) > p.out.shape(1),
                        .activation = static_cast<cuda::Activation>(p.activation),
                        .type = type_},
                       stream_),

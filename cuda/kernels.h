@@ -117,6 +117,8 @@ struct RmsNormArgs {
     const void* x;        // [num_tokens, hidden_size] T
     void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
     const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
+    const float* bias;    // [hidden_size] of LayerNorm; or null: RMSNorm
+    float* mean_square;   // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
     void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
@@ -126,13 +128,14 @@ struct RmsNormArgs {
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 
 // As core/activation.h has them.
-enum class Activation : int { silu, gelu_tanh };
+enum class Activation : int { silu, gelu_tanh, clamped_swiglu };
 
 struct ActMulArgs {
-    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up
-    void* out;            // [num_tokens, intermediate_size] T
+    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or without up
+    void* out;            // [num_tokens, intermediate_size] T; may be gate_up where that is gate alone
     int64_t gate_up_stride, out_stride;
     int num_tokens, intermediate_size;
+    bool has_up;
     Activation activation;
     Type type;
 };
@@ -175,12 +178,15 @@ struct RopeTableArgs {
     float* cos_sin;         // [num_tokens, 2 * half]: half cosines, then half sines; rows contiguous
     int num_tokens, half;
     float attention_factor;
+    float scale_beta;  // see RopeTableParams in src/ops/backend.h
+    int scale_positions;
 };
 cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 // Where keys and values go, and how q and k are turned first.
 struct RopeStoreArgs {
     const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
+    const float* q_cos_sin;       // the same of q
     const float* q_norm;          // [head_dim] or null, with k_norm
     const float* k_norm;          // [head_dim] or null
     const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
@@ -242,6 +248,7 @@ struct AttentionArgs {
     const int* block_table;         // [num_seqs, ..], rows block_table_stride apart
     const int* cu_seqlens_q;        // [num_seqs + 1]
     const int* context_lens;        // [num_seqs]
+    const float* sinks;             // [num_heads] or null
     void* out;                      // [num_tokens, num_heads, head_dim] T, tokens out_stride elements apart
     int64_t q_stride, out_stride, block_table_stride;
     int num_seqs, num_heads, num_kv_heads, head_dim, block_size;

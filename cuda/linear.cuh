@@ -38,7 +38,11 @@ __device__ __forceinline__ float activate(Activation activation, float x) {
 // activation(gate) * up as act_mul has it of stored values.
 template <class T>
 __device__ __forceinline__ float act_mul(Activation activation, float gate, float up) {
-    return __fmul_rn(activate(activation, rounded<T>(gate)), rounded<T>(up));
+    gate = rounded<T>(gate), up = rounded<T>(up);
+    if (activation != Activation::clamped_swiglu) return __fmul_rn(activate(activation, gate), up);
+    gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one
+    up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), __fadd_rn(up, 1.0f));
 }
 // The scales of packed rows, where the format has them: [num_tiles * 16].
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {

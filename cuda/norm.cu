@@ -1,4 +1,4 @@
-// RMSNorm of rows, with and without the addition of a residual in front.
+// RMSNorm and LayerNorm of rows, with and without the addition of a residual in front.
 // Mapping: one warp per row. Few rows get blocks of one warp, so that they spread over the SMs; many, of four.
 // Bytes: a row is read once and written once (with a residual both twice): 2 or 4 * hidden_size * sizeof(T) a row, and
 // the weight out of L2; the floor is that over the memory bandwidth. A row of at most 4096 columns of 16 bits (2048 of
@@ -71,11 +71,65 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs a
             add_squares(sum, values);
         });
     }
-    if (!args.weight) return;
-    const float scale = inverse_rms(sum, size, args.eps);
+    if (!args.weight) {
+        const float mean = warp_sum(sum) / static_cast<float>(size);
+        if (args.mean_square && lane_id() == 0) args.mean_square[row] = __fmul_rn(mean, args.multiplier);
+        return;
+    }
+    const float scale = args.mean_square ? rsqrtf(args.mean_square[row] + args.eps) : inverse_rms(sum, size, args.eps);
     for (int begin = 0; begin < size; begin += kChunk) {
         if (size > kChunk) for_vectors(begin, [&](Vector<T>& v, int i) { v.load((kResidual ? residual : x) + i); });
         for_vectors(begin, [&](Vector<T>& v, int i) { put(v, scale, args.weight + i, out + i); });
+    }
+}
+
+// LayerNorm (Ba et al. 2016), a warp to each row as above: mean, squares of what is left of it, then the result. A row
+// is read three times, but for the first from L1 or L2.
+template <class T, bool kResidual>
+__global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(RmsNormArgs args) {
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
+    if (row >= args.num_tokens) return;
+    // each [hidden_size]
+    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+    T* residual = kResidual ? static_cast<T*>(args.residual) + row * args.residual_stride : nullptr;
+    T* out = static_cast<T*>(args.out) + row * args.out_stride;
+    const int size = args.hidden_size, first = static_cast<int>(lane_id()) * 8;
+    const T* normed_row = kResidual ? residual : x;
+
+    float sum = 0.0f;
+    for (int i = first; i < size; i += 256) {
+        Vector<T> v;
+        v.load(x + i);
+        if constexpr (kResidual) {
+            add(v, residual + i, args.multiplier);
+            v.store(residual + i);
+        }
+        float values[8];
+        v.unpack(values);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum = __fadd_rn(sum, values[j]);
+    }
+    const float mean = warp_sum(sum) / static_cast<float>(size);
+    float squares = 0.0f;
+    auto centred = [&](int i, float (&values)[8]) {  // what this lane has stored itself
+        load8(normed_row + i, values);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[j] = __fadd_rn(values[j], -mean);
+    };
+    for (int i = first; i < size; i += 256) {
+        float values[8];
+        centred(i, values);
+        add_squares(squares, values);
+    }
+    const float scale = inverse_rms(squares, size, args.eps);
+    for (int i = first; i < size; i += 256) {
+        float values[8], weight[8], bias[8];
+        centred(i, values);
+        load8(args.weight + i, weight);
+        load8(args.bias + i, bias);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[j] = __fadd_rn(normed(values[j], scale, weight[j]), bias[j]);
+        store8(out + i, values);
     }
 }
 
@@ -85,6 +139,9 @@ cudaError_t rms_norm(const RmsNormArgs& args, cudaStream_t stream) {
     const LaunchConfig config{dim3(ceil_div(args.num_tokens, warps)), dim3(32 * warps), 0, stream};
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
+        if (args.bias)
+            return args.residual ? launch<layer_norm_kernel<T, true>>(config, args)
+                                 : launch<layer_norm_kernel<T, false>>(config, args);
         return args.residual ? launch<rms_norm_kernel<T, true>>(config, args)
                              : launch<rms_norm_kernel<T, false>>(config, args);
     });

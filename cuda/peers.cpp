@@ -38,7 +38,7 @@ public:
         std::copy(mailboxes.begin(), mailboxes.end(), peers_.workspaces);
     }
     bool takes(const AddRmsNormParams& p) const override {
-        return p.weight && p.multiplier == 1 &&
+        return p.weight && p.weight.ndim() == 1 && p.multiplier == 1 &&
                p.x.shape(0) * one_shot_row_bytes(static_cast<int>(p.x.shape(1)), type_) <= peers_.capacity_bytes;
     }
     void all_reduce_add_rms_norm(const AddRmsNormParams& p) override {

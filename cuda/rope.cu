@@ -32,8 +32,12 @@ __global__ void __launch_bounds__(kRopeThreads) rope_table_kernel(RopeTableArgs 
     double sine, cosine;
     sincospi(__dadd_rn(turns - 2.0 * rint(0.5 * turns), rest), &sine, &cosine);
     float* row = args.cos_sin + token * 2 * args.half;  // [2 * half]
-    row[i] = static_cast<float>(cosine * static_cast<double>(args.attention_factor));
-    row[args.half + i] = static_cast<float>(sine * static_cast<double>(args.attention_factor));
+    double factor = static_cast<double>(args.attention_factor);
+    if (args.scale_beta != 0.0f)
+        factor *= 1.0 + static_cast<double>(args.scale_beta) *
+                            log1p(static_cast<double>(args.positions[token] / args.scale_positions));
+    row[i] = static_cast<float>(cosine * factor);
+    row[args.half + i] = static_cast<float>(sine * factor);
 }
 
 cudaError_t rope_table(const RopeTableArgs& args, cudaStream_t stream) {
@@ -111,7 +115,8 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
     for (int i = first; i < head_dim; i += 256) {
         load8(shared + i, v);
         if (!is_value) {
-            turn8(v, shared, i, rope.cos_sin + token * rope.rotary_dim, rope.rotary_dim / 2);
+            turn8(v, shared, i, (is_query ? rope.q_cos_sin : rope.cos_sin) + token * rope.rotary_dim,
+                  rope.rotary_dim / 2);
             store8(x + i, v);
         }
         if (cache) store8(cache + i, v);

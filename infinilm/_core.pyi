@@ -109,7 +109,10 @@ class Backend:
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none') -> PreparedLinear: ...
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none', types: Sequence[tuple[str, int]] = []) -> PreparedLinear:
+        """
+        parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
+        """
 
     def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
@@ -121,18 +124,20 @@ class Backend:
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None) -> None: ...
+
+    def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0) -> None: ...
 
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
-    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor) -> None: ...
+    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
     def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
 
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu') -> None: ...
 
@@ -145,6 +150,9 @@ class Backend:
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
+
+    def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
+        """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
 
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
@@ -196,6 +204,12 @@ class AttentionSpec:
     def out_bias(self, arg: bool, /) -> None: ...
 
     @property
+    def sinks(self) -> bool: ...
+
+    @sinks.setter
+    def sinks(self, arg: bool, /) -> None: ...
+
+    @property
     def qk_norm(self) -> str: ...
 
     @qk_norm.setter
@@ -213,6 +227,12 @@ class MlpSpec:
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def gated(self) -> bool: ...
+
+    @gated.setter
+    def gated(self, arg: bool, /) -> None: ...
 
     @property
     def activation(self) -> str: ...
@@ -256,8 +276,27 @@ class ExpertsSpec:
     @norm_topk_prob.setter
     def norm_topk_prob(self, arg: bool, /) -> None: ...
 
+    @property
+    def bias(self) -> bool:
+        """Of the router and of each expert."""
+
+    @bias.setter
+    def bias(self, arg: bool, /) -> None: ...
+
 class RopeSpec:
-    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0) -> None: ...
+    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
+
+    @property
+    def scale_beta(self) -> float: ...
+
+    @scale_beta.setter
+    def scale_beta(self, arg: float, /) -> None: ...
+
+    @property
+    def scale_positions(self) -> int: ...
+
+    @scale_positions.setter
+    def scale_positions(self, arg: int, /) -> None: ...
 
     @property
     def inv_freq(self) -> list[float]:
@@ -275,7 +314,14 @@ class RopeSpec:
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, experts: bool = False) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False) -> None: ...
+
+    @property
+    def q_rope(self) -> int:
+        """Which turns q, where that is another; else -1."""
+
+    @q_rope.setter
+    def q_rope(self, arg: int, /) -> None: ...
 
     @property
     def sliding_window(self) -> int:
@@ -346,6 +392,12 @@ class ModelSpec:
     def rms_norm_eps(self, arg: float, /) -> None: ...
 
     @property
+    def norm(self) -> str: ...
+
+    @norm.setter
+    def norm(self, arg: str, /) -> None: ...
+
+    @property
     def pre_norms(self) -> bool: ...
 
     @pre_norms.setter
@@ -356,6 +408,12 @@ class ModelSpec:
 
     @post_norms.setter
     def post_norms(self, arg: bool, /) -> None: ...
+
+    @property
+    def parallel_blocks(self) -> bool: ...
+
+    @parallel_blocks.setter
+    def parallel_blocks(self, arg: bool, /) -> None: ...
 
     @property
     def norm_offset(self) -> float: ...
@@ -432,12 +490,12 @@ def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
-    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8, int4, q8_0 or q4_0.
+    Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.
     """
 
-def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]:
+def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not).
     """
 
 PACKED_LAYOUT_VERSION: int = 1
@@ -452,9 +510,9 @@ def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]:
     Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.
     """
 
-def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int) -> int:
+def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int, num_adapters: int = 0, most_rank: int = 0) -> int:
     """
-    Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.
+    Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, most_rank: of a step, and of them.
     """
 
 def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
@@ -467,7 +525,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
 class StepOutput:
     @property
@@ -541,9 +599,9 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor) -> list[str]:
+    def load_param(self, name: str, tensor: Tensor, type: str = '', interleaved_head_dim: int = 0) -> list[str]:
         """
-        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again.
+        Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.
         """
 
     def loaded_params(self) -> list[str]:
@@ -562,6 +620,14 @@ class InferEngine:
 
     def state_dict(self) -> list[dict[str, Tensor]]:
         """The parameters as loaded, read-only: of each rank, the parts it has."""
+
+    def add_adapter(self, id: int, tensors: Sequence[tuple[str, Tensor, Tensor, float]]) -> None:
+        """
+        Takes an adapter, which steps name by its id (Batch.adapter_ids): for each weight its name, A [rank, in_features], B [out_features, rank] and the scale of B A. WeightError: one does not fit; then there is no such adapter.
+        """
+
+    def remove_adapter(self, id: int) -> None:
+        """Lets go of an adapter after the steps submitted before."""
 
     def set_hooks(self, callback: Callable[[str, int, Tensor, int], Tensor | None] | None, names: Sequence[str], names_of_all_ranks: Sequence[str] = ()) -> None:
         """
@@ -632,12 +698,7 @@ def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
     The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
     """
 
-def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:
+def gguf_type(name: str) -> tuple[int, int, bool, int]:
     """
-    The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.
-    """
-
-def gguf_type(name: str) -> tuple[int, int, bool]:
-    """
-    Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.
+    Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
     """

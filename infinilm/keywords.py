@@ -30,6 +30,10 @@ _OTHER_NAMES = MappingProxyType(
         "temp": "temperature",
         "repeat_penalty": "repetition_penalty",
         "logits_processors": "logits_processor",
+        "lora_request": "lora",
+        "enable_lora": "lora",
+        "adapter": "lora",
+        "lora_path": "lora",
         "guided_json": "constraint",
         "guided_regex": "constraint",
         "guided_choice": "constraint",
@@ -60,7 +64,8 @@ _OTHER_NAMES = MappingProxyType(
 
 _FEATURES = (
     ("beam search", "num_beams num_beam_groups use_beam_search beam_width length_penalty early_stopping"),
-    ("a LoRA adapter", "lora_request enable_lora max_lora_rank max_loras lora_path lora_base adapter"),
+    ("a limit of adapters", "max_lora_rank max_loras"),
+    ("an adapter made for another base", "lora_base"),
     ("speculative decoding", "speculative_config speculative_model num_speculative_tokens draft_model assistant_model"),
     ("the priority of a request", "priority scheduling_policy"),
     ("continuing the last message of a chat", "continue_final_message"),

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,14 +30,17 @@ from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
+from infinilm.lora import read_adapter
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.requests import steps, streams
+from infinilm.requests.adapters import Adapters
 from infinilm.requests.block_manager import common_window
+from infinilm.requests.chats import ChatMethods
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import MemoryPlan, allocate_cache, divide_memory, free_memory, plan_model
-from infinilm.requests.prompts import Conversations, Params, Prompt, Prompts, RequestMaker
+from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
 from infinilm.requests.scheduler import Scheduler
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-class LLM(OfThisProcess):
+class LLM(ChatMethods, OfThisProcess):
     """A model ready to generate.
 
     Parameters
@@ -110,6 +114,11 @@ class LLM(OfThisProcess):
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
         Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
+    lora
+        Adapters that requests may name, ``generate(..., lora="name")``: name to a folder that PEFT saved. On a CPU.
+        `add_lora` and `remove_lora` change them later.
+    merge_lora
+        A folder of such an adapter, or several, that become part of the weights while these are read.
     load_format
         "auto", or "dummy": random weights from config.json alone, for benchmarks.
     use_tqdm
@@ -147,6 +156,8 @@ class LLM(OfThisProcess):
         generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
+        lora: Mapping[str, str | os.PathLike[str]] | None = None,
+        merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
         load_format: str = "auto",
         use_tqdm: bool = True,
         **unknown: NoReturn,
@@ -177,6 +188,8 @@ class LLM(OfThisProcess):
             device=device,
             tensor_parallel_size=tensor_parallel_size,
             device_ids=device_ids,
+            lora=lora,
+            merge_lora=merge_lora,
         )
         self.model_path: Path = plan.path
         self.config: LlamaConfig = plan.config
@@ -204,8 +217,12 @@ class LLM(OfThisProcess):
                 with open_checkpoint(plan.path) as checkpoint:
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
             self._engine.finish_loading()
+        self._adapters = Adapters(self._engine)
+        for name, adapter in plan.adapters.items():
+            self._adapters.add(name, adapter)
         self.tokenizer, self.chat_template = texts.result()
-        self._max_num_seqs, self._plan, self._kv_cache_dtype = max_num_seqs, plan, kv_cache_dtype
+        self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
+        self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
         if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
             # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
             free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
@@ -233,9 +250,11 @@ class LLM(OfThisProcess):
             seed,
             limits,
             max_open,
+            self._adapters,
         )
         self.generation_config.warn()
-        self._thread = EngineThread(self._engine, self._make_scheduler(self.memory), engine_hooks, max_open)
+        scheduler = self._make_scheduler(self.memory)
+        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, max_open)
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -320,102 +339,6 @@ class LLM(OfThisProcess):
         streams.finish(self._thread, requests, use_tqdm=use_tqdm)
         return [request.output() for request in requests]
 
-    def chat(
-        self,
-        messages: Conversations,
-        sampling_params: Params = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        use_tqdm: bool = True,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> list[RequestOutput]:
-        """Answer one conversation or several; the model's chat template turns each into a prompt.
-
-        Parameters
-        ----------
-        messages
-            A list of ``{"role": ..., "content": ...}``, or a list of such lists; see `ChatTemplate.render`. The
-            `prompt` of an output is the text that the template made.
-        sampling_params, use_tqdm, **sampling
-            As in `generate`.
-        tools
-            JSON schemas of functions that the model may call.
-        add_generation_prompt
-            End with the beginning of the assistant's answer.
-        chat_template_kwargs
-            More variables for the template, for example ``{"enable_thinking": False}``.
-
-        Raises
-        ------
-        RequestError
-            As in `generate`, and for conversations that are malformed or that the template refuses.
-        ConfigError
-            The model has no chat template.
-        """
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
-
-    def stream_chat(
-        self,
-        messages: Conversations,
-        sampling_params: Params = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> Iterator[TokenEvent]:
-        """`chat` token by token, see `stream`."""
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return self.stream(prompts, sampling_params, **sampling)
-
-    async def achat(
-        self,
-        messages: Conversations,
-        sampling_params: Params = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> list[RequestOutput]:
-        """`chat` for asyncio, see `agenerate`."""
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return await self.agenerate(prompts, sampling_params, **sampling)
-
-    def astream_chat(
-        self,
-        messages: Conversations,
-        sampling_params: Params = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> AsyncIterator[TokenEvent]:
-        """`chat` token by token for asyncio, see `astream`."""
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
-        return self.astream(prompts, sampling_params, **sampling)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> list[int]:
-        """Token ids of a conversation under the chat template, which are a prompt for `generate`, `submit` and others.
-
-        Special tokens come from the template alone. The text is that of `chat_template.render`; `kwargs` are more
-        variables of the template.
-        """
-        return self.chat_template.encode(
-            self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
-        )
-
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> Iterator[TokenEvent]:
@@ -483,18 +406,19 @@ class LLM(OfThisProcess):
 
     # ---- logits and log-probabilities ----
 
-    def forward(self, input_ids: TokenIds) -> npt.NDArray[np.float32]:
-        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]."""
+    def forward(self, input_ids: TokenIds, *, lora: str | None = None) -> npt.NDArray[np.float32]:
+        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; `lora`: with this adapter."""
         ids = self._requests.check_ids(input_ids, "input_ids", room=0)
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
 
         def take(first: int, logits: npt.NDArray[np.float32]) -> None:
             out[first : first + len(logits)] = logits
 
-        streams.run_prompts(self._thread, [LogitsWork(steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True), take)])
+        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, adapter=self._adapters.get(lora))
+        streams.run_prompts(self._thread, [LogitsWork(sequence, take)])
         return out
 
-    def score(self, prompts: Prompts, *, top: int = 0) -> list[Score]:
+    def score(self, prompts: Prompts, *, top: int = 0, lora: str | None = None) -> list[Score]:
         """Log-probabilities of the tokens of given texts; they run as one batch.
 
         Parameters
@@ -503,30 +427,67 @@ class LLM(OfThisProcess):
             A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
         top
             How many of the most probable tokens to give at each place.
+        lora
+            The adapter that they run through.
 
         Returns one `Score` per prompt, in order. RequestError: a prompt that can never be served, or `top` out of
         range; nothing has run then.
         """
         self._requests.check_top("top", top)
-        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top))
+        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top), lora=lora)
         return [
             Score(text, ids.tolist(), score.logprobs, score.top_logprobs if top else None)
             for text, ids, score in reduced
         ]
 
-    def embed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+    def embed(self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None) -> npt.NDArray[np.float32]:
         """Vectors of texts, of length 1, of hidden states after the final norm: float32 [num_prompts, hidden_size].
 
         `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
-        else runs. RequestError: a prompt that can never be served, or another pooling; nothing has run then.
+        else runs. `lora`: the adapter that they run through. RequestError: a prompt that can never be served, another
+        pooling, or no such adapter; nothing has run then.
         """
-        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        reduced = reduce_prompts(
+            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), lora=lora, hidden=True
+        )
         return np.stack([pool.vector() for _, _, pool in reduced])
 
-    async def aembed(self, prompts: Prompts, pooling: str = "mean") -> npt.NDArray[np.float32]:
+    async def aembed(
+        self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
+    ) -> npt.NDArray[np.float32]:
         """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        done = await areduce_prompts(self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), hidden=True)
+        done = await areduce_prompts(
+            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), lora=lora, hidden=True
+        )
         return np.stack([pool.vector() for _, _, pool in done])
+
+    # ---- adapters ----
+
+    @property
+    def loras(self) -> Mapping[str, Path]:
+        """The LoRA adapters that requests can name, and their folders."""
+        return self._adapters.folders
+
+    def add_lora(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter that later requests can name; running requests continue.
+
+        Raises
+        ------
+        FileNotFoundError, ConfigError, WeightError
+            The folder holds no adapter, one of another model, or a kind that is not supported; or the name is taken.
+        DeviceError
+            Not on a CPU.
+        """
+        self._thread.check_open()
+        self._adapters.add(name, read_adapter(folder, self.config))
+
+    def remove_lora(self, name: str) -> None:
+        """Forget a LoRA adapter: later requests cannot name it, running ones end with it, and then its memory is free.
+
+        ConfigError: there is no such adapter.
+        """
+        self._thread.check_open()
+        self._adapters.remove(name)
 
     # ---- state ----
 

@@ -114,6 +114,12 @@ def _constraint(value: object) -> Constraint:
     return value
 
 
+def _adapter_name(value: object) -> str:
+    if not isinstance(value, str):
+        raise _type_error("lora", "the name of an adapter, or None", value)
+    return value
+
+
 _MAX_INT = 2**31 - 1
 # Field -> function that checks a value and returns it normalised. A default of None is always accepted.
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -141,6 +147,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "logits_processor": _logits_processor,
     "constraint": _constraint,
     "skip_special_tokens": lambda v: as_boolean("skip_special_tokens", v),
+    "lora": _adapter_name,
 }
 
 
@@ -169,6 +176,7 @@ class SamplingKeywords(TypedDict, total=False):
     logits_processor: Callable[..., Any] | None
     constraint: Constraint | None
     skip_special_tokens: bool
+    lora: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +231,8 @@ class SamplingParams:
         `min_tokens`; where a limit or a stop string ends it, it is cut.
     skip_special_tokens : bool
         Leave special tokens out of the text.
+    lora : str, optional
+        The adapter that the request runs through, by its name in `LLM.loras`. None: the model as it is.
 
     Raises
     ------
@@ -254,6 +264,7 @@ class SamplingParams:
     logits_processor: Callable[..., Any] | None = None
     constraint: Constraint | None = None
     skip_special_tokens: bool = True
+    lora: str | None = None
 
     if TYPE_CHECKING:  # what may be given is more than what is read back
 

@@ -37,8 +37,8 @@ __all__ = ["FLOATS", "Checkpoint", "TensorInfo", "is_used_in_place", "resolve_mo
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _ADAPTER = (
-    "this is a LoRA adapter, not a model, and adapters are not read in this version: merge it into its base model once "
-    "where peft is installed (merge_and_unload, then save_pretrained), and pass that folder"
+    "this is a LoRA adapter, not a model: pass its base model, and this folder as lora={'name': folder} or "
+    "merge_lora=folder"
 )
 
 FLOATS = (*DTYPES, "float64")

@@ -28,9 +28,8 @@ _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
 _READABLE = frozenset(_PLAIN.values())
-_NATIVE = frozenset({"Q8_0", "Q4_0"})  # formats of packed linears
 
-Linears = Mapping[str, tuple[list[str], bool]]
+Linears = Mapping[str, tuple[list[str], bool, int]]
 
 
 class GgufCheckpoint(MappedTensors):
@@ -118,27 +117,40 @@ class GgufCheckpoint(MappedTensors):
         self.release(name)
         return np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(info.shape), target
 
-    def native_linears(self, linears: Linears) -> dict[str, str]:
-        """Return the linears whose weights CPUs can compute with as they are stored, and their types.
+    def native_weights(self, linears: Linears) -> dict[str, str]:
+        """Return the weights that CPUs can compute with as they are stored, and their types.
 
-        All weights that a linear joins must be of one type.
+        Gate and up, whose outputs are multiplied as they come, must be of one type, and ranks must cut the inputs of a
+        linear at multiples of a block.
 
         Parameters
         ----------
-        linears : mapping of str to (list of str, bool)
+        linears : mapping of str to (list of str, bool, int)
             As `_core.linears` gives them.
         """
-        types = {linear: {self._types.get(name) for name in names} for linear, (names, _) in linears.items()}
-        return {linear: found.pop() or "" for linear, found in types.items() if len(found) == 1 and found <= _NATIVE}
+        native: dict[str, str] = {}
+        for names, pairs, unit in linears.values():
+            types = {name: self._types[name] for name in names if name in self._types}
+            if pairs and len(set(types.values())) > 1:
+                continue
+            for name, type_name in types.items():
+                block, _, _, packed_bytes = _core.gguf_type(type_name)
+                if packed_bytes and unit % block == 0:
+                    native[name] = type_name
+        return native
 
-    def pack(self, linear: str, linears: Linears) -> list[tuple[str, _core.Tensor]]:
-        """Return a linear as its tensors in a packed checkpoint, integers and scales as they are stored."""
-        names, pairs = linears[linear]
-        parts = [(self.bytes_of(name), self.tensors[name].shape, self._interleaved_head_dim(name)) for name in names]
-        panels, scales = _core.gguf_pack(self._types[names[0]], parts, pairs)
-        for name in names:
-            self.release(name)
-        return [(f"{linear}.panels", panels), (f"{linear}.scales", scales)]
+    def packed_bytes(self, name: str) -> int:
+        """Bytes that a tensor takes when CPUs compute with its integers."""
+        _, stored, _, packed = _core.gguf_type(self._types[name])
+        return self.info(name).nbytes // stored * packed
+
+    def load_blocks(self, engine: _core.InferEngine, name: str) -> list[str]:
+        """Give an engine a weight as it is stored; return the names of those that it does not read again."""
+        rows, info = self.bytes_of(name).reshape(self.info(name).shape[0], -1), self.info(name)
+        try:
+            return engine.load_param(name, _core.from_numpy(rows), self._types[name], self._interleaved_head_dim(name))
+        except WeightError as error:
+            raise WeightError(f"{info.file}: {error}") from None
 
     def checkpoint_dtype(self) -> str:
         """See `MappedTensors.checkpoint_dtype`; of quantised weights "float16"."""

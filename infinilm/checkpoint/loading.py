@@ -5,7 +5,6 @@ Called by the `LLM` and engine layers, and by `pack_writer.py`.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -210,6 +210,7 @@ def load_weights(
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
     natively: bool = False,
+    change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -232,8 +233,9 @@ def load_weights(
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
     natively : bool
-        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on one CPU rank, computes
-        with such.
+        Keep the blocks of a GGUF file as they are, where the engine, a `_core.InferEngine` on CPUs, computes with such.
+    change : callable, optional
+        Gives what is loaded in place of a parameter: `change(name, array, dtype)`, of the same shape and dtype.
 
     Raises
     ------
@@ -257,10 +259,7 @@ def load_weights(
         _check_quantised(checkpoint)
     found = find_tensors(config, expected, checkpoint.tensors)
     _match(checkpoint, found, packed_dtypes)
-    if from_numpy is None:
-        make: Callable[..., Any] = importlib.import_module("infinilm._core").from_numpy
-    else:
-        make = from_numpy
+    make: Callable[..., Any] = from_numpy or _core.from_numpy
 
     def place(name: str) -> tuple[Path, int, int, int]:
         source = found.sources[name]
@@ -288,29 +287,31 @@ def load_weights(
         release(name)
         return array, dtype
 
-    blocks = _native_blocks(checkpoint, engine) if natively and isinstance(checkpoint, GgufCheckpoint) else {}
+    native: Mapping[str, Callable[[], Sequence[str]]] = {}
+    if natively and isinstance(checkpoint, GgufCheckpoint) and isinstance(engine, _core.InferEngine):
+        kept_blocks = checkpoint.native_weights(_core.linears(engine.spec, engine.num_ranks))
+        native = {name: partial(checkpoint.load_blocks, engine, name) for name in kept_blocks}
+        if others := [name for name in found.sources if name not in native and checkpoint.packed_bytes(name)]:
+            logger.warning(
+                "%s: %d weights are computed as %s, such as %s: gate and up are of different types, or ranks cut inputs"
+                " inside a block",
+                checkpoint.path,
+                len(others),
+                dtype,
+                others[0],
+            )
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):
-            if param in blocks:
-                for name, tensor in blocks[param]():
-                    engine.load_param(name, tensor)
+            if param in native:
+                prepared = native[param]()
             else:
                 array, kept = read(param)
-                for name in engine.load_param(param, make(array, dtype=kept)) or ():
-                    release(name)  # packed: not read again
+                array = array if change is None else change(param, array, kept)
+                prepared = engine.load_param(param, make(array, dtype=kept)) or ()
+            for name in prepared:
+                release(name)  # packed: not read again
             source = found.sources[param]
             info = checkpoint.info(source.tensor)
             advance(info.nbytes * (source.end - source.begin) // max(info.shape[0], 1))
     checkpoint.check_unchanged()
-
-
-def _native_blocks(checkpoint: GgufCheckpoint, engine: Any) -> dict[str, Callable[[], Sequence[tuple[str, Any]]]]:
-    """What to load in the place of weights whose blocks are kept: all of a linear with the first of its weights."""
-    linears = importlib.import_module("infinilm._core").linears(engine.spec)
-    found: dict[str, Callable[[], Sequence[tuple[str, Any]]]] = {}
-    for linear in checkpoint.native_linears(linears):
-        infos = sorted((checkpoint.tensors[n] for n in linears[linear][0]), key=lambda t: (t.file, t.offset))
-        found |= {info.name: lambda: () for info in infos}
-        found[infos[0].name] = partial(checkpoint.pack, linear, linears)
-    return found

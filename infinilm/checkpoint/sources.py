@@ -38,7 +38,11 @@ class Source:
     order : numpy.ndarray, optional
         [end - begin]: which of these rows each row of the parameter is. None: in their order.
     matrix : int, optional
-        Which of the matrices of a tensor of three dimensions has these rows.
+        Which of the matrices, or vectors, of a tensor of one dimension more has these rows.
+    columns : bool
+        They are columns there.
+    step : int
+        Each so-manieth of them.
     """
 
     tensor: str
@@ -46,6 +50,8 @@ class Source:
     end: int
     order: npt.NDArray[np.int64] | None = None
     matrix: int | None = None
+    columns: bool = False
+    step: int = 1
 
     @property
     def places(self) -> slice:
@@ -53,9 +59,10 @@ class Source:
         return slice(self.begin, self.end) if self.matrix is None else slice(self.matrix, self.matrix + 1)
 
     def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Take the parameter from the whole tensor: a view, or a copy where the order of rows changes."""
-        rows = (array if self.matrix is None else array[self.matrix])[self.begin : self.end]
-        return rows if self.order is None else rows[self.order]
+        """Take the parameter from the whole tensor: a view, or a copy where it does not lie there row by row."""
+        whole = array if self.matrix is None else array[self.matrix]
+        rows = (whole.T if self.columns else whole)[self.begin : self.end : self.step]
+        return np.ascontiguousarray(rows) if self.order is None else rows[self.order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +125,25 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
         is_stacked = stacks and any_expert in stacked
         if is_stacked:
             whole, parts = stacked[any_expert]
-            tensor, parts = f"{model}{layer}{whole}", tuple(part.format(number) for part in parts)
+            tensor = f"{model}{layer}{whole}{'_bias' if kind == 'bias' else ''}"
+            parts = tuple(part.format(number) for part in parts)
         else:
-            renamed = module if stacks else names.renamed.get(any_expert, module).format(number)
+            renames = {} if stacks and not names.stacked_in_turn else names.renamed
+            renamed = renames.get(any_expert, module).format(number)
             whole, parts = joined.get(module, (renamed, (module,)))
             tensor = f"{model}{layer}{whole}.{kind}"
         sizes = [expected[f"model.{layer}{part}.{kind}"][0] for part in parts]
         begin = sum(sizes[: parts.index(module)])
         turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
         if is_stacked:
-            matrix = int(number)
-            sources[name] = Source(tensor, begin, begin + rows, matrix=matrix)
+            matrix, columns = int(number), names.stacked_columns
             num_experts = max(matrix + 1, shapes.get(tensor, (0,))[0])
-            shapes[tensor] = (num_experts, sum(sizes), *shape[1:])
+            whole_shape = (sum(sizes), *shape[1:])
+            shapes[tensor] = (num_experts, *(whole_shape[::-1] if columns else whole_shape))
+            first, end, step = begin, begin + rows, 1
+            if names.stacked_in_turn:
+                first, end, step = parts.index(module), sum(sizes), len(parts)
+            sources[name] = Source(tensor, first, end, None, matrix, columns and len(shape) == 2, step)
             continue
         sources[name] = Source(tensor, begin, begin + rows, _of_heads(order, rows) if turned else None)
         shapes[tensor] = (sum(sizes), *shape[1:])

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from infinilm.errors import ConfigError
+
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.sampling_params import SamplingParams
@@ -82,6 +84,23 @@ def add_model_settings(
     group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     if loads:
         group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads (default: one per core)")
+
+
+def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
+    """Add the options for LoRA adapters; `use`: what names the one that a request goes through."""
+    group = parser.add_argument_group("LoRA adapters", "Folders that PEFT saved; on a CPU.")
+    group.add_argument("--lora", action="append", type=_named_folder, metavar="NAME=FOLDER", help=use)
+    group.add_argument(
+        "--merge-lora", action="append", metavar="FOLDER", help="make it part of the weights; may be repeated"
+    )
+
+
+def _named_folder(text: str) -> tuple[str, str]:
+    """Argument type: NAME=FOLDER."""
+    name, _, folder = text.partition("=")
+    if name.strip() and folder:
+        return name, folder
+    raise argparse.ArgumentTypeError(f"expected NAME=FOLDER, such as polite=adapters/polite, got {text!r}")
 
 
 def flag(name: str) -> str:
@@ -212,7 +231,12 @@ def positive_list(text: str) -> list[int]:
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
     names = ("device", "dtype", "quantization", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids")
-    return {name: getattr(args, name) for name in (*names, "max_model_len", "revision") if name in args}
+    settings = {name: getattr(args, name) for name in (*names, "max_model_len", "revision") if name in args}
+    if "lora" in args:
+        settings |= {"lora": dict(args.lora or ()), "merge_lora": args.merge_lora or ()}
+        if len(settings["lora"]) < len(args.lora or ()):
+            raise ConfigError("lora: two adapters have the same name")
+    return settings
 
 
 _SAMPLING = [
@@ -255,6 +279,10 @@ def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = 
     from infinilm.sampling_params import make_sampling_params
 
     given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name, None) is not None}
+    if names := [name for name, _ in getattr(args, "lora", None) or ()]:
+        if len(names) > 1:
+            raise ConfigError(f"lora: this command answers with one adapter, got {', '.join(names)}")
+        given["lora"] = names[0]
     if defaults is None or defaults.max_tokens is None:
         given = {"max_tokens": args.default_max_tokens} | given
     return make_sampling_params(defaults, given)

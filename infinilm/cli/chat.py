@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infinilm.cli.arguments import add_model_settings, add_sampling, key_and_json, open_llm, sampling_params
+from infinilm.cli.arguments import add_lora, add_model_settings, add_sampling, key_and_json, open_llm, sampling_params
 from infinilm.cli.output import note, put, stopped
 from infinilm.cli.stream import Reply, print_stream
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError
@@ -46,6 +46,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         help="a variable for the template, such as enable_thinking=false; may be repeated",
     )
     add_model_settings(parser)
+    add_lora(parser, "the adapter that answers")
     add_sampling(parser, max_tokens=512)
 
 

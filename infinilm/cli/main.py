@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import infinilm
 from infinilm.cli.arguments import (
     Parser,
+    add_lora,
     add_model_settings,
     add_sampling,
     as_options,
@@ -119,6 +120,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stats", action="store_true", help="print a summary of the timing on stderr")
     add_model_settings(parser)
+    add_lora(parser, "the adapter that the prompt goes through")
     add_sampling(parser, max_tokens=256, several=True)
 
 
@@ -138,6 +140,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         help="plan for devices with so much that is free, such as 80GiB; it need not be here",
     )
     add_model_settings(parser, positional=True, loads=False)
+    add_lora(parser, "an adapter that requests can name; may be repeated")
 
 
 # ---- generate ----

@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infinilm.cli.arguments import add_model_settings, flag, model_settings, non_negative, positive
+from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.output import note
 from infinilm.errors import ConfigError
 
@@ -19,6 +21,7 @@ __all__ = ["add_serve", "run_serve"]
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_model_settings(parser, positional=True)
+    add_lora(parser, "served as a model of this name; may be repeated")
     texts = parser.add_argument_group("what the model reads")
     texts.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or the folder of one; default: the model's"
@@ -101,12 +104,37 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
+    with _signals_end_it():
+        return _serve(args)
+
+
+@contextlib.contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """Signals end the process with 0 before the server is there to handle them, as they do later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(args: argparse.Namespace) -> int:
     try:
         from infinilm.server.run import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "infinilm":
+    except ImportError as error:
+        package = (error.name or "").split(".")[0].replace("_", "-")
+        if package in ("", "infinilm"):
             raise
-        raise ConfigError(f"the server needs {error.name}: pip install 'infinilm[server]'") from None
+        what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
+        raise ConfigError(f"the server needs {package}, which {what}; pip install -U 'infinilm[server]'") from None
     from infinilm.llm import LLM
     from infinilm.server.settings import ServerSettings
 
@@ -132,6 +160,9 @@ def run_serve(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         page=not args.no_page,
     )
+    model = model_settings(args)
+    if taken := sorted(model["lora"].keys() & set(settings.model_names)):
+        raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")
     if args.host not in local and not keys:
         note("anybody who reaches this address can use the model: --api-key asks for a key")
 
@@ -148,7 +179,7 @@ def run_serve(args: argparse.Namespace) -> int:
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
             batch_invariant=args.batch_invariant,
-            **model_settings(args),
+            **model,
         )
 
     return serve(

@@ -54,10 +54,11 @@ class ExpertFacts:
     intermediate_size: int = 0  # of each
     shared_intermediate_size: int = 0  # of an expert of all tokens, which is gated; 0: there is none
     norm_topk_prob: bool = False  # the weights of a token's experts add up to 1
+    bias: bool = False  # of the router and of each expert
 
 
-def expert_facts(config: ExpertConfig) -> ExpertFacts:
-    """Derive the facts; ConfigError for a field that is wrong."""
+def expert_facts(config: ExpertConfig, bias: bool) -> ExpertFacts:
+    """Derive the facts of a configuration and its family; ConfigError for a field that is wrong."""
     as_integer("num_experts", config.num_experts, least=0, below=_MAX_EXPERTS)
     step = as_integer("decoder_sparse_step", config.decoder_sparse_step)
     dense = config.mlp_only_layers
@@ -82,4 +83,5 @@ def expert_facts(config: ExpertConfig) -> ExpertFacts:
         else as_integer("moe_intermediate_size", size, below=limit),
         shared_intermediate_size=shared,
         norm_topk_prob=config.norm_topk_prob,
+        bias=bias,
     )

@@ -37,6 +37,8 @@ __all__ = [
     "rotary_dim",
 ]
 
+QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
+
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
 
@@ -103,6 +105,9 @@ class Rope(NamedTuple):
 
     inv_freq: Frequencies  # float32 [R / 2], radians per position; the first R <= D elements of a head are turned
     attention_factor: float  # cos and sin are multiplied by it
+    # And by 1 + scale_beta * ln(1 + floor(position / scale_positions)).
+    scale_beta: float = 0.0
+    scale_positions: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,12 +120,17 @@ class ModelFacts:
     qk_norm: str  # "none"; of each "head"; of "all" heads together
     pre_norms: bool  # of what a sublayer reads
     post_norms: bool  # of what it adds to the residual stream
+    norm: str  # "rms"; "layer", which takes off the mean first; "layer_bias"
+    parallel_blocks: bool  # attention and MLP read the same norm
+    gated_mlp: bool  # down(activation(gate) * up); else down(activation(up))
     norm_offset: float  # added to every norm weight
     activation: str
     softmax_scale: float
+    sinks: bool  # each head has a number that joins the softmax of its scores, with no value
     score_cap: float  # of scaled scores: cap * tanh(score / cap); 0: none
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
     ropes: tuple[Rope, ...]
+    q_rope: int  # which of `ropes` turns q, where that is another than k's; else -1
     rope_of_layer: tuple[int, ...]  # [num_layers], of ropes; -1: q and k are not turned
     embedding_multiplier: float
     residual_multiplier: float  # of what a sublayer adds
@@ -144,10 +154,19 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     windows = _sliding_windows(family, config)
     lengths = config.max_position_embeddings, max_model_len
-    ropes = [Rope(*inverse_frequencies(rotary_dim(config), config.rope_theta, config.rope_parameters, *lengths))]
+    parameters = dict(config.rope_parameters)
+    scale_beta = parameters.pop(QUERY_SCALE, None) if QUERY_SCALE in family.keys else None
+    ropes = [Rope(*inverse_frequencies(rotary_dim(config), config.rope_theta, parameters, *lengths))]
     if config.rope_local_base_freq is not None:
         local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
         ropes.append(Rope(*inverse_frequencies(rotary_dim(config), config.rope_local_base_freq, local, *lengths)))
+    of_windows, q_rope = len(ropes) - 1, -1
+    if scale_beta:
+        positions = as_integer("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
+        if not isinstance(scale_beta, (int, float)) or isinstance(scale_beta, bool) or not 0 < scale_beta < 1e6:
+            raise ConfigError(f"{QUERY_SCALE} must be a number >= 0; got {scale_beta!r}")
+        ropes.append(ropes[0]._replace(scale_beta=float(scale_beta), scale_positions=positions))
+        q_rope = len(ropes) - 1
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     return ModelFacts(
         qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
@@ -156,20 +175,25 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         qk_norm=family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        norm=family.norm,
+        parallel_blocks=family.parallel_blocks,
+        gated_mlp=family.gated_mlp,
         norm_offset=family.norm_offset,
-        activation=ACTIVATIONS[config.hidden_act],
+        activation=family.activation or ACTIVATIONS[config.hidden_act],
         softmax_scale=_softmax_scale(config),
+        sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
         sliding_window=windows,
         ropes=tuple(ropes),
+        q_rope=q_rope,
         rope_of_layer=tuple(
-            -1 if not turned else len(ropes) - 1 if window else 0
+            -1 if not turned or (family.rope_needs_window and not window) else of_windows if window else 0
             for turned, window in zip(_layers_with_rope(config), windows, strict=True)
         ),
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
-        experts=expert_facts(config),
+        experts=expert_facts(config, family.expert_bias),
         logit_cap=float(config.final_logit_softcapping or 0),
     )
 
@@ -231,14 +255,16 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
     else:
         window = window if use else None
         pattern, full_layers = config.sliding_window_pattern, config.max_window_layers
-        windowed = [
-            window is not None and ((layer + 1) % pattern != 0 if pattern else layer >= full_layers)
-            for layer in range(layers)
-        ]
+        on = {
+            "layer_types": lambda layer: (layer + 1) % pattern != 0 if pattern else layer >= full_layers,
+            "of_qwen2_moe": lambda layer: layer % 2 == 0 and layer < full_layers,
+            "of_qwen3_moe": lambda _: True,
+        }[family.windows]
+        windowed = [window is not None and on(layer) for layer in range(layers)]
 
     if config.layer_types is not None:
         asked = [layer_type == "sliding_attention" for layer_type in config.layer_types]
-        if family.windows != "layer_types" and asked != windowed:
+        if family.windows not in ("layer_types", "of_qwen2_moe") and asked != windowed:
             kind = "sliding_attention" if windowed[0] else "full_attention"
             raise ConfigError(
                 f"layer_types is {config.layer_types}, but with sliding_window {window} every layer of "
@@ -314,6 +340,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.score_cap = facts.score_cap
     spec.attention.qkv_bias = facts.qkv_bias
     spec.attention.out_bias = facts.out_bias
+    spec.attention.sinks = facts.sinks
     spec.attention.qk_norm = facts.qk_norm
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
@@ -323,6 +350,10 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.experts.intermediate_size = facts.experts.intermediate_size
     spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
     spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
+    spec.experts.bias = facts.experts.bias
+    spec.norm = facts.norm
+    spec.parallel_blocks = facts.parallel_blocks
+    spec.mlp.gated = facts.gated_mlp
     spec.pre_norms = facts.pre_norms
     spec.post_norms = facts.post_norms
     spec.norm_offset = facts.norm_offset
@@ -330,9 +361,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.residual_multiplier = facts.residual_multiplier
     spec.logit_multiplier = facts.logit_multiplier
     spec.logit_cap = facts.logit_cap
-    spec.ropes = [RopeSpec(rope.inv_freq.tolist(), rope.attention_factor) for rope in facts.ropes]
+    spec.ropes = [RopeSpec(rope.inv_freq.tolist(), *rope[1:]) for rope in facts.ropes]
     spec.layers = [
-        LayerSpec(sliding_window=window, rope=rope, experts=has_experts)
+        LayerSpec(sliding_window=window, rope=rope, q_rope=facts.q_rope, experts=has_experts)
         for window, rope, has_experts in zip(
             facts.sliding_window, facts.rope_of_layer, facts.experts.layers, strict=True
         )

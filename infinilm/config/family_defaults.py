@@ -12,13 +12,17 @@ from typing import Any
 from infinilm.config.experts import EXPERT_DEFAULTS
 
 __all__ = [
+    "COHERE_DEFAULTS",
     "COMMON_DEFAULTS",
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
     "GEMMA_DEFAULTS",
     "GLM_DEFAULTS",
+    "GPT_OSS_DEFAULTS",
     "MINISTRAL3_DEFAULTS",
     "MISTRAL_DEFAULTS",
+    "QWEN2_VL_DEFAULTS",
+    "QWEN3_VL_MOE_DEFAULTS",
     "QWEN_DEFAULTS",
     "QWEN_MOE_DEFAULTS",
     "TEXT_DEFAULTS",
@@ -108,7 +112,7 @@ MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
     "num_hidden_layers": 34,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "max_position_embeddings": 16384,  # of 262144: see `limit_context`
+    "max_position_embeddings": 262144,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1000000.0,
     "rope_scaling": {
@@ -119,6 +123,7 @@ MINISTRAL3_DEFAULTS: Mapping[str, Any] = {
         "beta_slow": 1.0,
         "mscale_all_dim": 1.0,
         "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
     },
 }
 
@@ -168,4 +173,82 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
+}
+
+COHERE_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "logits_scaling": 16.0,  # logit_scale 0.0625
+    "tie_word_embeddings": True,
+    "bos_token_id": (5,),
+    "eos_token_id": (255001,),
+}
+
+GPT_OSS_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "attention_bias": True,
+    "sliding_window": 128,
+    "use_sliding_window": True,
+    "sliding_window_pattern": 2,
+    "num_experts": 128,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "bos_token_id": (),
+    "eos_token_id": (),
+}
+
+QWEN2_VL_DEFAULTS: Mapping[str, Any] = {
+    **QWEN_DEFAULTS,
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "max_window_layers": 80,
+    "attention_bias": True,
+    "bos_token_id": (151643,),
+    "eos_token_id": (151645,),
+}
+
+QWEN3_VL_MOE_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128000,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+    "bos_token_id": (),
+    "eos_token_id": (),
 }

@@ -16,12 +16,16 @@ from typing import Any, Literal
 
 from infinilm.config.experts import EXPERT_KEYS
 from infinilm.config.family_defaults import (
+    COHERE_DEFAULTS,
     GEMMA2_DEFAULTS,
     GEMMA3_DEFAULTS,
     GEMMA_DEFAULTS,
     GLM_DEFAULTS,
+    GPT_OSS_DEFAULTS,
     MINISTRAL3_DEFAULTS,
     MISTRAL_DEFAULTS,
+    QWEN2_VL_DEFAULTS,
+    QWEN3_VL_MOE_DEFAULTS,
     QWEN_DEFAULTS,
     QWEN_MOE_DEFAULTS,
     TEXT_DEFAULTS,
@@ -30,12 +34,18 @@ from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
     GLM4,
+    GLM4V,
+    GPT_OSS,
+    GRANITE_HYBRID,
+    IDEFICS3,
     LLAMA,
     MISTRAL3,
     MIXTRAL,
     PHI3,
     QWEN_MOE,
     QWEN_VL,
+    QWEN_VL_MOE,
+    STARCODER2,
     TensorNames,
 )
 from infinilm.errors import ConfigError
@@ -50,18 +60,25 @@ class Family:
     architecture: str
     model_type: str
     # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
-    defaults: Mapping[str, Any]
-    qkv_bias: str | bool
-    out_bias: str | bool
-    mlp_bias: str | bool
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    qkv_bias: str | bool = "attention_bias"
+    out_bias: str | bool = "attention_bias"
+    mlp_bias: str | bool = False
     # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
-    qk_norm: Literal["none", "head", "all"]
-    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types`
-    # says (when absent: with `use_sliding_window`, layers from `max_window_layers` on).
-    windows: Literal["none", "all", "layer_types"]
+    qk_norm: Literal["none", "head", "all"] = "none"
+    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
+    # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
+    # before that; or, "of_qwen3_moe", all.
+    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe"] = "none"
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
+    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
+    parallel_blocks: bool = False  # attention and MLP read the same norm
+    gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
+    activation: str | None = None  # whatever hidden_act says
+    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
+    expert_bias: bool = False  # of the router and of each expert
     # Whether the weights of a token's experts are made to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
@@ -69,9 +86,14 @@ class Family:
     # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
+    rope_needs_window: bool = False  # layers without a window have no RoPE
     names: TensorNames = LLAMA
     # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
     keys: frozenset[str] = frozenset()
+    # Fields of LlamaConfig that its config.json calls otherwise.
+    other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Keys of its config.json that are no fields, since all but one value of each is of another math.
+    fixed_keys: Mapping[str, Any] = field(default_factory=dict)
     # Other names of rope types in its config.json, and rope parameters that do not count in a text.
     rope_types: Mapping[str, str] = field(default_factory=dict)
     rope_inert: frozenset[str] = frozenset()
@@ -79,11 +101,18 @@ class Family:
     text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+_EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
+
 _MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 
 _GEMMA_KEYS = frozenset(
     {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq"}
 )
+
+_GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"})
+
+_COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
+_COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
 # RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
 _MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
@@ -96,12 +125,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 architecture="LlamaForCausalLM",
                 model_type="llama",
-                defaults={},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
                 mlp_bias="mlp_bias",
-                qk_norm="none",
-                windows="none",
             ),
             Family(
                 architecture="MistralForCausalLM",
@@ -109,8 +133,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 defaults=MISTRAL_DEFAULTS,
                 qkv_bias=False,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="all",
             ),
             Family(
@@ -119,42 +141,33 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 defaults={**QWEN_DEFAULTS, "attention_bias": True},
                 qkv_bias=True,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="layer_types",
             ),
             Family(
                 architecture="Qwen3ForCausalLM",
                 model_type="qwen3",
                 defaults={**QWEN_DEFAULTS, "head_dim": 128},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
                 qk_norm="head",
                 windows="layer_types",
             ),
             Family(
-                architecture="Qwen2_5_VLForConditionalGeneration",
-                model_type="qwen2_5_vl",
-                defaults={
-                    **QWEN_DEFAULTS,
-                    "vocab_size": 152064,
-                    "hidden_size": 8192,
-                    "intermediate_size": 29568,
-                    "num_hidden_layers": 80,
-                    "num_attention_heads": 64,
-                    "num_key_value_heads": 8,
-                    "rms_norm_eps": 1e-5,
-                    "rope_theta": 1000000.0,
-                    "max_window_layers": 80,
-                    "attention_bias": True,
-                    "bos_token_id": (151643,),
-                    "eos_token_id": (151645,),
-                },
+                architecture="Qwen2VLForConditionalGeneration",
+                model_type="qwen2_vl",
+                defaults=QWEN2_VL_DEFAULTS,
                 qkv_bias=True,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
+                windows="layer_types",
+                names=QWEN_VL,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen2_vl_text": {}},
+            ),
+            Family(
+                architecture="Qwen2_5_VLForConditionalGeneration",
+                model_type="qwen2_5_vl",
+                defaults=QWEN2_VL_DEFAULTS,
+                qkv_bias=True,
+                out_bias=False,
                 windows="layer_types",
                 names=QWEN_VL,
                 rope_types=_MULTIMODAL_ROPE_TYPES,
@@ -171,15 +184,60 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "sliding_window": None,
                     "head_dim": 128,
                 },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
                 qk_norm="head",
-                windows="none",
                 names=QWEN_VL,
                 rope_types=_MULTIMODAL_ROPE_TYPES,
                 rope_inert=_MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen3_vl_text": {}},
+            ),
+            Family(
+                architecture="Qwen3VLMoeForConditionalGeneration",
+                model_type="qwen3_vl_moe",
+                defaults=QWEN3_VL_MOE_DEFAULTS,
+                qk_norm="head",
+                norm_topk_prob=True,
+                names=QWEN_VL_MOE,
+                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
+                other_keys=_EXPERT_COUNT,
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"qwen3_vl_moe_text": {}},
+            ),
+            Family(
+                architecture="Glm4vForConditionalGeneration",
+                model_type="glm4v",
+                defaults={
+                    **GLM_DEFAULTS,
+                    "head_dim": None,
+                    "max_position_embeddings": 32768,
+                    "rms_norm_eps": 1e-5,
+                    "partial_rotary_factor": 1.0,
+                    "bos_token_id": (),
+                    "eos_token_id": (),
+                },
+                qkv_bias=True,
+                out_bias=False,
+                post_norms=True,
+                rope_pairs="neighbours",
+                names=GLM4V,
+                keys=frozenset({"partial_rotary_factor"}),
+                rope_types=_MULTIMODAL_ROPE_TYPES,
+                rope_inert=_MULTIMODAL_ROPE_INERT,
+                text_model_types={"glm4v_text": {}},
+            ),
+            Family(
+                architecture="Idefics3ForConditionalGeneration",
+                model_type="idefics3",
+                mlp_bias="mlp_bias",
+                names=IDEFICS3,
+                text_model_types={"llama": {}},
+            ),
+            Family(
+                architecture="SmolVLMForConditionalGeneration",
+                model_type="smolvlm",
+                mlp_bias="mlp_bias",
+                names=IDEFICS3,
+                text_model_types={"llama": {}},
             ),
             Family(
                 architecture="Mistral3ForConditionalGeneration",
@@ -197,10 +255,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
                 qkv_bias=False,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="all",
                 names=MISTRAL3,
+                keys=frozenset({"llama_4_scaling_beta"}),
                 text_model_types={
                     "mistral": {**TEXT_DEFAULTS, **MISTRAL_DEFAULTS},
                     "ministral3": {**TEXT_DEFAULTS, **MINISTRAL3_DEFAULTS},
@@ -214,8 +271,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 defaults={**MISTRAL_DEFAULTS, "use_sliding_window": True, "max_window_layers": 0},
                 qkv_bias=False,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="layer_types",
             ),
             Family(
@@ -224,9 +279,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 defaults=MINISTRAL3_DEFAULTS,
                 qkv_bias=False,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="all",
+                keys=frozenset({"llama_4_scaling_beta"}),
                 rope_inert=_MINISTRAL3_ROPE_INERT,
             ),
             Family(
@@ -242,8 +296,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
                 qkv_bias=False,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="all",
                 names=PHI3,
                 keys=frozenset({"partial_rotary_factor"}),
@@ -253,11 +305,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="GlmForCausalLM",
                 model_type="glm",
                 defaults=GLM_DEFAULTS,
-                qkv_bias="attention_bias",
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
-                windows="none",
                 rope_pairs="neighbours",
                 names=GLM,
                 keys=frozenset({"partial_rotary_factor"}),
@@ -266,11 +314,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Glm4ForCausalLM",
                 model_type="glm4",
                 defaults=GLM_DEFAULTS,
-                qkv_bias="attention_bias",
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
-                windows="none",
                 post_norms=True,
                 rope_pairs="neighbours",
                 names=GLM4,
@@ -290,12 +334,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
                 qkv_bias=False,
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
                 windows="all",
                 names=MIXTRAL,
                 norm_topk_prob=True,
-                keys=frozenset({"num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob"}),
+                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+                other_keys=_EXPERT_COUNT,
             ),
             Family(
                 architecture="Qwen2MoeForCausalLM",
@@ -311,13 +354,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "moe_intermediate_size": 1408,
                     "shared_expert_intermediate_size": 5632,
                 },
-                qkv_bias="attention_bias",
                 out_bias=False,
-                mlp_bias=False,
-                qk_norm="none",
-                windows="none",  # transformers has them, of a kind of their own; no published checkpoint does
+                windows="of_qwen2_moe",
                 names=QWEN_MOE,
-                keys=EXPERT_KEYS | {"num_local_experts", "qkv_bias"},
+                keys=EXPERT_KEYS,
+                other_keys={**_EXPERT_COUNT, "qkv_bias": ("attention_bias",)},
             ),
             Family(
                 architecture="Qwen3MoeForCausalLM",
@@ -330,13 +371,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "num_experts_per_tok": 8,
                     "moe_intermediate_size": 768,
                 },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
                 qk_norm="head",
-                windows="none",  # as Qwen2-MoE
+                windows="of_qwen3_moe",
                 names=QWEN_MOE,
-                keys=(EXPERT_KEYS | {"num_local_experts"}) - {"shared_expert_intermediate_size"},
+                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
+                other_keys=_EXPERT_COUNT,
             ),
             Family(
                 architecture="GemmaForCausalLM",
@@ -349,11 +388,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "num_attention_heads": 16,
                     "num_key_value_heads": 16,
                 },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
-                qk_norm="none",
-                windows="none",
                 norm_offset=1,
                 scaled_embedding=True,
             ),
@@ -361,10 +395,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Gemma2ForCausalLM",
                 model_type="gemma2",
                 defaults=GEMMA2_DEFAULTS,
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
-                qk_norm="none",
                 windows="layer_types",
                 post_norms=True,
                 norm_offset=1,
@@ -375,9 +405,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Gemma3ForCausalLM",
                 model_type="gemma3_text",
                 defaults=GEMMA3_DEFAULTS,
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
                 qk_norm="head",
                 windows="layer_types",
                 post_norms=True,
@@ -389,9 +416,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="Gemma3ForConditionalGeneration",
                 model_type="gemma3",
                 defaults=GEMMA3_DEFAULTS,
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
                 qk_norm="head",
                 windows="layer_types",
                 post_norms=True,
@@ -405,14 +429,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 architecture="GraniteForCausalLM",
                 model_type="granite",
                 defaults={"attention_multiplier": 1.0},
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
                 mlp_bias="mlp_bias",
-                qk_norm="none",
-                windows="none",
-                keys=frozenset(
-                    {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}
-                ),
+                keys=_GRANITE_KEYS,
             ),
             Family(
                 architecture="SmolLM3ForCausalLM",
@@ -431,10 +449,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "bos_token_id": (128000,),
                     "eos_token_id": (128001,),
                 },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
                 mlp_bias="mlp_bias",
-                qk_norm="none",
                 windows="layer_types",
                 keys=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
             ),
@@ -447,13 +462,113 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "bos_token_id": (),
                     "eos_token_id": (50279,),
                 },
-                qkv_bias="attention_bias",
-                out_bias="attention_bias",
-                mlp_bias=False,
                 qk_norm="all",
-                windows="none",
                 pre_norms=False,
                 post_norms=True,
+            ),
+            Family(
+                architecture="Starcoder2ForCausalLM",
+                model_type="starcoder2",
+                defaults={
+                    "vocab_size": 49152,
+                    "hidden_size": 3072,
+                    "intermediate_size": 12288,
+                    "num_hidden_layers": 30,
+                    "num_attention_heads": 24,
+                    "num_key_value_heads": 2,
+                    "hidden_act": "gelu_pytorch_tanh",
+                    "max_position_embeddings": 4096,
+                    "rms_norm_eps": 1e-5,
+                    "attention_bias": True,
+                    "mlp_bias": True,
+                    "tie_word_embeddings": True,
+                    "bos_token_id": (50256,),
+                    "eos_token_id": (50256,),
+                },
+                mlp_bias="mlp_bias",
+                windows="all",
+                norm="layer_bias",
+                fixed_keys={"norm_type": "layer_norm", "mlp_type": "default"},
+                gated_mlp=False,
+                names=STARCODER2,
+                other_keys={"use_bias": ("attention_bias", "mlp_bias"), "norm_epsilon": ("rms_norm_eps",)},
+            ),
+            Family(
+                architecture="CohereForCausalLM",
+                model_type="cohere",
+                defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0},
+                norm="layer",
+                parallel_blocks=True,
+                rope_pairs="neighbours",
+                keys=_COHERE_KEYS,
+                other_keys=_COHERE_NAMES,
+            ),
+            Family(
+                architecture="Cohere2ForCausalLM",
+                model_type="cohere2",
+                defaults={
+                    **COHERE_DEFAULTS,
+                    "sliding_window": 4096,
+                    "use_sliding_window": True,
+                    "sliding_window_pattern": 4,
+                },
+                windows="layer_types",
+                norm="layer",
+                parallel_blocks=True,
+                rope_pairs="neighbours",
+                rope_needs_window=True,
+                keys=_COHERE_KEYS,
+                other_keys=_COHERE_NAMES,
+                fixed_keys={
+                    "use_parallel_block": True,
+                    "use_gated_activation": True,
+                    "use_embedding_sharing": True,
+                    "position_embedding_type": "rope_gptj",
+                    "rotary_pct": 1.0,
+                },
+            ),
+            Family(
+                architecture="Olmo3ForCausalLM",
+                model_type="olmo3",
+                defaults={
+                    "vocab_size": 50304,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 500000.0,
+                    "rope_local_base_freq": 500000.0,  # whatever scales the RoPE of other layers
+                    "sliding_window": 4096,
+                    "use_sliding_window": True,
+                    "sliding_window_pattern": 4,
+                    "bos_token_id": (),
+                    "eos_token_id": (50279,),
+                },
+                qk_norm="all",
+                windows="layer_types",
+                pre_norms=False,
+                post_norms=True,
+                keys=frozenset({"rope_local_base_freq"}),
+            ),
+            Family(
+                architecture="GptOssForCausalLM",
+                model_type="gpt_oss",
+                defaults=GPT_OSS_DEFAULTS,
+                windows="layer_types",
+                activation="clamped_swiglu",
+                sinks=True,
+                expert_bias=True,
+                norm_topk_prob=True,
+                names=GPT_OSS,
+                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+                other_keys={**_EXPERT_COUNT, "experts_per_token": ("num_experts_per_tok",)},
+                fixed_keys={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "hidden_act": "silu"},
+            ),
+            Family(
+                architecture="GraniteMoeHybridForCausalLM",
+                model_type="granitemoehybrid",
+                defaults={"attention_multiplier": 1.0, "intermediate_size": 1024},
+                names=GRANITE_HYBRID,
+                keys=_GRANITE_KEYS | {"num_experts_per_tok"},
+                other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
+                fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
         )
     }

@@ -23,7 +23,7 @@ import numpy as np
 from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
 from infinilm.config import families
 from infinilm.config.keys import INERT, UNSUPPORTED
-from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_rope
+from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.text_part import text_part
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
@@ -155,9 +155,7 @@ class LlamaConfig:
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
         family = _family(values.pop("model_type", None), values.pop("architectures", None))
         unify_rope(values, family)
-        for old, new in (("num_local_experts", "num_experts"), ("qkv_bias", "attention_bias")):
-            if old in family.keys:
-                rename(values, old, new)
+        unify_names(values, family)
         _refuse_unsupported(values, family)
         self.model_type = family.model_type
         self.architectures = [family.architecture]
@@ -455,8 +453,8 @@ def _what_is_there(folder: Path) -> str:
         problem = "there is no such folder"
     elif (folder / "adapter_config.json").exists():
         return (
-            "the folder has none: this is a LoRA adapter, not a model, and adapters are not read in this version; "
-            "merge it into its base model once where peft is installed (merge_and_unload, then save_pretrained)"
+            "the folder has none: this is a LoRA adapter, not a model; pass its base model, and this folder as "
+            "lora={'name': folder} or merge_lora=folder"
         )
     elif any(folder.glob("*.gguf")):
         return "the folder has none, only a GGUF file: pass the path of that"
@@ -522,6 +520,7 @@ _KNOWN_KEYS = (
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", DUAL_CHUNK}
     | {old for old, _ in _OTHER_NAMES}
+    | {key for family in families.FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys)}
 )
 
 

@@ -13,10 +13,9 @@ from infinilm.config.families import Family
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
 
-__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_rope"]
+__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_names", "unify_rope"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
-QUERY_SCALE = "llama_4_scaling_beta"
 
 
 def rename(values: dict[str, Any], old: str, new: str) -> None:
@@ -27,6 +26,27 @@ def rename(values: dict[str, Any], old: str, new: str) -> None:
     if values.get(new) is not None and values[new] != value:
         raise ConfigError(f"{old} is {value!r} and {new} is {values[new]!r}; they mean the same, keep one")
     values[new] = value
+
+
+def unify_names(values: dict[str, Any], family: Family) -> None:
+    """Bring the names that a family has for fields to those of `LlamaConfig`."""
+    for key, expected in family.fixed_keys.items():
+        if key in values and values.pop(key) != expected:
+            raise ConfigError(f"{key} must be {expected!r} in {family.architecture}; others are not supported")
+    for old, fields in family.other_keys.items():
+        value = values.pop(old, None)
+        for name in fields:
+            values[old] = value
+            rename(values, old, name)
+    kinds = values.get("layer_types")
+    if isinstance(kinds, (list, tuple)):  # of hybrid models
+        values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+    scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
+    if scale is not None:  # multiplies what logits_scaling divides
+        if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
+            raise ConfigError(f"logit_scale must be a finite number > 0; got {scale!r}")
+        values["logit_scale"] = 1 / scale
+        rename(values, "logit_scale", "logits_scaling")
 
 
 def unify_rope(values: dict[str, Any], family: Family) -> None:
@@ -98,8 +118,7 @@ def limit_context(values: dict[str, Any]) -> None:
     """Lower max_position_embeddings to where attention begins to differ from the one that is computed.
 
     In Qwen2.5-1M that is where dual chunk attention begins: up to a chunk, less what is seen of the one before, all
-    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`). In Ministral 3, where queries begin
-    to be scaled by their position.
+    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`).
     """
     chunks = values.pop(DUAL_CHUNK, None)
     if chunks is not None:
@@ -110,15 +129,6 @@ def limit_context(values: dict[str, Any]) -> None:
         if size <= local:
             raise ConfigError(f"{DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
         _limit_positions(values, size - local, "dual chunk attention")
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = values.get(key)
-        if not isinstance(rope, Mapping) or QUERY_SCALE not in rope:
-            continue
-        values[key] = {name: value for name, value in rope.items() if name != QUERY_SCALE}
-        if rope[QUERY_SCALE]:
-            original = rope.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
-            limit = as_integer("original_max_position_embeddings", original, below=INT_LIMIT)
-            _limit_positions(values, limit, f"queries that are scaled by their position ({QUERY_SCALE})")
 
 
 def _limit_positions(values: dict[str, Any], limit: int, needed: str) -> None:

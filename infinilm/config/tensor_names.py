@@ -10,7 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["GEMMA3", "GLM", "GLM4", "LLAMA", "MISTRAL3", "MIXTRAL", "PHI3", "QWEN_MOE", "QWEN_VL", "TensorNames"]
+__all__ = [
+    "GEMMA3",
+    "GLM",
+    "GLM4",
+    "GLM4V",
+    "GPT_OSS",
+    "GRANITE_HYBRID",
+    "IDEFICS3",
+    "LLAMA",
+    "MISTRAL3",
+    "MIXTRAL",
+    "PHI3",
+    "QWEN_MOE",
+    "QWEN_VL",
+    "QWEN_VL_MOE",
+    "STARCODER2",
+    "TensorNames",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +44,9 @@ class TensorNames:
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
-        several modules one behind the other. Nothing is renamed in a layer that has them.
+        several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_in_turn.
+    stacked_columns, stacked_in_turn : bool
+        The matrices of `stacked` are [in_features, out_features]; outputs of several modules take turns.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -36,6 +55,8 @@ class TensorNames:
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked_columns: bool = False
+    stacked_in_turn: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -77,10 +98,27 @@ MIXTRAL = TensorNames(
     stacked=_STACKED,
 )
 
+GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True, stacked_in_turn=True)
+
+GRANITE_HYBRID = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
+    renamed={"mlp.down_proj": "shared_mlp.output_linear"},
+)
+
+STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
+
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
 
-QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=("visual.", "model.visual."))
+_VISUAL = ("visual.", "model.visual.")
+
+QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
+
+QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_columns=True, not_read=_VISUAL)
+
+GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+IDEFICS3 = TensorNames((("model.text_model.", ""),), not_read=("model.vision_model.", "model.connector."))
 
 _VISION_TOWER = (
     "vision_tower.",

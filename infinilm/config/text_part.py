@@ -20,6 +20,7 @@ _OTHER_PARTS = frozenset(
     """
     vision_config audio_config image_token_id image_token_index video_token_id vision_start_token_id
     vision_end_token_id vision_token_id projector_hidden_act multimodal_projector_bias vision_feature_layer
+    image_start_token_id image_end_token_id video_start_token_id video_end_token_id scale_factor image_seq_len
     spatial_merge_size boi_token_index eoi_token_index mm_tokens_per_image
     """.split()  # noqa: SIM905 (as in keys.py)
 )

@@ -36,7 +36,8 @@ class Site:
     dotted: tuple[str, ...]
     shape: str
     in_layer: bool = True
-    # Only in models that have all of it: qk_norm, pre_norms, post_norms; in layers that have it: mlp, experts.
+    # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
+    # that have it: mlp, gate, experts.
     needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
@@ -71,11 +72,11 @@ SITES: tuple[Site, ...] = (
     Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),
     Site("attention_residual", ("attention_residual",), _HIDDEN),
     # Before the MLP; in models with post_norms of what o_proj gives, and the norm before the MLP is the next.
-    Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
+    Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN, needs=frozenset({"mlp_norm"})),
     Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN, needs=_BOTH),
-    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER, needs=_MLP),
+    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER, needs=_MLP | {"gate"}),
     Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER, needs=_MLP),
-    # activation(gate) * up.
+    # activation(gate) * up, or of up where there is no gate.
     Site("activation", ("mlp.activation",), _INNER, needs=_MLP),
     Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN, needs=_MLP),
     Site("router_logits", ("mlp.router_logits",), "[num_tokens, num_experts]", needs=_EXPERTS),
@@ -215,12 +216,20 @@ class ModelSites:
         pre_norms: bool = True,
         post_norms: bool = False,
         experts: Sequence[bool] | None = None,
+        parallel_blocks: bool = False,
+        gated_mlp: bool = True,
     ) -> None:
         """experts: [num_layers], which layers have them in place of an MLP; None: no layer."""
-        has = {"qk_norm": qk_norm != "none", "pre_norms": pre_norms, "post_norms": post_norms}
+        has = {
+            "qk_norm": qk_norm != "none",
+            "pre_norms": pre_norms,
+            "post_norms": post_norms,
+            "mlp_norm": not parallel_blocks,
+        }
         features = {name for name, is_there in has.items() if is_there}
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
-        of_layers = [features | {"experts" if own else "mlp"} for own in experts or [False] * num_layers]
+        mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
+        of_layers = [features | ({"experts"} if own else mlp) for own in experts or [False] * num_layers]
         places = [
             (site, layer)
             for site in SITES
@@ -234,7 +243,15 @@ class ModelSites:
     def of(cls, spec: _core.ModelSpec) -> ModelSites:
         """The sites of an engine's model."""
         experts = [layer.experts for layer in spec.layers]
-        return cls(spec.num_layers, spec.attention.qk_norm, spec.pre_norms, spec.post_norms, experts)
+        return cls(
+            spec.num_layers,
+            spec.attention.qk_norm,
+            spec.pre_norms,
+            spec.post_norms,
+            experts,
+            spec.parallel_blocks,
+            spec.mlp.gated,
+        )
 
     def select(self, pattern: str) -> list[str]:
         """The core's names of the sites that fit; ConfigError if there are none."""

@@ -214,9 +214,11 @@ class InferEngine(OfThisProcess):
                 self._load_param(*pair)
 
     def load_weights(self, folder: str | os.PathLike[str], *, use_tqdm: bool = True) -> None:
-        """Load all parameters from a checkpoint: a folder with safetensors files, "demo", or a hub id.
+        """Load all parameters from a checkpoint: a folder with safetensors files, a GGUF file, "demo", or a hub id.
 
         Weights are packed for the kernels as they are read; a folder of `infinilm pack` is mapped and used in place.
+        Blocks of a GGUF file are kept as they are, on CPUs and without `quantization`, where the dtype of the engine is
+        that of the file's own configuration.
         Nothing is loaded unless the headers of the files fit the model.
 
         Raises
@@ -236,8 +238,17 @@ class InferEngine(OfThisProcess):
                 if checkpoint.packed:
                     checkpoint.packed.check_device(self.device)
                     checkpoint.packed.resolve_quantization(self._quantization)
+                is_plain = self.device == "cpu" and self._quantization is None
+                natively = is_plain and self.dtype == checkpoint.checkpoint_dtype()
                 try:
-                    load_weights(checkpoint, self._core, dtype=self.dtype, config=self.config, progress=use_tqdm)
+                    load_weights(
+                        checkpoint,
+                        self._core,
+                        progress=use_tqdm,
+                        dtype=self.dtype,
+                        config=self.config,
+                        natively=natively,
+                    )
                 finally:
                     self._loaded.update(self._core.loaded_params())
 

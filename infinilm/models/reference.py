@@ -29,6 +29,7 @@ from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
+from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
 from infinilm.text.generation_config import GenerationConfig
 
@@ -81,6 +82,8 @@ class ReferenceModel(GenerationMixin):
             self.facts.pre_norms,
             self.facts.post_norms,
             self.facts.experts.layers,
+            self.facts.parallel_blocks,
+            self.facts.gated_mlp,
         )
         self._registry: HookRegistry | None = None
 
@@ -135,6 +138,11 @@ class ReferenceModel(GenerationMixin):
             load_weights(
                 checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
             )
+
+    def merge_lora(self, folder: str | os.PathLike[str]) -> None:
+        """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
+        for name, weight in read_adapter(folder, self.config).weights.items():
+            self.weights[name] = self.weights[name] + weight.delta(self.dtype)
 
     # ---- forward ----
 
@@ -231,6 +239,7 @@ class ReferenceModel(GenerationMixin):
             return total
 
         h = emit("input_layernorm", layer, self._norm(x, f"{at}.input_layernorm")) if facts.pre_norms else x
+        read_by_both = h
         heads: dict[str, Array] = {}
         for name in ("q", "k", "v"):
             projected = linear(f"self_attn.{name}_proj", h, facts.qkv_bias)
@@ -241,27 +250,34 @@ class ReferenceModel(GenerationMixin):
                 values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
                 normed = self._norm(values, f"{at}.self_attn.{name}_norm")
                 heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
-        for name in ("q", "k"):
-            rope = facts.rope_of_layer[layer]
-            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[rope])
+        rope = facts.rope_of_layer[layer]
+        for name, own_rope in (("q", facts.q_rope), ("k", -1)):
+            table = rope if own_rope < 0 else own_rope
+            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
             k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
-            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer])
+            sinks = self.weights[f"{at}.self_attn.sinks"] if facts.sinks else None
+            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
         attended = emit("attention", layer, attended)
         out = linear("self_attn.o_proj", attended.reshape(num_tokens, -1), facts.out_bias)
         x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
 
         norm = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
-        h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
+        if facts.parallel_blocks:
+            h = read_by_both
+        else:
+            h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
         if facts.experts.layers[layer]:
-            logits = emit("router_logits", layer, linear("mlp.gate", h, False))
+            logits = emit("router_logits", layer, linear("mlp.gate", h, facts.experts.bias))
             out = self._experts(h, logits, f"{at}.mlp")
             return emit("residual", layer, add("experts", out, "post_feedforward_layernorm"))
-        gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias))
+        activation = _JOINS[facts.activation]
+        gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias)) if facts.gated_mlp else None
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
-        inner = emit("activation", layer, _ACTIVATIONS[facts.activation](gate) * up)  # [num_tokens, intermediate_size]
+        gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
+        inner = emit("activation", layer, activation(gate, up))  # [num_tokens, intermediate_size]
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
 
@@ -279,8 +295,8 @@ class ReferenceModel(GenerationMixin):
             weights = weights / weights.sum(axis=-1, keepdims=True)
 
         def mlp(h: Array, name: str) -> Array:
-            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", False) for part in ("gate", "up"))
-            return self._linear(_ACTIVATIONS[self.facts.activation](gate) * up, f"{at}.{name}.down_proj", False)
+            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", facts.bias) for part in ("gate", "up"))
+            return self._linear(_JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", facts.bias)
 
         out = np.zeros_like(x)
         for token, k in np.ndindex(*best.shape):
@@ -290,11 +306,12 @@ class ReferenceModel(GenerationMixin):
             out = out + mlp(x, "shared_expert") / (1 + np.exp(-gate))
         return out
 
-    def _attend(self, q: Array, k: Array, v: Array, window: int) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, window: int, sinks: Array | None) -> Array:
         """Causal attention of one row's last tokens over all of it.
 
         q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
-        head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p.
+        head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p. A head's sink, of
+        [num_heads], joins the softmax of its scores, with no value.
         """
         num_tokens, num_heads, head_dim = q.shape
         length, num_kv_heads, _ = k.shape
@@ -306,8 +323,12 @@ class ReferenceModel(GenerationMixin):
         behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.where(visible, scores, -np.inf)
+        if sinks is not None:
+            own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))
+            scores = np.concatenate([scores, own], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
         weights = weights / weights.sum(axis=-1, keepdims=True)
+        weights = weights[..., :length]
         out = weights @ v.transpose(1, 0, 2)[:, None]  # [num_kv_heads, group, num_tokens, head_dim]
         attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
         return attended
@@ -315,15 +336,18 @@ class ReferenceModel(GenerationMixin):
     def _rotation(self, positions: Array, rope: Rope) -> tuple[Array, Array]:
         """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `_rotate`."""
         angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)
-        factor = rope.attention_factor
+        scale = 1 + rope.scale_beta * np.log1p(positions // rope.scale_positions)
+        factor = rope.attention_factor * scale[:, None, None]
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
 
     def _norm(self, x: Array, name: str) -> Array:
-        """RMSNorm over the last axis."""
+        """RMSNorm or LayerNorm over the last axis."""
+        if self.facts.norm != "rms":
+            x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         weight = self._weight(name) + self._scalar(self.facts.norm_offset)
         normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * weight
-        return normed
+        return normed + self._weight(name, "bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: Array, name: str, bias: bool) -> Array:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
@@ -458,7 +482,19 @@ def _gelu_tanh(x: Array) -> Array:
     return result
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+def _clamped_swiglu(gate: Array, up: Array) -> Array:
+    scalar = gate.dtype.type
+    gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
+    result: Array = _silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
+    return result
+
+
+# What joins gate and up.
+_JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "silu": lambda gate, up: _silu(gate) * up,
+    "gelu_tanh": lambda gate, up: _gelu_tanh(gate) * up,
+    "clamped_swiglu": _clamped_swiglu,
+}
 
 
 def _soft_cap(x: Array, cap: float) -> Array:

@@ -23,7 +23,12 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "BlockManager", "common_window"]
 
 DEFAULT_BLOCK_SIZE = 16
 
-_ROOT = 0  # id of the empty prefix
+_ROOT = 0  # id of the empty prefix without an adapter
+
+
+def _root_of(adapter_id: int) -> int:
+    """The id of the empty prefix with an adapter: a negative one of its own."""
+    return _ROOT - 1 - adapter_id
 
 
 def common_window(sliding_windows: Sequence[int]) -> int:
@@ -138,8 +143,9 @@ class BlockManager:
         self.block_table[slots, self.lengths[slots]] = self._take(len(slots))
         self.lengths[slots] += 1
 
-    def share(self, slot: int, blocks: Sequence[int]) -> None:
+    def share(self, slot: int, blocks: Sequence[int], adapter_id: int = -1) -> None:
         """Begin an empty slot with known blocks, as `find_prefix` gave them."""
+        self._chain_id[slot] = _root_of(adapter_id)
         if blocks:
             for block in blocks:
                 self._idle.pop(block, None)
@@ -195,11 +201,14 @@ class BlockManager:
 
     # ---- prefixes ----
 
-    def find_prefix(self, tokens: Int32Array) -> list[int]:
-        """Blocks that hold the longest known prefix of `tokens`, in order; the last token is always left to compute."""
+    def find_prefix(self, tokens: Int32Array, adapter_id: int = -1) -> list[int]:
+        """Blocks that hold the longest known prefix of `tokens`, in order; the last token is always left to compute.
+
+        `adapter_id`: of the LoRA adapter that computed them, whose keys and values are its own; -1: none.
+        """
         blocks: list[int] = []
         if self.enable_prefix_caching:
-            size, chain_id = self.block_size, _ROOT
+            size, chain_id = self.block_size, _root_of(adapter_id)
             for begin in range(0, (len(tokens) - 1) // size * size, size):
                 found = self._known.get((chain_id, tokens[begin : begin + size].tobytes()))
                 if found is None:

@@ -10,6 +10,9 @@ from infinilm.requests.scheduler import SchedulerStats
 __all__ = ["Counters"]
 
 
+_NUM_RECENT = 100  # steps over which speeds are told
+
+
 class Counters:
     """Written by the engine thread, read by any."""
 
@@ -18,19 +21,26 @@ class Counters:
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
-        self._recent: deque[tuple[int, int, float]] = deque(maxlen=100)  # prompt tokens, output tokens, seconds
+        self._recent: deque[tuple[int, int, float]] = deque([(0, 0, 0.0)] * _NUM_RECENT)  # of steps, see `_sums`
+        self._sums = (0, 0, 0.0)  # of these: prompt tokens, output tokens, seconds
 
     def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
         """Count a step: tokens of prompts that were computed, tokens that were sampled."""
         self._num_steps += 1
         self._num_prompt_tokens += num_prompt
         self._num_output_tokens += num_sampled
+        last = self._recent.popleft()
         self._recent.append((num_prompt, num_sampled, seconds))
+        prompt_sum, sampled_sum, seconds_sum = self._sums
+        self._sums = (
+            prompt_sum + num_prompt - last[0],
+            sampled_sum + num_sampled - last[1],
+            seconds_sum + seconds - last[2],
+        )
 
     def metrics(self, stats: SchedulerStats, num_open: int) -> EngineMetrics:
         """The state at this moment; `num_open`: sequences that have not ended."""
-        recent = self._recent.copy()
-        seconds = sum(s for _, _, s in recent)
+        num_prompt, num_sampled, seconds = self._sums  # servers ask for this at every request
         return EngineMetrics(
             num_running=stats.num_running,
             num_waiting=max(num_open - stats.num_running, 0),
@@ -42,6 +52,6 @@ class Counters:
             num_used_blocks=stats.num_used_blocks,
             num_blocks=stats.num_blocks,
             prefix_hit_rate=stats.prefix_hit_rate,
-            prompt_tps=sum(p for p, _, _ in recent) / seconds if seconds else None,
-            output_tps=sum(o for _, o, _ in recent) / seconds if seconds else None,
+            prompt_tps=num_prompt / seconds if seconds else None,
+            output_tps=num_sampled / seconds if seconds else None,
         )

@@ -23,7 +23,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,13 @@ from infinilm.engine.hooks import EngineHooks
 from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
+from infinilm.requests.adapters import Adapters
 from infinilm.requests.counters import Counters
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
-from infinilm.requests.steps import Sequence, Step
+from infinilm.requests.steps import InFlight, Sequence, Step
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -57,16 +57,6 @@ _MAX_STARTS = 500
 _LOOK_EVERY_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step that the engine runs or has queued."""
-
-    step: Step
-    pending: _core.PendingStep
-    submitted: float  # seconds, perf_counter
-    hidden: list[npt.NDArray[np.float32]]  # after the step: [num_rows, hidden_size], if it collects that
-
-
 class EngineThread:
     """Runs the scheduler and the engine for all requests of an `LLM`.
 
@@ -78,16 +68,21 @@ class EngineThread:
         May be replaced inside `exclusive`.
     hooks : EngineHooks
         While there are hooks, no step is made ahead, so that hooks see no token of a sequence that has ended.
+    adapters : Adapters
+        Those that are not in use any more are freed between two steps.
     max_open : int
         Works that run or wait at the same time.
     """
 
-    def __init__(self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks, max_open: int) -> None:
+    def __init__(
+        self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks, adapters: Adapters, max_open: int
+    ) -> None:
         self._engine = engine
         self._max_open = max_open
         self.scheduler = scheduler
         self._hooks = hooks
-        self._in_flight: _InFlight | None = None  # the step submitted last
+        self._adapters = adapters
+        self._in_flight: InFlight | None = None  # the step submitted last
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
         self._process = os.getpid()  # that has the thread
@@ -345,7 +340,7 @@ class EngineThread:
     def _runs_ahead(self, step: Step) -> bool:
         return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host and not self._hooks.in_use
 
-    def _submit(self) -> _InFlight | None:
+    def _submit(self) -> InFlight | None:
         """Queue the next step, if there is one to be made now."""
         now = time.perf_counter()
         in_flight = None
@@ -360,7 +355,7 @@ class EngineThread:
                         hidden.append(np.array(rows.numpy(), np.float32))  # a copy: the next step writes there
 
                     self._hooks.watch("final_norm", look)
-                in_flight = _InFlight(step, self._engine.submit(step.batch, step.masks is not None), now, hidden)
+                in_flight = InFlight(step, self._engine.submit(step.batch, step.masks is not None), now, hidden)
         finally:
             if in_flight is None:
                 self._hooks.take_back()
@@ -376,20 +371,20 @@ class EngineThread:
         news = [self._end(sequence.owner, "error", error) for sequence, error in failures]
         return news + self._settle([sequence.owner for sequence, _ in failures])
 
-    def _wait_for(self, step: _InFlight) -> _core.StepOutput:
+    def _wait_for(self, step: InFlight) -> _core.StepOutput:
         try:
             return step.pending.result()
         finally:
             self._hooks.take_back()
 
-    def _watch(self, last: _InFlight) -> _core.StepOutput:
+    def _watch(self, last: InFlight) -> _core.StepOutput:
         """Wait for a step, and abort it when all its works are cancelled."""
         while not last.pending.wait(_LOOK_EVERY_SECONDS):
             if self._is_for_nobody(last, *([self._in_flight] if self._in_flight else [])):
                 last.pending.abort()
         return self._wait_for(last)
 
-    def _is_for_nobody(self, *steps: _InFlight) -> bool:
+    def _is_for_nobody(self, *steps: InFlight) -> bool:
         """Whether all works in these steps are cancelled, and still in the scheduler."""
         if not self._cancelled:
             return False
@@ -397,7 +392,7 @@ class EngineThread:
         owners = (sequence.owner for in_flight in steps for sequence in in_flight.step.sequences)
         return all(owner in cancelled and owner in self._works and owner.finish_reason is None for owner in owners)
 
-    def _undo(self, aborted: _InFlight) -> None:
+    def _undo(self, aborted: InFlight) -> None:
         """Take back an aborted step, and the step queued behind it, whose works are cancelled as well."""
         behind, self._in_flight = self._in_flight, None
         if behind is not None:
@@ -431,6 +426,7 @@ class EngineThread:
             work = self._unstarted.popleft()
             if work.finish_reason is None:  # else cancelled
                 news += self._start(work)
+        self._adapters.free_unused()
         return news
 
     def _take_cancelled(self, count: int, keep_unknown: bool = False) -> list[News]:
@@ -451,7 +447,7 @@ class EngineThread:
                 self._cancelled.append(work)
         return news + self._settle(ended)
 
-    def _take_results(self, done: _InFlight, output: _core.StepOutput) -> list[News]:
+    def _take_results(self, done: InFlight, output: _core.StepOutput) -> list[News]:
         step = done.step
         logits = output.logits.numpy() if output.logits is not None else None
         ids = output.ids.numpy() if output.ids is not None else None  # [num_rows]

@@ -24,6 +24,7 @@ class LoopMailbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._ticks: dict[float, list[Callable[[], object]]] = {}  # by the time of the loop's clock
 
     def put(self, function: Callable[..., object], *args: Any) -> None:
         """Let the loop call `function(*args)`. The caller puts all its calls and then calls `wake_loops` once.
@@ -34,6 +35,22 @@ class LoopMailbox:
             raise RuntimeError("the event loop of this request is closed")
         self._calls.append((function, args))
         _local.__dict__.setdefault("touched", set()).add(self)
+
+    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
+        """Let the loop call `function()` within so many seconds; in its thread.
+
+        Calls come at multiples of `seconds` by the loop's clock, so that one timer and one wake do for many of them.
+        """
+        time = (self.loop.time() // seconds + 1) * seconds
+        calls = self._ticks.get(time)
+        if calls is None:
+            calls = self._ticks[time] = []
+            self.loop.call_at(time, self._tick, time)
+        calls.append(function)
+
+    def _tick(self, time: float) -> None:
+        for function in self._ticks.pop(time):
+            function()
 
     def look(self) -> None:
         """Make the calls, in the loop."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
+from infinilm.lora import Merge, PeftAdapter, read_adapter
+from infinilm.requests.adapters import check_name
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
@@ -300,11 +302,14 @@ class ModelPlan:
     memory: MemoryPlan
     packed: bool  # by `infinilm pack`
     native_types: tuple[str, ...] = ()  # of a GGUF file's weights, those that are computed with as they are stored
+    adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
+    merge: Merge | None = None  # what becomes part of the weights
 
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of `load_weights`."""
-        return {"dtype": self.dtype, "config": self.config, "natively": bool(self.native_types)}
+        natively = bool(self.native_types)
+        return {"dtype": self.dtype, "config": self.config, "natively": natively, "change": self.merge}
 
     @property
     def device(self) -> str:
@@ -328,13 +333,15 @@ def plan_model(
     tensor_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
     revision: str | None = None,
+    lora: Mapping[str, str | os.PathLike[str]] | None = None,
+    merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
     """
-    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.config.llama_config import AutoConfig
@@ -383,12 +390,13 @@ def plan_model(
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     native_types: tuple[str, ...] = ()
     is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
-    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu and num_ranks == 1:
-        sizes, linears = _core.param_bytes(spec, kept), _core.linears(spec)
-        native = checkpoint.native_linears(linears)
-        for name in (name for linear in native for name in linears[linear][0]):
-            sizes[name] = checkpoint.tensors[name].nbytes
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
+        sizes, native = _core.param_bytes(spec, kept), checkpoint.native_weights(_core.linears(spec, num_ranks))
+        sizes |= {name: checkpoint.packed_bytes(name) for name in native}
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
+    adapters = _read_adapters(lora, config, devices[0])
+    merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
+    weight_bytes += sum(adapter.packed_bytes(num_ranks) for adapter in adapters.values())
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
         spec,
@@ -398,6 +406,8 @@ def plan_model(
         num_tokens=num_tokens,
         num_rows=max_num_seqs,
         num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS),
+        num_adapters=len(adapters),
+        most_rank=max((adapter.most_rank for adapter in adapters.values()), default=0),
     )
     if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
         workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
@@ -418,8 +428,43 @@ def plan_model(
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
     return ModelPlan(
-        path, config, devices, stored, computed, quantization, cache, plan, packed is not None, native_types
+        path,
+        config,
+        devices,
+        stored,
+        computed,
+        quantization,
+        cache,
+        plan,
+        packed is not None,
+        native_types,
+        adapters,
+        merge,
     )
+
+
+def _read_adapters(lora: object, config: LlamaConfig, device: str) -> dict[str, PeftAdapter]:
+    """The adapters that requests can name. ConfigError: `lora` is something else, or the device has no adapters."""
+    if not lora:
+        return {}
+    if not isinstance(lora, Mapping):
+        raise ConfigError(f'lora: expected names and folders, such as {{"name": folder}}, got {short_repr(lora)}')
+    if device != "cpu":
+        raise ConfigError(f"lora: adapters do not run on {device} in this version; use device='cpu', or merge_lora")
+    for name in lora:
+        check_name(name)
+    return {name: read_adapter(folder, config) for name, folder in lora.items()}
+
+
+def _read_merge(merge_lora: Any, config: LlamaConfig, *, is_mergeable: bool) -> Merge | None:
+    """What becomes part of the weights, if anything does."""
+    folders = [merge_lora] if isinstance(merge_lora, (str, os.PathLike)) else list(merge_lora or ())
+    if folders and not is_mergeable:
+        raise ConfigError(
+            "merge_lora: only the weights of a folder of safetensors can be changed while they are read, not those of "
+            "a GGUF file, packed or random ones; use lora"
+        )
+    return Merge([read_adapter(folder, config) for folder in folders]) if folders else None
 
 
 def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
@@ -455,8 +500,8 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
-        ``revision``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on
-        a CPU, of all ranks together) to plan for. The devices need not be present then.
+        ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free
+        memory of each device (on a CPU, of all ranks together) to plan for. The devices need not be present then.
 
     Raises
     ------

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import RequestError
 from infinilm.requests import steps
+from infinilm.requests.adapters import Adapters
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
@@ -62,6 +63,8 @@ class RequestMaker:
     limits : RequestLimits
     max_open : int
         Sequences that can run or wait at the same time.
+    adapters : Adapters
+        Those that requests can name.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class RequestMaker:
         seed: int | None,
         limits: RequestLimits,
         max_open: int,
+        adapters: Adapters,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -84,6 +88,7 @@ class RequestMaker:
         self._max_model_len = max_model_len
         self._limits = limits
         self._max_open = max_open
+        self.adapters = adapters
         self._seed = seed
         self._num_seeds = itertools.count()  # no lock: a child forked while it is held would wait for ever
         self._request_ids = itertools.count()
@@ -160,6 +165,7 @@ class RequestMaker:
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()
+        adapter = self.adapters.get(params.lora)
         request_id = str(next(self._request_ids))
         make_text: Callable[[], OutputText | None]
         make_text = partial(OutputText, self._tokenizer, params) if self._tokenizer.available else _no_text
@@ -168,7 +174,7 @@ class RequestMaker:
                 request_id,
                 prompt_index,
                 index,
-                steps.Sequence(ids, params, seed=(seed + index) % 2**64),
+                steps.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter),
                 make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,

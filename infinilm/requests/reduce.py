@@ -28,6 +28,7 @@ def reduce_prompts(
     prompts: Prompts,
     make: Callable[[npt.NDArray[np.int32]], Reducer],
     *,
+    lora: str | None,
     hidden: bool = False,
 ) -> Reduced[Reducer]:
     """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states.
@@ -36,6 +37,8 @@ def reduce_prompts(
     ----------
     make : callable
         Makes that of the token ids [num_tokens].
+    lora : str or None
+        The adapter that they run through.
     hidden : bool
         Hidden states after the final norm instead of logits.
 
@@ -44,7 +47,7 @@ def reduce_prompts(
     RequestError
         A prompt that can never be served. Nothing was run then.
     """
-    reduced, works = _works_of(requests, prompts, make, hidden)
+    reduced, works = _works_of(requests, prompts, make, lora, hidden)
     run_prompts(thread, works)
     return reduced
 
@@ -55,22 +58,28 @@ async def areduce_prompts(
     prompts: Prompts,
     make: Callable[[npt.NDArray[np.int32]], Reducer],
     *,
+    lora: str | None,
     hidden: bool = False,
 ) -> Reduced[Reducer]:
     """`reduce_prompts` for asyncio. Cancelling the task cancels the prompts."""
-    reduced, works = _works_of(requests, prompts, make, hidden)
+    reduced, works = _works_of(requests, prompts, make, lora, hidden)
     await arun_prompts(thread, works)
     return reduced
 
 
 def _works_of(
-    requests: RequestMaker, prompts: Prompts, make: Callable[[npt.NDArray[np.int32]], Reducer], hidden: bool
+    requests: RequestMaker,
+    prompts: Prompts,
+    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    lora: str | None,
+    hidden: bool,
 ) -> tuple[Reduced[Reducer], list[LogitsWork]]:
     reduced: Reduced[Reducer] = []
     works: list[LogitsWork] = []
+    adapter = requests.adapters.get(lora)
     for i, prompt in enumerate(as_prompt_list(prompts)):
         text, ids = requests.read(prompt, f"prompt {i}", room=0)
         reduced.append((text, ids, make(ids)))
-        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden)
+        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden, adapter=adapter)
         works.append(LogitsWork(sequence, reduced[-1][2].take))
     return reduced, works

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ from infinilm.text.detokenize import OutputText
 __all__ = [
     "Completion",
     "CompletionReader",
+    "Delta",
     "GenerationRequest",
     "HiddenPool",
     "LogitsWork",
@@ -54,6 +55,19 @@ class News:
     logprob: float | None = None
     top_logprobs: Mapping[int, float] | None = None
     error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a completion has gained since its last one: any number of tokens, and perhaps its end."""
+
+    index: int  # of the prompt in its call
+    completion: int  # of the `n` of that prompt
+    text: str  # that is certain now
+    token_ids: list[int]
+    top_logprobs: list[dict[int, float]]  # of each of these tokens, with its own; empty unless asked for
+    finish_reason: str | None
+    error: BaseException | None
 
 
 class Work:
@@ -347,29 +361,54 @@ class CompletionReader:
         """The event of the next news; None after decoding the text has failed."""
         if self._error is not None:
             return None
-        completion, sequence = self._completion, self._completion.sequence
+        completion = self._completion
         token_id, num_tokens = news.token_id, news.num_tokens
         if news.is_next:
-            token_id, num_tokens = sequence.output_token_ids[self._num_heard], self._num_heard + 1
-        text, reason, error = news.text, news.finish_reason, news.error
-        if text is None:
-            is_stop_token = reason == "stop" and token_id in sequence.stop_token_ids  # a stop token has no text
-            try:
-                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None and error is None)
-            except Exception as failure:  # of the tokenizer
-                self._error, reason, error = failure, "error", failure
-        self._num_heard = num_tokens
+            token_id, num_tokens = completion.sequence.output_token_ids[self._num_heard], self._num_heard + 1
+        text, reason, error = self._hear(news, num_tokens)
         return TokenEvent(
             completion.request_id,
             completion.prompt_index,
             token_id,
-            text or "",
+            news.text or text,
             news.logprob,
             reason,
             completion=completion.index,
             error=error,
             top_logprobs=news.top_logprobs,
         )
+
+    def delta(self, news: SequenceOf[News]) -> Delta | None:
+        """The next news, one or more, as one; None after decoding the text has failed."""
+        if self._error is not None:
+            return None
+        completion, sequence, last, begin = self._completion, self._completion.sequence, news[-1], self._num_heard
+        num_tokens = begin + len(news) if last.is_next else last.num_tokens
+        text, reason, error = self._hear(last, num_tokens)
+        if sequence.params.stop:
+            text = "".join([item.text or "" for item in news])
+        return Delta(
+            completion.prompt_index,
+            completion.index,
+            text,
+            sequence.output_token_ids[begin:num_tokens],
+            completion.logprobs[begin:num_tokens],
+            reason,
+            error,
+        )
+
+    def _hear(self, last: News, num_tokens: int) -> tuple[str, str | None, BaseException | None]:
+        """Take in the first `num_tokens` tokens: their new text, unless the engine thread makes it; reason, error."""
+        reason, error, text = last.finish_reason, last.error, ""
+        if last.text is None:
+            sequence = self._completion.sequence
+            is_stop_token = reason == "stop" and last.token_id in sequence.stop_token_ids  # a stop token has no text
+            try:
+                text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None and error is None)
+            except Exception as failure:  # of the tokenizer
+                self._error, reason, error = failure, "error", failure
+        self._num_heard = num_tokens
+        return text, reason, error
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:
         """The text that becomes certain with the first `num_tokens` tokens."""
@@ -379,10 +418,8 @@ class CompletionReader:
         ids = self._completion.sequence.output_token_ids[self._num_heard : num_tokens]
         if is_last and self._num_heard == 0:
             return text.push_all(ids)
-        deltas = [text.push(token_id) for token_id in ids]
-        if is_last:
-            deltas.append(text.finish())
-        return "".join(deltas)
+        delta = text.push_some(ids)
+        return delta + text.finish() if is_last else delta
 
     def output(self) -> CompletionOutput:
         """The completion so far, with the text up to the last event."""
@@ -471,7 +508,9 @@ class GenerationRequest:
         self._prompt_logprobs: PromptLogprobs | None = None
         if self._params.prompt_logprobs is not None:
             self._prompt_logprobs = PromptLogprobs(self._prompt_token_ids, self._params.prompt_logprobs)
-            scored = Sequence(self._prompt_token_ids, self._params, seed=0, collect_logits=True)
+            scored = Sequence(
+                self._prompt_token_ids, self._params, seed=0, collect_logits=True, adapter=sequence.adapter
+            )
             work = LogitsWork(scored, self._prompt_logprobs.take)
             work.followers = [first]
             self.works = [work]

@@ -138,6 +138,7 @@ class Scheduler:
         self._top_p = np.ones(max_num_seqs, np.float32)
         self._min_p = np.zeros(max_num_seqs, np.float32)
         self._seed = np.zeros(max_num_seqs, np.uint64)
+        self._adapter_id = np.full(max_num_seqs, -1, np.int32)
 
     # ---- for the owner of sequences ----
 
@@ -189,6 +190,7 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.pop(sequence, None)
+        sequence.adapter = None
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of all prompts, as after a change of weights."""
@@ -409,7 +411,7 @@ class Scheduler:
             tokens[: len(sequence.prompt_token_ids)] = sequence.prompt_token_ids
             tokens[len(sequence.prompt_token_ids) :] = sequence.output_token_ids
             # A sequence that collects logits must compute every token.
-            shared = [] if sequence.collect_logits else blocks.find_prefix(tokens)
+            shared = [] if sequence.collect_logits else blocks.find_prefix(tokens, sequence.adapter_id)
             cached = len(shared) * blocks.block_size
             count = min(num_tokens - cached, budget, rows)
             needed = blocks.blocks_for(cached + count) - len(shared)
@@ -434,7 +436,7 @@ class Scheduler:
         self._slots_of_running = None
         sequence.slot = slot
         num_cached = len(shared) * self.blocks.block_size
-        self.blocks.share(slot, shared)
+        self.blocks.share(slot, shared, sequence.adapter_id)
         self._num_tokens[slot] = sequence.num_tokens
         self._max_num_tokens[slot] = _NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
         self._num_computed[slot] = num_cached
@@ -457,6 +459,7 @@ class Scheduler:
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = sequence.seed
+        self._adapter_id[slot] = sequence.adapter_id
 
     def _leave_slot(self, sequence: Sequence) -> None:
         slot, num_computed = sequence.slot, int(self._num_computed[sequence.slot])
@@ -520,6 +523,7 @@ class Scheduler:
             count = int(ends[i] - starts[i])
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
             num_rows += count
+        adapter_ids = self._adapter_id[slots]
         masks = StepMasks.of(samples, num_rows) if np.count_nonzero(self._is_constrained[sample_slots]) else None
         batch = _core.Batch(
             input_ids=input_ids,
@@ -530,6 +534,7 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
+            adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,
             return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)

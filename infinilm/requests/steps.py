@@ -11,6 +11,7 @@ import numpy.typing as npt
 from infinilm import _core
 
 if TYPE_CHECKING:
+    from infinilm.requests.adapters import Adapter
     from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ class Sequence:
     seed: int
     owner: Any = None
     stop_token_ids: frozenset[int] = frozenset()  # each of them ends the sequence
+    adapter: Adapter | None = None  # that it runs through; None once it has left the scheduler for good, too
     constraint: Matcher | None = None  # what it may say next; of this sequence alone, which has all tokens so far
     num_mask_words: int = 0  # of a mask of the constraint
     owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
@@ -46,6 +48,11 @@ class Sequence:
     cached_tokens: int = 0  # prompt tokens that the prefix cache held when the sequence first ran
     num_preemptions: int = 0
     first_scheduled: float = 0.0  # seconds, perf_counter; 0: never
+
+    @property
+    def adapter_id(self) -> int:
+        """The engine's id of its adapter; -1: none."""
+        return -1 if self.adapter is None else self.adapter.id
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +119,16 @@ class Step:
     def collects_hidden(self) -> bool:
         """Whether the output of the final norm is wanted."""
         return any(sequence.collect_hidden for sequence, _, _, _ in self.logits_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that the engine runs or has queued."""
+
+    step: Step
+    pending: _core.PendingStep
+    submitted: float  # seconds, perf_counter
+    hidden: list[npt.NDArray[np.float32]]  # after the step: [num_rows, hidden_size], if it collects that
 
 
 @dataclass(frozen=True, slots=True)

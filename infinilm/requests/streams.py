@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import cast
 
@@ -10,7 +11,7 @@ from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.progress import can_show, progress_bar
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, News, Work, own_copy
+from infinilm.requests.request import Completion, Delta, GenerationRequest, LogitsWork, News, Work, own_copy
 
 __all__ = ["AsyncRequests", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
 
@@ -61,42 +62,76 @@ class AsyncRequests:
         self._llm = llm  # kept alive: an LLM that nobody holds closes its thread
         self._thread = thread
         self._requests = requests
-        self._news: list[News] = []
+        self._news: deque[News] = deque()
+        self._final: list[RequestOutput] | None = None
         self._changed = asyncio.Event()
-        self._rests_until = 0.0  # by the clock of the loop, see `steps`
-        mailbox = current_mailbox()
-        self._time = mailbox.loop.time
-        self._num_open = _listen(requests, lambda news: mailbox.put(self._take, news), ends_only)
+        self._rests = False  # tokens wait, see `deltas`
+        self._mailbox = current_mailbox()
+        self._num_open = _listen(requests, self._hear, ends_only)
         thread.submit([work for request in requests for work in request.works])
 
-    def _take(self, news: News) -> None:
+    def _hear(self, news: News) -> None:
+        """Take in news, in the engine thread."""
         self._news.append(news)
-        if news.finish_reason is not None or self._time() >= self._rests_until:
+        if news.finish_reason is not None or not self._rests or self._mailbox.loop.is_closed():
+            self._mailbox.put(self._changed.set)
+
+    def _end_rest(self) -> None:
+        self._rests = False
+        if self._news:
             self._changed.set()
 
-    async def steps(self, rest: Callable[[], float] | None = None) -> AsyncIterator[list[TokenEvent]]:
-        """The events, those that came at the same time together.
-
-        Raises, after the last, what made the requests fail, if none of them succeeded.
-
-        Parameters
-        ----------
-        rest : callable, optional
-            Gives seconds. Tokens that come sooner after those before wait, without a timer, for the first token that
-            comes later, or the first end. So a fast model does not wake its reader for every token, and every token of
-            a slow one is there at once.
-        """
+    async def _groups(self, rest: Callable[[], float] | None = None) -> AsyncIterator[list[News]]:
+        """The news, those that came at the same time together. Raises as `steps` does."""
         while self._num_open:
             self._thread.check_caller()
             await self._changed.wait()
             self._changed.clear()
-            self._rests_until = self._time() + rest() if rest is not None else 0.0
-            news, self._news = self._news, []
+            news: list[News] = []
+            while self._news:  # the engine thread adds to it meanwhile
+                news.append(self._news.popleft())
+            if news:
+                if rest is not None and not self._rests and (seconds := rest()) > 0:
+                    self._rests = True
+                    self._mailbox.call_after(seconds, self._end_rest)
+                yield news
+        _raise_failure(self._requests)
+
+    async def steps(self) -> AsyncIterator[list[TokenEvent]]:
+        """The events, those that came at the same time together.
+
+        Raises, after the last, what made the requests fail, if none of them succeeded.
+        """
+        async for news in self._groups():
             events = [event for event in (_event(self._thread, item) for item in news) if event is not None]
             self._num_open -= sum(event.finish_reason is not None for event in events)
             if events:
                 yield events
-        _raise_failure(self._requests)
+
+    async def deltas(self, rest: Callable[[], float]) -> AsyncIterator[list[Delta]]:
+        """What the completions have gained, one `Delta` for each that has news. Raises as `steps` does.
+
+        Parameters
+        ----------
+        rest : callable
+            Gives seconds. Tokens that come sooner than that after those before wait for each other, but first tokens
+            and ends wait for nothing. So a fast model does not wake its reader for every token.
+        """
+        async for news in self._groups(rest):
+            of_work: dict[Work, list[News]] = {}
+            for item in news:
+                of_work.setdefault(item.work, []).append(item)
+            deltas: list[Delta] = []
+            for work, items in of_work.items():
+                delta = cast(Completion, work).reader.delta(items)
+                if delta is None:  # its text could not be decoded, which was told
+                    continue
+                if delta.error is not None:
+                    self._thread.cancel([work])
+                self._num_open -= delta.finish_reason is not None
+                deltas.append(delta)
+            if deltas:
+                yield deltas
 
     async def wait(self) -> list[RequestOutput]:
         """Wait for the ends; returns what `outputs` does. Raises what made the requests fail, if all of them did."""
@@ -106,7 +141,17 @@ class AsyncRequests:
 
     def outputs(self) -> list[RequestOutput]:
         """Everything so far, one for each prompt."""
-        return [request.output() for request in self._requests]
+        if self._final is not None:
+            return self._final
+        outputs = [request.output() for request in self._requests]
+        if not self._num_open:
+            self._final = outputs
+        return outputs
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last event of every completion was given."""
+        return not self._num_open
 
     @property
     def has_begun(self) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from infinilm.outputs import RequestOutput, TokenEvent
+from infinilm.outputs import RequestOutput
+from infinilm.requests.request import Delta
 from infinilm.text.reasoning import ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
@@ -20,6 +21,7 @@ __all__ = [
     "ChoiceMaker",
     "ChunkWriter",
     "CompletionLogprobs",
+    "Part",
     "TokenLogprob",
     "chat_logprobs",
     "finish_reason",
@@ -67,7 +69,7 @@ class AnswerStream(Protocol):
     def begin(self) -> Iterable[str]:
         """Events before the first token."""
 
-    def push(self, events: Sequence[TokenEvent]) -> Iterable[str]:
+    def push(self, deltas: Sequence[Delta]) -> Iterable[str]:
         """Events of new tokens. Raises what made one of the sequences fail."""
 
     def end(self) -> Iterable[str]:
@@ -93,32 +95,59 @@ class ChunkWriter:
         """A piece of one choice."""
         return f'{self._begin}"choices":[{_to_json(choice)}]{self._end}'
 
+    def text(self, index: int, begin: str, text: str, end: str = "") -> str:
+        """A piece of one choice that is text and nothing else: `chunk`, at a fraction of the time.
+
+        `begin`, `end`: JSON around the text, which tells where in the choice it stands.
+        """
+        choice = f'{{"index":{index},{begin}{_to_json(text)}{end},"logprobs":null,"finish_reason":null}}'
+        return f'{self._begin}"choices":[{choice}]{self._end}'
+
     def usage(self, counted: Mapping[str, Any]) -> str:
         """The chunk behind the choices."""
         return f'{self._begin}"choices":[],"usage":{_to_json(counted)}}}\n\n'
 
 
-def by_choice(events: Iterable[TokenEvent], n: int) -> dict[int, list[TokenEvent]]:
-    """Events by the number of their choice, where every prompt has `n`."""
-    found: dict[int, list[TokenEvent]] = {}
-    for event in events:
-        found.setdefault(event.index * n + event.completion, []).append(event)
-    for of_choice in found.values():
-        if (error := of_choice[-1].error) is not None:
-            raise error
-    return found
+def by_choice(deltas: Sequence[Delta], n: int) -> list[tuple[int, Delta]]:
+    """With the number of the choice, where every prompt has `n`. Raises what made one of them fail."""
+    for delta in deltas:
+        if delta.error is not None:
+            raise delta.error
+    return [(delta.index * n + delta.completion, delta) for delta in deltas]
+
+
+@dataclass(slots=True)
+class Part:
+    """Some reasoning, text, or (a part of) a call."""
+
+    kind: str  # "reasoning", "text" or "call"
+    text: str  # of a call: its arguments
+    call: dict[str, Any] | None = None  # as in a stream's delta, with "index"
 
 
 @dataclass(slots=True)
 class Choice:
-    """A piece of one choice of a chat, or all of it."""
+    """A piece of one choice of a chat, or all of it: parts in their order, without empty ones."""
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)  # as in a stream's delta, with "index"
+    parts: list[Part] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
+        return bool(self.parts)
+
+    @property
+    def content(self) -> str:
+        """The text."""
+        return "".join([part.text for part in self.parts if part.kind == "text"])
+
+    @property
+    def reasoning(self) -> str:
+        """What comes before the text."""
+        return "".join([part.text for part in self.parts if part.kind == "reasoning"])
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls, in pieces."""
+        return [part.call for part in self.parts if part.call is not None]
 
 
 class ChoiceMaker:
@@ -155,20 +184,25 @@ class ChoiceMaker:
 
     def push(self, text: str, *, final: bool = False) -> Choice:
         """Take more text; return what is certain now. `final`: no more comes."""
-        piece = Choice()
+        parts: list[Part] = []
         if self._splitter is not None:
-            parts = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
-            piece.reasoning, text = "".join(r for r, _ in parts), "".join(a for _, a in parts)
+            split = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
+            reasoning, text = "".join(r for r, _ in split), "".join(a for _, a in split)
+            if reasoning:
+                parts.append(Part("reasoning", reasoning))
         if self._parser is None:
-            piece.content = text
-            return piece
+            if text:
+                parts.append(Part("text", text))
+            return Choice(parts)
         for delta in self._parser.push(text) + (self._parser.finish() if final else []):
             if delta.index is None:
-                piece.content += delta.content
+                if delta.content:
+                    parts.append(Part("text", delta.content))
             elif self._max_calls is None or delta.index < self._max_calls:
-                piece.tool_calls.append(self._call(delta.index, delta.name, delta.arguments))
+                call = self._call(delta.index, delta.name, delta.arguments)
+                parts.append(Part("call", delta.arguments, call))
                 self.num_calls = delta.index + 1
-        return piece
+        return Choice(parts)
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
         if name is None:

@@ -7,7 +7,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from infinilm.errors import did_you_mean
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
@@ -48,22 +50,8 @@ def make_app(service: Service) -> App:
 
         return Route(path, endpoint, methods=[method])
 
-    routes = [
-        route("/v1/chat/completions", "POST", _chat),
-        route("/v1/completions", "POST", _completion),
-        route("/v1/responses", "POST", _response),
-        route("/v1/messages", "POST", _message),
-        route("/v1/messages/count_tokens", "POST", _count_tokens),
-        route("/v1/embeddings", "POST", _embeddings),
-        route("/v1/models", "GET", _models),
-        route("/v1/models/{name:path}", "GET", _model),
-        route("/tokenize", "POST", _tokenize),
-        route("/detokenize", "POST", _detokenize),
-        route("/health", "GET", _health),
-        route("/ping", "GET", _health),
-        route("/version", "GET", _version),
-        route("/metrics", "GET", _metrics),
-    ]
+    routes = [route(path, method, handler) for path, (method, handler) in _PATHS.items()]
+    routes.append(route("/v1/models/{name:path}", "GET", _model))
     if service.settings.page:
         routes.append(route("/", "GET", _page))
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
@@ -80,9 +68,17 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
+    path = request.url.path
+    what = {404: f"there is no {path} here{_hint(path)}", 405: f"{path} does not take {request.method}"}
     found = ApiError(what.get(error.status_code, str(error.detail)), error.status_code)
-    return JSONResponse(error_body(found, request.url.path), found.status, headers=error.headers)
+    return JSONResponse(error_body(found, path), found.status, headers=error.headers)
+
+
+def _hint(path: str) -> str:
+    """The end of a message, for who left out or doubled the /v1 of the address, or put it where there is none."""
+    name = "/" + path.strip("/").removeprefix("v1/").removeprefix("v1/")
+    near = [known for known in (f"/v1{name}", name) if known in _PATHS and known != path]
+    return f"; did you mean {near[0]!r}?" if near else did_you_mean(path, _PATHS)
 
 
 async def _failure(request: Request, _: Exception) -> Response:
@@ -131,7 +127,7 @@ async def _embeddings(service: Service, request: Request) -> Response:
 
     async def work() -> Response:
         with bad_request("input"):
-            vectors = await service.llm.aembed(call.prompts, call.pooling)
+            vectors = await service.llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
         return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
 
     with service.admitted(call.num_tokens):
@@ -203,22 +199,28 @@ class _Stream(Response):
         async with self._service.running(self._prompts, self._params, ends_only=False) as running:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                await self._service.attended(receive, self._send_all(running, send))
-                end = "" if self._path else "data: [DONE]\n\n"
+                end = await self._service.attended(receive, self._send_all(running, send))
             except ApiError as error:
                 end = sent_event(error_event(error, self._path))
             await send({"type": "http.response.body", "body": end.encode()})
 
-    async def _send_all(self, running: AsyncRequests, send: Any) -> None:
-        async def send_some(pieces: Iterable[str]) -> None:
-            if text := "".join(pieces):
+    async def _send_all(self, running: AsyncRequests, send: Any) -> str:
+        """Send all events but the last, which are returned: they go out with the end of the answer."""
+
+        async def send_some(text: str) -> None:
+            if text:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
         stream = self._answer(running)
-        await send_some(stream.begin())
-        async for events in running.steps(self._service.rest):
-            await send_some(stream.push(events))
-        await send_some(stream.end())
+        await send_some("".join(stream.begin()))
+        last = ""
+        async for deltas in running.deltas(self._service.rest):
+            text = "".join(stream.push(deltas))
+            if running.has_ended:
+                last = text
+            else:
+                await send_some(text)
+        return "".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"])
 
 
 async def _read(service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T]) -> T:
@@ -252,19 +254,27 @@ def _no_json(name: str) -> NoReturn:
 
 
 def _model_entry(service: Service, name: str) -> dict[str, Any]:
+    base = service.settings.model_names[0]
     return {
         "id": name,
         "object": "model",
+        "type": "model",  # this and the next two are Anthropic's
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created)),
         "created": service.created,
         "owned_by": "infinilm",
-        "root": service.settings.model_names[0],
+        "root": base,
+        **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": service.llm.max_model_len,
     }
 
 
 async def _models(service: Service, _: Request) -> Response:
-    names = service.settings.model_names
-    return JSONResponse({"object": "list", "data": [_model_entry(service, name) for name in names]})
+    names = service.model_names
+    entries = [_model_entry(service, name) for name in names]
+    return JSONResponse(
+        {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    )
 
 
 async def _model(service: Service, request: Request) -> Response:
@@ -284,7 +294,8 @@ async def _tokenize(service: Service, request: Request) -> Response:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
             generate = body.take("add_generation_prompt", boolean)
             tools = body.take("tools", anything)
-            body.skip("add_special_tokens", "continue_final_message")
+            body.refuse("add_special_tokens", "the chat template writes them", False)
+            body.refuse("continue_final_message", "an answer begins anew", False)
             messages: Any = body.need("messages", anything)
             chosen: Any = tools or None
             _, ids = service.render(messages, chosen, generate is not False, kwargs)
@@ -331,6 +342,22 @@ async def _metrics(service: Service, _: Request) -> Response:
     engine = service.llm.metrics() if service.state() in ("ok",) else None
     return Response(service.metrics.render(engine), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+
+_PATHS: Mapping[str, tuple[str, Handler]] = {
+    "/v1/chat/completions": ("POST", _chat),
+    "/v1/completions": ("POST", _completion),
+    "/v1/responses": ("POST", _response),
+    "/v1/messages": ("POST", _message),
+    "/v1/messages/count_tokens": ("POST", _count_tokens),
+    "/v1/embeddings": ("POST", _embeddings),
+    "/v1/models": ("GET", _models),
+    "/tokenize": ("POST", _tokenize),
+    "/detokenize": ("POST", _detokenize),
+    "/health": ("GET", _health),
+    "/ping": ("GET", _health),
+    "/version": ("GET", _version),
+    "/metrics": ("GET", _metrics),
+}
 
 _PAGE = (Path(__file__).parent / "page.html").read_bytes()
 

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infinilm.outputs import RequestOutput, TokenEvent
+from infinilm.outputs import RequestOutput
+from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.server.answers import Choice, sent_event
 from infinilm.server.chat import ChatCall, chat_pieces
@@ -29,13 +30,13 @@ class BlockBuilder(ABC):
 
     def push(self, piece: Choice) -> Iterator[Event]:
         """Take a piece; gives its events."""
-        for kind, text, call in _parts(piece):
-            if kind != self._kind or (call is not None and "id" in call):
+        for part in piece.parts:
+            if part.kind != self._kind or (part.call is not None and "id" in part.call):
                 yield from self.end_block()
-                self._kind = kind
-                yield from self._open(kind, call or {})
-            if text:
-                yield from self._add(kind, text)
+                self._kind = part.kind
+                yield from self._open(part.kind, part.call or {})
+            if part.text:
+                yield from self._add(part.kind, part.text)
 
     def end_block(self) -> Iterator[Event]:
         """Close the block that is open; gives its events."""
@@ -84,22 +85,12 @@ class BlockStream:
         """The empty answer."""
         return map(sent_event, self._builder.begin(self._running.outputs()[0]))
 
-    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+    def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """What is new in the blocks."""
-        for _, piece, _ in chat_pieces(self._makers, events):
+        for _, piece, _ in chat_pieces(self._makers, deltas):
             yield from map(sent_event, self._builder.push(piece))
 
     def end(self) -> Iterator[str]:
         """The end of the last block, and the whole answer."""
         yield from map(sent_event, self._builder.end_block())
         yield from map(sent_event, self._builder.end(self._running.outputs()[0]))
-
-
-def _parts(piece: Choice) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-    """Kind, text (of a call: its arguments), and the call's delta."""
-    if piece.reasoning:
-        yield "reasoning", piece.reasoning, None
-    if piece.content:
-        yield "text", piece.content, None
-    for call in piece.tool_calls:
-        yield "call", call["function"]["arguments"], call

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.outputs import TokenEvent
+from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import (
@@ -140,6 +140,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     )
     keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
     body.finish()
+    keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:
         keywords["logprobs"] = top or 0
     if constraint is not None:
@@ -172,8 +173,8 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
         message: dict[str, Any] = {"role": "assistant", "content": piece.content or None, "refusal": None}
         if call.has_reasoning:
             message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
-        if piece.tool_calls:
-            message["tool_calls"] = joined_calls(piece.tool_calls)
+        if calls := piece.tool_calls:
+            message["tool_calls"] = joined_calls(calls)
         else:
             message["content"] = piece.content
         logprobs = None
@@ -201,13 +202,10 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
     }
 
 
-def chat_pieces(
-    makers: Sequence[ChoiceMaker], events: Sequence[TokenEvent]
-) -> Iterator[tuple[int, Choice, list[TokenEvent]]]:
-    """What the choices say in new events: index, piece, and the events it was made of. Raises what makes one fail."""
-    for index, of_choice in by_choice(events, len(makers)).items():
-        text = "".join([event.text for event in of_choice])
-        yield index, makers[index].push(text, final=of_choice[-1].finish_reason is not None), of_choice
+def chat_pieces(makers: Sequence[ChoiceMaker], deltas: Sequence[Delta]) -> Iterator[tuple[int, Choice, Delta]]:
+    """What the choices say now: index, piece, and what it was made of. Raises what makes one fail."""
+    for index, delta in by_choice(deltas, len(makers)):
+        yield index, makers[index].push(delta.text, final=delta.finish_reason is not None), delta
 
 
 class ChatStream:
@@ -233,30 +231,31 @@ class ChatStream:
         for index in range(len(self._makers)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+    def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """A chunk for each choice that has something new, and one for its end."""
         call = self._call
-        for index, piece, of_choice in chat_pieces(self._makers, events):
+        for index, piece, made_of in chat_pieces(self._makers, deltas):
             more: dict[str, Any] = {}
-            tokens = [e for e in of_choice if e.token_id is not None]
-            if call.top_logprobs is not None and tokens:
-                listed = [(int(e.token_id or 0), e.logprob or 0.0, e.top_logprobs or {}) for e in tokens]
-                more["logprobs"] = chat_logprobs(listed, call.top_logprobs, self._service.token_bytes)
+            if call.top_logprobs is not None and made_of.token_ids:
+                tokens = [(t, tops[t], tops) for t, tops in zip(made_of.token_ids, made_of.top_logprobs, strict=True)]
+                more["logprobs"] = chat_logprobs(tokens, call.top_logprobs, self._service.token_bytes)
             if call.return_token_ids:
-                more["token_ids"] = [e.token_id for e in tokens]
-            if piece or more:
+                more["token_ids"] = made_of.token_ids
+            if len(piece.parts) == 1 and piece.parts[0].kind == "text" and not more:
+                yield self._writer.text(index, '"delta":{"content":', piece.parts[0].text, "}")
+            elif piece or more:
                 delta: dict[str, Any] = {}
-                if piece.content or not piece:
-                    delta["content"] = piece.content
-                if piece.reasoning:
-                    delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
-                if piece.tool_calls:
-                    delta["tool_calls"] = piece.tool_calls
+                if (content := piece.content) or not piece:
+                    delta["content"] = content
+                if reasoning := piece.reasoning:
+                    delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
+                if calls := piece.tool_calls:
+                    delta["tool_calls"] = calls
                 yield self._chunk(index, delta, **more)
-            if of_choice[-1].finish_reason is not None:
+            if made_of.finish_reason is not None:
                 # OpenAI ends an answer that is a call by name like a text.
                 num_calls = 0 if call.is_named else self._makers[index].num_calls
-                yield self._chunk(index, {}, finish_reason(of_choice[-1].finish_reason, num_calls))
+                yield self._chunk(index, {}, finish_reason(made_of.finish_reason, num_calls))
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.outputs import CompletionOutput, RequestOutput, TokenEvent
+from infinilm.outputs import CompletionOutput, RequestOutput
+from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogprob, by_choice, new_id, usage
@@ -73,6 +74,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         keywords["max_tokens"] = 1  # not told: a request has at least one token
     if constraint is not None and not scores_only:
         keywords["constraint"] = constraint
+    keywords["lora"] = service.adapter_of(model)
     if top is not None:
         keywords["logprobs"] = top
         if echo:
@@ -150,26 +152,33 @@ class CompletionStream:
         self._service, self._call, self._running = service, call, running
         self._writer = ChunkWriter(_head(service, call), call.include_usage)
         self._makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
+        self._is_plain = call.logprobs is None and not (call.return_token_ids or call.scores_only)
 
     def begin(self) -> Iterator[str]:
         """Nothing: a choice begins with its first text."""
         return iter(())
 
-    def push(self, events: Sequence[TokenEvent]) -> Iterator[str]:
+    def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """A chunk for each choice that has something new."""
         call = self._call
-        for index, of_choice in by_choice(events, call.params.n).items():
-            reason = of_choice[-1].finish_reason
-            piece = "" if call.scores_only else "".join([e.text for e in of_choice])
+        for index, delta in by_choice(deltas, call.params.n):
+            if self._is_plain and delta.finish_reason is None and index in self._makers:
+                if delta.text:
+                    yield self._writer.text(index, '"text":', delta.text)
+                continue
+            reason = delta.finish_reason
+            piece = "" if call.scores_only else delta.text
             tokens: list[TokenLogprob] = []
             given: dict[str, Any] = {}
-            if not call.scores_only:
-                tokens = [(e.token_id, e.logprob, e.top_logprobs) for e in of_choice if e.token_id is not None]
+            if call.logprobs is not None and not call.scores_only:
+                tokens = [(t, tops[t], tops) for t, tops in zip(delta.token_ids, delta.top_logprobs, strict=True)]
             if call.return_token_ids:
-                given["token_ids"] = [token_id for token_id, _, _ in tokens]
-            if index not in self._makers:
-                output = self._running.outputs()[of_choice[0].index]
+                given["token_ids"] = [] if call.scores_only else delta.token_ids
+            begins = index not in self._makers
+            if begins:
                 self._makers[index] = call.logprobs_maker(self._service) if call.logprobs is not None else None
+            if begins and (call.echo or call.return_token_ids):
+                output = self._running.outputs()[delta.index]
                 piece = _echoed(self._service, call, output) + piece
                 if call.logprobs is not None:
                     tokens = _prompt_tokens(call, output) + tokens

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
+from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
@@ -25,6 +27,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger("infinilm.server")
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
 
@@ -73,18 +77,25 @@ class Guard:
         origin = self._allowed_origin(headers.get("origin"))
         if scope["http_version"] == "1.0":
             send = _whole(send)
+        # The name of the request in logs: the client's own, or a new one.
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req")
         started = complete = False
 
         async def sending(message: Message) -> None:
             nonlocal started, complete
             if message["type"] == "http.response.start":
                 started = True
+                more = [(b"x-request-id", request_id.encode())]
+                if scope["path"].startswith("/v1/messages"):
+                    more.append((b"request-id", request_id.encode()))  # as Anthropic calls it
                 if origin is not None:
-                    message["headers"] = [
-                        *message.get("headers", []),
+                    more += [
                         (b"access-control-allow-origin", origin.encode("latin-1")),
+                        (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
                         (b"vary", b"Origin"),
                     ]
+                message["headers"] = [*message.get("headers", []), *more]
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
             await send(message)
@@ -101,7 +112,7 @@ class Guard:
         except ClientDisconnect:
             pass  # before its request was all there
         except Exception:
-            logger.exception("a request to %s failed", scope["path"])
+            logger.exception("the request %s to %s failed", request_id, scope["path"])
             if not started:
                 await send_error(sending, ApiError("the server failed; its log says why", 500), scope["path"])
             elif not complete:

@@ -9,7 +9,7 @@ from typing import Any
 from infinilm.outputs import RequestOutput
 from infinilm.server.answers import finish_reason, new_id, usage
 from infinilm.server.blocks import BlockBuilder, Event
-from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, one_of, text
+from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.chat import ChatCall, read_chat
 from infinilm.server.service import Service
 
@@ -102,12 +102,8 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]
     for i, block in enumerate(content):
         kind = mapping(f"{where}.content[{i}]", block).get("type")
         if kind == "tool_result":
-            result = block.get("content")
-            yield {
-                "role": "tool",
-                "tool_call_id": block.get("tool_use_id"),
-                "content": "" if result is None else result,
-            }
+            result = _result(f"{where}.content[{i}]", block)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
         elif kind == "tool_use":
             if not isinstance(block.get("input"), dict):
                 raise ApiError(f"{where}.content[{i}].input: expected an object", param="messages")
@@ -126,6 +122,18 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]
             **({"tool_calls": calls} if calls else {}),
             **({"reasoning_content": thought} if thought else {}),
         }
+
+
+def _result(where: str, block: Mapping[str, Any]) -> Any:
+    """What a tool gave. Templates have no field for a failure, so the text says it, as tools do elsewhere."""
+    content = block.get("content")
+    content = "" if content is None else content
+    is_error = block.get("is_error")
+    if is_error is None or not boolean(f"{where}.is_error", is_error):
+        return content
+    if isinstance(content, str):
+        return f"Error: {content}"
+    return [{"type": "text", "text": "Error:"}, *list_of(mapping)(f"{where}.content", content)]
 
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infinilm.outputs import RequestOutput
@@ -44,16 +44,17 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     style.skip("verbosity")
     reasoning.finish()
     style.finish()
+    tools, spaces = _tools(body.take("tools", list_of(mapping)) or [])
     chat: dict[str, Any] = {
         "messages": ([{"role": "system", "content": instructions}] if instructions else []) + _messages(given),
         "max_completion_tokens": body.take("max_output_tokens", integer(1)),
-        "tools": [_tool(i, tool) for i, tool in enumerate(body.take("tools", list_of(mapping)) or [])] or None,
+        "tools": tools or None,
         "reasoning_effort": effort,
         "response_format": _format(form),
     }
     body.skip("client_metadata")
     chat |= body.rest()
-    return read_chat(service, chat, _NAMES), ResponseBuilder(values, instructions)
+    return read_chat(service, chat, _NAMES), ResponseBuilder(values, instructions, spaces)
 
 
 def _format(value: Any) -> Any:
@@ -63,11 +64,33 @@ def _format(value: Any) -> Any:
     return value
 
 
-def _tool(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _tools(listed: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, tuple[str, str]]]:
+    """As chat has them, where names have no spaces; and by such a name the namespace and the name there."""
+    tools: list[Mapping[str, Any]] = []
+    spaces: dict[str, tuple[str, str]] = {}
+    for i, tool in enumerate(listed):
+        if tool.get("type") != "namespace":
+            tools.append(_tool(f"tools[{i}]", tool))
+            continue
+        space = text(f"tools[{i}].name", tool.get("name"))
+        for j, inner in enumerate(list_of(mapping)(f"tools[{i}].tools", tool.get("tools"))):
+            if inner.get("type") == "function":
+                name = text(f"tools[{i}].tools[{j}].name", inner.get("name"))
+                spaces[_in_space(space, name)] = space, name
+                tools.append(_tool(f"tools[{i}].tools[{j}]", {**inner, "name": _in_space(space, name)}))
+    return tools, spaces
+
+
+def _in_space(space: str, name: str) -> str:
+    """The name of a function in a namespace, as the model sees it."""
+    return f"{space}__{name}"
+
+
+def _tool(where: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """As chat has it; tools of other types are passed over there."""
     if tool.get("type") != "function" or "function" in tool:
         return tool
-    name = text(f"tools[{index}].name", tool.get("name"))
+    name = text(f"{where}.name", tool.get("name"))
     return {
         "type": "function",
         "function": {k: v for k, v in tool.items() if k != "type"} | {"name": name},
@@ -85,7 +108,10 @@ def _messages(given: object) -> list[dict[str, Any]]:
         if kind == "message":
             message = {"role": item.get("role"), "content": item.get("content")}
         elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            name, space = item.get("name"), item.get("namespace")
+            if space is not None:
+                name = _in_space(text(f"input[{i}].namespace", space), text(f"input[{i}].name", name))
+            function = {"name": name, "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             if messages and messages[-1]["role"] == "assistant":
                 messages[-1].setdefault("tool_calls", []).append(call)
@@ -115,11 +141,15 @@ class ResponseBuilder(BlockBuilder):
     values : mapping
         The body, some fields of which the answer repeats.
     instructions : str or None
+    spaces : mapping of str to (str, str)
+        Namespace and name of functions that are in one, by the name that the model knows.
     """
 
-    def __init__(self, values: Mapping[str, Any], instructions: str | None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], instructions: str | None, spaces: Mapping[str, tuple[str, str]]
+    ) -> None:
         super().__init__()
-        self._values, self._instructions = values, instructions
+        self._values, self._instructions, self._spaces = values, instructions, spaces
         self._id, self._created = new_id("resp"), int(time.time())
         self._number = 0
 
@@ -184,7 +214,9 @@ class ResponseBuilder(BlockBuilder):
         item: dict[str, Any]
         if kind == "call":
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "arguments": ""}
-            item |= {"name": call["function"]["name"]}
+            name = call["function"]["name"]
+            space, inner = self._spaces.get(name, (None, name))
+            item |= {"name": inner} | ({} if space is None else {"namespace": space})
         elif kind == "text":
             item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
         else:

@@ -103,6 +103,9 @@ class Service:
 
     def serve(self, llm: LLM) -> None:
         """Begin to serve a model."""
+        # What clients are told names no path of this machine.
+        name = self.settings.model_names[0]
+        llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
 
     def state(self) -> str:
@@ -114,13 +117,22 @@ class Service:
         return "draining" if self.is_draining else "ok"
 
     def check_model(self, name: str) -> str:
-        """The name a request gives; ApiError if it is not served here."""
-        if name not in self.settings.model_names:
-            served = ", ".join(map(repr, self.settings.model_names))
+        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here."""
+        if name not in self.model_names:
+            served = ", ".join(map(repr, self.model_names))
             raise ApiError(
                 f"the model {name!r} does not exist here; served: {served}", 404, param="model", code="model_not_found"
             )
         return name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may name: the model, then its adapters."""
+        return (*self.settings.model_names, *self.llm.loras)
+
+    def adapter_of(self, name: str) -> str | None:
+        """The adapter that a served name means; None: the model as it is."""
+        return None if name in self.settings.model_names else name
 
     def render(
         self,

@@ -161,7 +161,7 @@ class ChatTemplate:
     ) -> None:
         self.templates: Mapping[str, str] = MappingProxyType(dict(templates))
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
-        self._source = source
+        self.source = source  # may be changed
         self._compiled: dict[str, _Compiled] = {}
         self._told: set[str] = set()  # roles
 
@@ -211,12 +211,12 @@ class ChatTemplate:
         name = self._name(with_tools)
         if not self.templates:
             raise ConfigError(
-                f"{self._source} has no chat template (a base model?); pass chat_template= with Jinja text "
+                f"{self.source} has no chat template (a base model?); pass chat_template= with Jinja text "
                 "or the path of a .jinja file, or use generate() with plain text"
             )
         if name not in self.templates:
             raise ConfigError(
-                f"{self._source} has no chat template named {name!r}, only {', '.join(self.templates)}; "
+                f"{self.source} has no chat template named {name!r}, only {', '.join(self.templates)}; "
                 "choose one with chat_template="
             )
         if name not in self._compiled:
@@ -230,12 +230,12 @@ class ChatTemplate:
                 )
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigError(
-                    f"the chat template {name!r} of {self._source} is not valid Jinja: line {error.lineno}: "
+                    f"the chat template {name!r} of {self.source} is not valid Jinja: line {error.lineno}: "
                     f"{error.message}"
                 ) from error
             except Exception as error:  # RecursionError; SyntaxError and others of the Python that it is made into
                 raise ConfigError(
-                    f"the chat template {name!r} of {self._source} cannot be compiled: {type(error).__name__}: {error}"
+                    f"the chat template {name!r} of {self.source} cannot be compiled: {type(error).__name__}: {error}"
                 ) from error
         return self._compiled[name]
 
@@ -286,19 +286,19 @@ class ChatTemplate:
         try:
             text = _render(compiled.template, variables)
         except Exception as error:  # a template can raise anything
-            raise RequestError(f"the chat template of {self._source} refused the messages: {error}") from error
+            raise RequestError(f"the chat template of {self.source} refused the messages: {error}") from error
         # A template named for tools is taken at its word.
         asks = schemas is not None and "tool_use" not in self.templates
         if asks and compiled.try_render(variables | {"tools": None}) == text:
             raise RequestError(
-                f"tools: the chat template of {self._source} does not use them, so the model would not know of them; "
+                f"tools: the chat template of {self.source} does not use them, so the model would not know of them; "
                 "describe them in a message, or pass a chat_template that does"
             )
         for role in compiled.unseen_roles(variables, conversation, text) - self._told:
             self._told.add(role)
             logger.warning(
                 "the chat template of %s leaves out what messages of the role %r say: the model does not see it",
-                self._source,
+                self.source,
                 role,
             )
         return text

@@ -77,7 +77,8 @@ class Tokenizer:
         source: str = "the tokenizer",
     ) -> None:
         self._backend = backend
-        self._source = source
+        self.source = source  # may be changed
+        self._how_to_convert = "" if backend is not None else _how_to_convert(Path(source).parent)
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
@@ -160,14 +161,14 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         """Name the file and the vocabulary size."""
-        return f"<Tokenizer {self._source}: {f'{self.vocab_size} tokens' if self else 'absent'}>"
+        return f"<Tokenizer {self.source}: {f'{self.vocab_size} tokens' if self else 'absent'}>"
 
     def _require(self) -> tokenizers.Tokenizer:
         if self._backend is None:
             raise RequestError(
-                f"{self._source} does not exist, so text cannot be tokenised; prompts given as token ids "
+                f"{self.source} does not exist, so text cannot be tokenised; prompts given as token ids "
                 "still work (without stop strings), or pass tokenizer= with a tokenizer.json"
-                f"{_how_to_convert(Path(self._source).parent)}"
+                f"{self._how_to_convert}"
             )
         return self._backend
 
@@ -200,7 +201,7 @@ class Tokenizer:
         try:
             return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
-            raise RequestError(f"{self._source}: the text cannot be tokenised: {_library_error(error)}") from error
+            raise RequestError(f"{self.source}: the text cannot be tokenised: {_library_error(error)}") from error
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.
@@ -219,7 +220,7 @@ class Tokenizer:
         try:
             return backend.decode(checked, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
-            raise RequestError(f"{self._source}: token ids cannot be made text: {_library_error(error)}") from error
+            raise RequestError(f"{self.source}: token ids cannot be made text: {_library_error(error)}") from error
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token's own text (not decoded), or None when the id is no token."""

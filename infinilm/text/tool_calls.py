@@ -208,6 +208,8 @@ class ToolCallParser:
         self._in_calls, self._after_call = False, True
         if end and text.startswith(end):
             self._text = text[len(end) :]
+        elif final and end.startswith(text):  # an answer that was cut short within the mark
+            self._text = ""
         elif not (begin and text.startswith(begin)) and not end:
             self._text = text.lstrip(self._form.separators)
             if self._text.startswith("{"):

@@ -7,13 +7,17 @@
 #include "bind/gil.h"
 #include "core/activation.h"
 #include "core/tensor.h"
+#include "ops/backend.h"
 
 namespace infinilm {
+
+struct ParamRow;
 
 namespace nb = nanobind;
 
 void bind_tensor(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_spec(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_gguf(nb::module_& m);
 
@@ -21,6 +25,10 @@ DType dtype_from_string(const std::string& text);                // ConfigError 
 Quantization quantization_from_string(const std::string& text);  // likewise
 Activation activation_from_string(const std::string& text);      // likewise
 Device device_from_string(const std::string& text);
+// Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
+Blocks blocks_from_string(const std::string& type, int64_t interleaved_head_dim);
+
+nb::dict param_shapes(const std::vector<ParamRow>& rows);  // names and shapes
 
 // A zero-copy view that keeps the array alive.
 Tensor tensor_from_array(const nb::ndarray<nb::ro>& array, std::optional<DType> dtype = std::nullopt,

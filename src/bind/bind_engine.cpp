@@ -1,6 +1,7 @@
-// ModelSpec, Batch and the engine.
+// Batch and the engine.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,9 +9,7 @@
 #include <future>
 
 #include "bind/bind.h"
-#include "cpu/packed_linear.h"
 #include "engine/infer_engine.h"
-#include "engine/workspace.h"
 
 namespace infinilm {
 
@@ -28,204 +27,6 @@ Tensor view(const Array& array) {
 template <class Array>
 Tensor view(const std::optional<Array>& array) {
     return array ? view(*array) : Tensor();
-}
-
-nb::dict param_shapes(const std::vector<ParamRow>& rows) {
-    nb::dict out;
-    for (const ParamRow& row : rows) {
-        nb::list shape;
-        for (int64_t size : row.shape) shape.append(size);
-        out[row.name.c_str()] = nb::tuple(shape);
-    }
-    return out;
-}
-
-cpu::Format format_from_string(const std::string& text) {
-    using cpu::Format;
-    for (const auto& [name, format] : {std::pair("float32", Format::f32),
-                                       {"bfloat16", Format::bf16},
-                                       {"float16", Format::f16},
-                                       {"int8", Format::int8},
-                                       {"int4", Format::int4},
-                                       {"q8_0", Format::q8_0},
-                                       {"q4_0", Format::q4_0}})
-        if (text == name) return format;
-    throw ConfigError("unknown format '" + text +
-                      "' of weights; expected float32, bfloat16, float16, int8, int4, q8_0 or q4_0");
-}
-
-nb::dict packed_shapes(const Params& params, const std::string& format) {
-    nb::dict out;
-    for (const LinearWeights* linear : params.linears()) {
-        int64_t out_features = 0, in_features = 0;
-        for (const size_t index : linear->rows) {
-            const ParamRow& row = params.rows()[index];
-            if (row.shape.size() != 2) continue;
-            if (linear->kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
-            in_features = row.shape[1];
-        }
-        const cpu::PackedShapes shapes =
-            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features);
-        const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
-            nb::list shape;
-            for (const int64_t size : tensor.shape) shape.append(size);
-            if (!tensor.shape.empty())
-                out[(linear->name + suffix).c_str()] =
-                    nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
-        };
-        add(".panels", shapes.panels);
-        add(".scales", shapes.scales);
-    }
-    return out;
-}
-
-QkNorm qk_norm_from_string(const std::string& text) {
-    for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::all})
-        if (text == name(norm)) return norm;
-    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all"));
-}
-
-void bind_spec(nb::module_& m) {
-    nb::class_<AttentionSpec>(m, "AttentionSpec")
-        .def_rw("num_heads", &AttentionSpec::num_heads)
-        .def_rw("num_kv_heads", &AttentionSpec::num_kv_heads)
-        .def_rw("head_dim", &AttentionSpec::head_dim)
-        .def_rw("softmax_scale", &AttentionSpec::softmax_scale)
-        .def_rw("score_cap", &AttentionSpec::score_cap)
-        .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
-        .def_rw("out_bias", &AttentionSpec::out_bias)
-        .def_prop_rw(
-            "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
-            [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
-    nb::class_<MlpSpec>(m, "MlpSpec")
-        .def_rw("intermediate_size", &MlpSpec::intermediate_size)
-        .def_rw("bias", &MlpSpec::bias)
-        .def_prop_rw(
-            "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
-            [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
-    nb::class_<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.")
-        .def_rw("count", &ExpertsSpec::count, "0: no layer has any.")
-        .def_rw("top_k", &ExpertsSpec::top_k)
-        .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
-        .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
-                "Of one that all tokens go to; 0: there is none.")
-        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob);
-    nb::class_<RopeSpec>(m, "RopeSpec")
-        .def(
-            "__init__",
-            [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor) {
-                new (self) RopeSpec{std::move(inv_freq), attention_factor};
-            },
-            nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f)
-        .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
-        .def_rw("attention_factor", &RopeSpec::attention_factor);
-    nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
-        .def(
-            "__init__",
-            [](LayerSpec* self, int sliding_window, int rope, bool experts) {
-                new (self) LayerSpec{sliding_window, rope, experts};
-            },
-            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("experts") = false)
-        .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
-        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
-        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP.");
-    nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
-        .def(nb::init<>())
-        .def_prop_rw(
-            "dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
-            [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
-        .def_prop_rw(
-            "quantization", [](const ModelSpec& s) { return std::string(name(s.quantization)); },
-            [](ModelSpec& s, const std::string& text) { s.quantization = quantization_from_string(text); })
-        .def_rw("vocab_size", &ModelSpec::vocab_size)
-        .def_rw("hidden_size", &ModelSpec::hidden_size)
-        .def_rw("num_layers", &ModelSpec::num_layers)
-        .def_rw("max_model_len", &ModelSpec::max_model_len)
-        .def_rw("rms_norm_eps", &ModelSpec::rms_norm_eps)
-        .def_rw("pre_norms", &ModelSpec::pre_norms)
-        .def_rw("post_norms", &ModelSpec::post_norms)
-        .def_rw("norm_offset", &ModelSpec::norm_offset)
-        .def_rw("embedding_multiplier", &ModelSpec::embedding_multiplier)
-        .def_rw("residual_multiplier", &ModelSpec::residual_multiplier)
-        .def_rw("logit_multiplier", &ModelSpec::logit_multiplier)
-        .def_rw("logit_cap", &ModelSpec::logit_cap)
-        .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
-        .def_rw("attention", &ModelSpec::attention)
-        .def_rw("mlp", &ModelSpec::mlp)
-        .def_rw("experts", &ModelSpec::experts)
-        .def_rw("ropes", &ModelSpec::ropes)
-        .def_rw("layers", &ModelSpec::layers, "[num_layers]")
-        .def(
-            "kv_bytes_per_token",
-            [](const ModelSpec& s, const std::string& dtype) {
-                return KvCache::bytes_per_token(s, dtype_from_string(dtype));
-            },
-            nb::arg("dtype"), "Of a KV cache in this dtype: all layers, keys and values.");
-    m.def(
-        "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
-        nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
-        "What a checkpoint of this model holds, without an engine.");
-    m.def(
-        "packed_shapes",
-        [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
-        nb::arg("spec"), nb::arg("format"),
-        nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
-        "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
-        "float32, bfloat16, float16, int8, int4, q8_0 or q4_0.");
-    m.def(
-        "linears",
-        [](const ModelSpec& spec) {
-            const Params params(spec);
-            nb::dict out;
-            for (const LinearWeights* linear : params.linears()) {
-                nb::list names;
-                for (const size_t index : linear->rows)
-                    if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
-                const bool pairs = linear->kind == LinearKind::act_mul;
-                out[linear->name.c_str()] = nb::make_tuple(names, pairs);
-            }
-            return out;
-        },
-        nb::arg("spec"), nb::sig("def linears(spec: ModelSpec) -> dict[str, tuple[list[str], bool]]"),
-        "By their names in packed checkpoints: the weights that each linear joins, and whether these are gate and up.");
-    m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
-    m.def(
-        "weight_bytes",
-        [](const ModelSpec& spec, const std::string& dtype, int num_ranks) {
-            return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
-        },
-        nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
-        "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
-    m.def(
-        "param_bytes",
-        [](const ModelSpec& spec, const std::string& dtype) {
-            const Params params(spec);
-            nb::dict out;
-            for (const ParamRow& row : params.rows())
-                out[nb::str(row.name.c_str())] = params.prepared_bytes(row, dtype_from_string(dtype));
-            return out;
-        },
-        nb::arg("spec"), nb::arg("dtype"), nb::sig("def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]"),
-        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.");
-    m.def(
-        "workspace_bytes",
-        [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
-           int64_t num_rows, int64_t num_returned_rows) {
-            return workspace_bytes(
-                spec, {.num_tokens = num_tokens, .num_rows = num_rows, .num_returned_rows = num_returned_rows},
-                {.num_ranks = num_ranks, .device = device_from_string(device).kind, .num_threads = num_threads});
-        },
-        nb::arg("spec"), nb::kw_only(), nb::arg("device"), nb::arg("num_ranks"), nb::arg("num_threads"),
-        nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"),
-        "Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the "
-        "whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws "
-        "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides.");
-    m.def(
-        "local_spec",
-        [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },
-        nb::arg("spec"), nb::arg("tp_rank"), nb::arg("tp_size"),
-        "The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a "
-        "tp_size that does not fit the model.");
 }
 
 // A step that was submitted. It keeps its batch, whose arrays belong to Python: the rank's thread never lets go of
@@ -290,11 +91,13 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
                std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
-               std::optional<Vector<int32_t>> previous_rows, bool return_logits) {
+               std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
-                                 view(block_table), view(cu_seqlens_q),  view(context_lens), view(logits_rows),
-                                 view(temperature), view(top_k),         view(top_p),        view(min_p),
-                                 view(random_val),  view(allowed),       view(allowed_row),  return_logits};
+                                 view(block_table), view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
+                                 view(logits_rows), view(temperature),   view(top_k),        view(top_p),
+                                 view(min_p),       view(random_val),    view(allowed),      view(allowed_row),
+                                 return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -302,7 +105,8 @@ void bind_batch(nb::module_& m) {
             "top_k"_a.noconvert().none() = nb::none(), "top_p"_a.noconvert().none() = nb::none(),
             "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
-            "previous_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false);
+            "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
             "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; },
@@ -418,7 +222,6 @@ std::vector<Device> parse_devices(const Devices& devices) {
 void bind_engine(nb::module_& m) {
     using namespace nb::literals;
     using Release = nb::call_guard<ReleaseGil>;
-    bind_spec(m);
     bind_batch(m);
     nb::class_<GraphCounts>(m, "GraphCounts")
         .def_ro("recorded", &GraphCounts::recorded)
@@ -450,10 +253,16 @@ void bind_engine(nb::module_& m) {
             "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },
             nb::sig("def param_shapes(self) -> dict[str, tuple[int, ...]]"),
             "Checkpoint names and shapes of the parameters the model needs.")
-        .def("load_param", &InferEngine::load_param, "name"_a, "tensor"_a, Release(),
-             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
-             "tensor: "
-             "returns the names of those that were, whose memory is not read again.")
+        .def(
+            "load_param",
+            [](Engine& engine, const std::string& name, const Tensor& tensor, const std::string& type,
+               int64_t interleaved_head_dim) {
+                return engine.load_param(name, tensor, blocks_from_string(type, interleaved_head_dim));
+            },
+            "name"_a, "tensor"_a, "type"_a = "", "interleaved_head_dim"_a = 0, Release(),
+            "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
+            "tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, "
+            "rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
         .def(
             "take_packed",
@@ -496,6 +305,21 @@ void bind_engine(nb::module_& m) {
             },
             nb::sig("def state_dict(self) -> list[dict[str, Tensor]]"),
             "The parameters as loaded, read-only: of each rank, the parts it has.")
+        .def(
+            "add_adapter",
+            [](Engine& engine, int32_t id, const std::vector<std::tuple<std::string, Tensor, Tensor, float>>& tensors) {
+                std::vector<LoraTensors> listed;
+                for (const auto& [name, a, b, scale] : tensors)
+                    listed.push_back({.name = name, .a = a, .b = b, .scale = scale});
+                const ReleaseGil release;
+                engine.add_adapter(id, listed);
+            },
+            "id"_a, "tensors"_a,
+            "Takes an adapter, which steps name by its id (Batch.adapter_ids): for each weight its name, A [rank, "
+            "in_features], B [out_features, rank] and the scale of B A. WeightError: one does not fit; then there is "
+            "no such adapter.")
+        .def("remove_adapter", &InferEngine::remove_adapter, "id"_a, Release(),
+             "Lets go of an adapter after the steps submitted before.")
         .def(
             "set_hooks",
             [](Engine& engine, std::optional<nb::callable> callback, const std::vector<std::string>& names,

@@ -4,7 +4,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "bind/bind.h"
@@ -83,22 +82,28 @@ nb::list tensors_of(const GgufHeader& self) {
     return out;
 }
 
+const gguf::Type& type_from_string(const std::string& name) {
+    const gguf::Type* const type = gguf::find_type(name);
+    if (!type) throw ConfigError(concat("unknown type '", name, "' of a GGUF file"));
+    return *type;
+}
+
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
                    int64_t head_dim) {
-    const gguf::Type* const type = gguf::find_type(type_name);
-    if (!type) throw ConfigError(concat("unknown type '", type_name, "' of a GGUF file"));
+    const gguf::Type& type = type_from_string(type_name);
     const TensorView sizes(nullptr, DType::uint8, shape);  // refuses what overflows
     const int64_t columns = shape.empty() ? 1 : shape.back(), rows = columns ? sizes.numel() / columns : 0;
-    if (type->block == 0 || columns % type->block != 0 ||
-        rows * (columns / type->block) * type->bytes != static_cast<int64_t>(data.size()))
+    const int64_t row_bytes = type.block == 0 ? 0 : columns / type.block * type.bytes;
+    if (type.block == 0 || columns % type.block != 0 || rows * row_bytes != static_cast<int64_t>(data.size()))
         throw Error(
             concat(data.size(), " bytes are no tensor of ", type_name, " and shape ", shape_string(sizes.shape())));
     if (head_dim < 0 || (head_dim > 0 && (head_dim % 2 != 0 || rows % head_dim != 0)))
         throw Error(concat(rows, " rows are no heads of ", head_dim));
-    return {.type = *type,
+    return {.type = type,
             .data = reinterpret_cast<const std::byte*>(data.data()),
+            .row_stride = row_bytes,
             .num_rows = rows,
             .num_columns = columns,
             .interleaved_head_dim = head_dim};
@@ -117,28 +122,14 @@ Tensor dequantise(const Bytes& data, const std::string& type_name, const std::ve
     return out;
 }
 
-using Part = std::tuple<Bytes, std::vector<int64_t>, int64_t>;
-
-nb::tuple pack(const std::string& type_name, const std::vector<Part>& parts, bool pairs, int num_threads) {
-    if (type_name != "Q8_0" && type_name != "Q4_0")
-        throw ConfigError(concat("weights of type ", type_name, " are not packed, only Q8_0 and Q4_0"));
-    std::vector<gguf::Rows> rows;
-    for (const auto& [data, shape, head_dim] : parts) {
-        if (shape.size() != 2) throw Error("gguf_pack: expected matrices");
-        rows.push_back(rows_of(data, type_name, shape, head_dim));
-    }
-    const bool fits = !rows.empty() && (!pairs || (rows.size() == 2 && rows[0].num_rows == rows[1].num_rows));
-    if (!fits || std::ranges::any_of(rows, [&](const auto& r) { return r.num_columns != rows[0].num_columns; }))
-        throw Error("gguf_pack: the parts do not belong to one linear");
-    PackedTensors packed;
-    {
-        const ReleaseGil release;
-        packed = cpu::pack_blocks(rows, pairs ? LinearKind::act_mul : LinearKind::plain, threads(num_threads));
-    }
-    return nb::make_tuple(packed.panels, packed.scales);
-}
-
 }  // namespace
+
+Blocks blocks_from_string(const std::string& name, int64_t interleaved_head_dim) {
+    if (name.empty()) return {};
+    const gguf::Type& type = type_from_string(name);
+    if (type.block == 0) throw ConfigError(concat("type ", name, " was removed from GGUF files"));
+    return {name, type.block, type.bytes, interleaved_head_dim};
+}
 
 void bind_gguf(nb::module_& m) {
     nb::class_<GgufHeader>(m, "GgufHeader", "The checked header of a GGUF file.")
@@ -173,21 +164,15 @@ void bind_gguf(nb::module_& m) {
           nb::kw_only(), nb::arg("interleaved_head_dim") = 0, nb::arg("num_threads") = 0,
           "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 "
           "where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.");
-    m.def("gguf_pack", pack, nb::arg("type"), nb::arg("parts"), nb::arg("pairs"), nb::kw_only(),
-          nb::arg("num_threads") = 0,
-          nb::sig("def gguf_pack(type: str, parts: Sequence[tuple[Any, Sequence[int], int]], pairs: bool, *, "
-                  "num_threads: int = 0) -> tuple[Tensor, Tensor]"),
-          "The weights of a linear, Q8_0 or Q4_0, as its panels and scales in the format of that name. parts: bytes, "
-          "shape and interleaved_head_dim of each, see gguf_dequantise. pairs: they are gate and up.");
     m.def(
         "gguf_type",
         [](const std::string& name) {
-            const gguf::Type* const type = gguf::find_type(name);
-            if (!type) throw ConfigError(concat("unknown type '", name, "' of a GGUF file"));
-            return nb::make_tuple(type->block, type->bytes, type->readable);
+            const gguf::Type& type = type_from_string(name);
+            return nb::make_tuple(type.block, type.bytes, type.readable, cpu::packed_bytes(type));
         },
-        nb::arg("name"), nb::sig("def gguf_type(name: str) -> tuple[int, int, bool]"),
-        "Of a type of GGUF files: the weights of a block, its bytes, and whether gguf_dequantise reads it.");
+        nb::arg("name"), nb::sig("def gguf_type(name: str) -> tuple[int, int, bool, int]"),
+        "Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes "
+        "where CPUs compute with its integers (0: they do not).");
 }
 
 }  // namespace infinilm

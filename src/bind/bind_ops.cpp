@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
@@ -159,14 +160,19 @@ void bind_ops(nb::module_& m) {
         .def(
             "prepare_linear",
             [](SharedBackend& shared, const std::vector<std::pair<Tensor, OptionalTensor>>& parts,
-               const std::string& kind, int head_dim, const std::string& quantization) {
+               const std::string& kind, int head_dim, const std::string& quantization,
+               const std::vector<std::pair<std::string, int64_t>>& types) {
                 const InUse b(shared);
                 std::vector<LinearPart> joined;
                 for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
+                for (size_t i = 0; i < std::min(types.size(), joined.size()); ++i)
+                    joined[i].blocks = blocks_from_string(types[i].first, types[i].second);
                 return std::shared_ptr<PreparedLinear>(ops::prepare_linear(
                     b, std::move(joined), linear_kind(kind), head_dim, quantization_from_string(quantization)));
             },
-            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none")
+            "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none",
+            "types"_a = std::vector<std::pair<std::string, int64_t>>(),
+            "parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.")
         .def(
             "adopt_linear",
             [](SharedBackend& shared, const Tensor& panels, const OptionalTensor& scales,
@@ -208,11 +214,23 @@ void bind_ops(nb::module_& m) {
             Release(), "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
         .def(
             "rms_norm",
-            [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps) {
+            [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps,
+               const OptionalTensor& mean_square) {
                 const InUse b(shared);
-                ops::rms_norm(b, {.x = x, .weight = weight, .out = output("rms_norm", "out", out), .eps = eps});
+                ops::rms_norm(b, {.x = x,
+                                  .weight = weight,
+                                  .out = output("rms_norm", "out", out),
+                                  .eps = eps,
+                                  .mean_square = optional_view(mean_square)});
             },
-            "x"_a, "weight"_a, "out"_a, "eps"_a, Release())
+            "x"_a, "weight"_a, "out"_a, "eps"_a, "mean_square"_a = nb::none(), Release())
+        .def(
+            "mean_square",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& out, float multiplier) {
+                const InUse b(shared);
+                ops::mean_square(b, {.x = x, .out = output("mean_square", "out", out), .multiplier = multiplier});
+            },
+            "x"_a, "out"_a, "multiplier"_a = 1.0f, Release())
         .def(
             "add_rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
@@ -245,14 +263,17 @@ void bind_ops(nb::module_& m) {
         .def(
             "rope_table",
             [](SharedBackend& shared, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
-               const Tensor& cos_sin) {
+               const Tensor& cos_sin, float scale_beta, int scale_positions) {
                 const InUse b(shared);
                 ops::rope_table(b, {.positions = positions,
                                     .inv_freq = inv_freq,
                                     .attention_factor = attention_factor,
+                                    .scale_beta = scale_beta,
+                                    .scale_positions = scale_positions,
                                     .cos_sin = output("rope_table", "cos_sin", cos_sin)});
             },
-            "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, Release())
+            "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, "scale_beta"_a = 0.0f,
+            "scale_positions"_a = 1, Release())
         .def(
             "qk_norm_rope_store_kv",
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
@@ -263,6 +284,7 @@ void bind_ops(nb::module_& m) {
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
                                                .cos_sin = optional_view(cos_sin),
+                                               .q_cos_sin = {},
                                                .q_norm = optional_view(q_norm),
                                                .k_norm = optional_view(k_norm),
                                                .slot_mapping = optional_view(slot_mapping),
@@ -283,7 +305,7 @@ void bind_ops(nb::module_& m) {
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
                float softmax_scale, int sliding_window, const OptionalTensor& k_scales, const OptionalTensor& v_scales,
-               float score_cap) {
+               float score_cap, const OptionalTensor& sinks) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
@@ -294,13 +316,14 @@ void bind_ops(nb::module_& m) {
                                          .cu_seqlens_q = cu_seqlens_q,
                                          .context_lens = context_lens,
                                          .out = output("paged_attention", "out", out),
+                                         .sinks = optional_view(sinks),
                                          .softmax_scale = softmax_scale,
                                          .score_cap = score_cap,
                                          .sliding_window = sliding_window});
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
-            "score_cap"_a = 0.0f, Release())
+            "score_cap"_a = 0.0f, "sinks"_a = nb::none(), Release())
         .def(
             "act_mul",
             [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation) {
@@ -366,6 +389,24 @@ void bind_ops(nb::module_& m) {
             "x"_a, "ids"_a, "weights"_a, "gate_up"_a, "down"_a, "out"_a, "inner"_a, "parts"_a, "shared"_a = nb::none(),
             "shared_gate"_a = nb::none(), "residual"_a = nb::none(), Release(),
             "gate_up, down: [num_experts], put together for this call.")
+        .def(
+            "lora",
+            [](SharedBackend& shared, const Tensor& x,
+               const std::vector<
+                   std::tuple<std::shared_ptr<PreparedLinear>, std::shared_ptr<PreparedLinear>, float, Tensor>>& parts,
+               const Tensor& out, const Tensor& inner, const Tensor& delta) {
+                const InUse own(shared);
+                std::vector<LoraPart> listed;
+                for (const auto& [a, b, scale, rows] : parts)
+                    listed.push_back({.a = a.get(), .b = b.get(), .scale = scale, .rows = rows});
+                ops::lora(own, {.x = x,
+                                .parts = listed,
+                                .out = output("lora", "out", out),
+                                .inner = output("lora", "inner", inner),
+                                .delta = output("lora", "delta", delta)});
+            },
+            "x"_a, "parts"_a, "out"_a, "inner"_a, "delta"_a, Release(),
+            "parts: (a, b, scale, rows) of each adapter; out is changed in place.")
         .def(
             "sum_parts",
             [](SharedBackend& shared, const Tensor& parts, const Tensor& out) {

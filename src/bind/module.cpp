@@ -91,6 +91,7 @@ NB_MODULE(_core, m) {
     nanobind::register_exception_translator(infinilm::translate);
     infinilm::bind_tensor(m);
     infinilm::bind_ops(m);
+    infinilm::bind_spec(m);
     infinilm::bind_engine(m);
     infinilm::bind_gguf(m);
 }

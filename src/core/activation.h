@@ -7,15 +7,17 @@
 namespace infinilm {
 
 // silu(x) = x / (1 + e^-x); gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and
-// Gimpel 2016).
-enum class Activation : uint8_t { silu, gelu_tanh };
+// Gimpel 2016). clamped_swiglu is that of gpt-oss: gate is at most 7 and up in [-7, 7], and
+// out = gate / (1 + e^(-1.702 gate)) * (up + 1).
+enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu };
 
-constexpr Activation activations[] = {Activation::silu, Activation::gelu_tanh};
+constexpr Activation activations[] = {Activation::silu, Activation::gelu_tanh, Activation::clamped_swiglu};
 
 constexpr std::string_view name(Activation activation) {
     switch (activation) {
         case Activation::silu: return "silu";
         case Activation::gelu_tanh: return "gelu_tanh";
+        case Activation::clamped_swiglu: return "clamped_swiglu";
     }
     return "?";
 }

@@ -10,6 +10,7 @@
 #include "core/sum_parts.h"
 #include "core/topology.h"
 #include "cpu/experts.h"
+#include "cpu/gguf_panels.h"
 #include "cpu/isa.h"
 #include "cpu/packed_linear.h"
 #include "cpu/sampling.h"
@@ -61,6 +62,7 @@ public:
 
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
+    bool takes_blocks(std::string_view type) const override { return format_of_blocks(type).has_value(); }
     void check_packed(const PackedSource& source) const override { PackedLinear::check(source); }
     std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override {
         return std::make_unique<PackedLinear>(source);
@@ -74,6 +76,7 @@ public:
 
     void embedding(const EmbeddingParams&) override;
     void rms_norm(const RmsNormParams&) override;
+    void mean_square(const MeanSquareParams&) override;
     void add_rms_norm(const AddRmsNormParams&) override;
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override {
@@ -92,6 +95,7 @@ public:
               [&](int64_t begin, int64_t end) { cpu::route(p, begin, end); });
     }
     void experts(const ExpertsParams&) override;
+    void lora(const LoraParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
@@ -129,9 +133,10 @@ private:
     }
     void* shared_scratch(size_t bytes) { return grow(shared_scratch_, bytes); }
     // What does not depend on the tokens.
-    LinearArgs linear_args(const PackedLinear& weight) const;
+    LinearArgs linear_args(const PackedPiece& piece, LinearKind kind) const;
     void run_linears(std::span<LinearArgs> linears);
-    void run_over(void (*kernel)(const LinearArgs&, Share), std::span<const LinearArgs> linears, bool columns);
+    using LinearKernel = void (*LinearKernels::*)(const LinearArgs&, Share);
+    void run_over(LinearKernel kernel, std::span<const LinearArgs> linears, bool columns);
     void run_norm(const NormArgs& args) { run(kernels_.norm, args, 2 * args.num_tokens * args.hidden_size); }
 
     const Kernels& kernels_;
@@ -150,14 +155,17 @@ private:
 std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
                                                            Quantization quantization) {
     if (quantization == Quantization::fp8) throw ConfigError("quantization 'fp8': CPUs have int8 and int4");
-    return std::make_unique<PackedLinear>(parts, kind, quantization, [&](const PackArgs& args) {
-        run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features);
-    });
+    return std::make_unique<PackedLinear>(
+        parts, kind, quantization,
+        [&](const PackArgs& args) { run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features); },
+        [&](int64_t n, int64_t work, const std::function<void(Range)>& f) {
+            split(n, work, [&](int64_t begin, int64_t end) { f({begin, end}); });
+        });
 }
 
 Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
     const auto& weight = static_cast<const PackedLinear&>(linear);
-    const Format format = weight.packed().format;
+    const Format format = weight.place(part, 0).weight.format;
     const DType dtype = format == Format::bf16  ? DType::bfloat16
                         : format == Format::f16 ? DType::float16
                                                 : DType::float32;
@@ -166,11 +174,12 @@ Tensor CpuBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
     split(rows, rows * n, [&](int64_t begin, int64_t end) {
         std::vector<float> values(static_cast<size_t>(n));
         for (int64_t row = begin; row < end; ++row) {
-            const auto id = static_cast<int32_t>(weight.packed_row(part, row));
+            const auto [table, packed_row] = weight.place(part, row);
+            const auto id = static_cast<int32_t>(packed_row);
             const EmbeddingArgs args{.ids = &id,
-                                     .table = weight.packed(),
+                                     .table = table,
                                      .first_id = 0,
-                                     .num_rows = weight.packed().num_panels * panel_outputs,
+                                     .num_rows = table.num_panels * panel_outputs,
                                      .multiplier = 1,
                                      .num_tokens = 1,
                                      .out = values.data(),
@@ -201,50 +210,52 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
 }
 
 static Activation activation(infinilm::Activation of_op) {
-    static_assert(static_cast<int>(Activation::gelu_tanh) == static_cast<int>(infinilm::Activation::gelu_tanh));
+    static_assert(static_cast<int>(Activation::clamped_swiglu) ==
+                  static_cast<int>(infinilm::Activation::clamped_swiglu));
     return static_cast<Activation>(of_op);
 }
 
-LinearArgs CpuBackend::linear_args(const PackedLinear& weight) const {
-    const bool pairs = weight.kind == LinearKind::act_mul;
+LinearArgs CpuBackend::linear_args(const PackedPiece& piece, LinearKind kind) const {
     LinearArgs args{};
-    args.weight = weight.packed();
-    args.out_features = weight.out_features;
-    args.pairs = args.act_mul = pairs;
+    args.weight = piece.weight;
+    args.out_features = piece.out_features;
+    args.pairs = args.act_mul = kind == LinearKind::act_mul;
     args.multiply_bf16 =
-        compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() && weight.packed().format == Format::bf16;
-    args.bias = weight.bias();
+        compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() && piece.weight.format == Format::bf16;
+    args.bias = piece.bias.empty() ? nullptr : piece.bias.data();
     return args;
 }
 
 void CpuBackend::linear(const LinearParams& p) {
     const TensorView& x = p.norm.weight ? p.norm.scratch : p.x;
     if (p.norm.weight) rms_norm({.x = p.x, .weight = p.norm.weight, .out = x, .eps = p.norm.eps});
-    LinearArgs args = linear_args(static_cast<const PackedLinear&>(p.weight));
-    args.x = x.as<const float>();
-    args.x_stride = x.stride(0);
-    args.num_tokens = x.shape(0);
-    args.act_mul = args.pairs && !p.gate_up_apart;
-    args.activation = activation(p.activation);
-    args.residual = p.residual ? p.residual.as<const float>() : nullptr;
-    args.residual_stride = p.residual ? p.residual.stride(0) : 0;
-    args.out = p.out.as<float>();
-    args.out_stride = p.out.stride(0);
-    run_linears({&args, 1});
+    linears_.clear();
+    for (const PackedPiece& piece : static_cast<const PackedLinear&>(p.weight).pieces()) {
+        LinearArgs args = linear_args(piece, p.weight.kind);
+        args.x = x.as<const float>();
+        args.x_stride = x.stride(0);
+        args.num_tokens = x.shape(0);
+        args.act_mul = args.pairs && !p.gate_up_apart;
+        args.activation = activation(p.activation);
+        args.residual = p.residual ? p.residual.as<const float>() + piece.first_output : nullptr;
+        args.residual_stride = p.residual ? p.residual.stride(0) : 0;
+        args.out = p.out.as<float>() + piece.first_output;
+        args.out_stride = p.out.stride(0);
+        linears_.push_back(args);
+    }
+    run_linears(linears_);
 }
 
 // Linears that do not depend on each other, in one region: a thread that is done with its part of one goes on with
 // another.
 void CpuBackend::run_linears(std::span<LinearArgs> linears) {
-    if (linears.empty()) return;
-    const LinearKernels& kernels = kernels_.linear(linears[0]);  // of the formats of all
     size_t of_a_thread = 0, shared = 0;
     const auto shared_bytes = [&](const LinearArgs& args) {
-        return (kernels.shared_scratch_bytes(args) + line_bytes - 1) / line_bytes * line_bytes;
+        return (kernels_.linear(args).shared_scratch_bytes(args) + line_bytes - 1) / line_bytes * line_bytes;
     };
     for (const LinearArgs& args : linears) {
-        if (args.num_tokens == 0 || args.out_features == 0) return;
-        of_a_thread = std::max(of_a_thread, kernels.scratch_bytes(args));
+        if (args.num_tokens == 0) return;
+        of_a_thread = std::max(of_a_thread, kernels_.linear(args).scratch_bytes(args));
         shared += shared_bytes(args);
     }
     void* const* const scratch = worker_scratch(of_a_thread);
@@ -254,22 +265,22 @@ void CpuBackend::run_linears(std::span<LinearArgs> linears) {
         args.shared_scratch = next;
         next += shared_bytes(args);
     }
-    if (shared > 0) run_over(kernels.pack_x, linears, false);
-    run_over(kernels.multiply, linears, true);
+    if (shared > 0) run_over(&LinearKernels::pack_x, linears, false);
+    run_over(&LinearKernels::multiply, linears, true);
 }
 
 // Each linear has a part of the shares as large as its part of the work, at least one. columns: whether the work grows
 // with out_features.
-void CpuBackend::run_over(void (*kernel)(const LinearArgs&, Share), std::span<const LinearArgs> linears, bool columns) {
+void CpuBackend::run_over(LinearKernel kernel, std::span<const LinearArgs> linears, bool columns) {
     const auto work_of = [&](const LinearArgs& args) {
         return args.num_tokens * args.weight.in_features * (columns ? args.out_features : 1);
     };
     int64_t work = 0;
     for (const LinearArgs& args : linears) work += work_of(args);
     const int shares = num_shares(work);
-    if (linears.size() == 1) return run(kernel, linears[0], work);
+    if (linears.size() == 1) return run(kernels_.linear(linears[0]).*kernel, linears[0], work);
     if (shares == 1) {
-        for (const LinearArgs& args : linears) kernel(args, {0, 1, 0});
+        for (const LinearArgs& args : linears) (kernels_.linear(args).*kernel)(args, {0, 1, 0});
         return;
     }
     linear_shares_.clear();
@@ -279,7 +290,7 @@ void CpuBackend::run_over(void (*kernel)(const LinearArgs&, Share), std::span<co
     }
     pool_.run(static_cast<int>(linear_shares_.size()), [&](int item, int thread) {
         const auto& [args, share] = linear_shares_[static_cast<size_t>(item)];
-        kernel(*args, {share.index, share.count, thread});
+        (kernels_.linear(*args).*kernel)(*args, {share.index, share.count, thread});
     });
 }
 
@@ -294,7 +305,8 @@ void CpuBackend::experts(const ExpertsParams& p) {
         for (int64_t expert = 0; expert < experts.num_experts; ++expert) {
             const auto [begin, end] = expert_rows_.range(expert);
             if (begin == end) continue;
-            LinearArgs args = linear_args(down ? experts.down(expert) : experts.gate_up(expert));
+            const PackedLinear& linear = down ? experts.down(expert) : experts.gate_up(expert);
+            LinearArgs args = linear_args(linear.pieces()[0], linear.kind);  // of one or two parts, which are alike
             const TensorView x = down ? p.inner : p.x, out = down ? p.parts : p.inner;
             args.x = x.as<const float>() + (down ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
@@ -328,10 +340,46 @@ void CpuBackend::experts(const ExpertsParams& p) {
     run(kernels_.combine, args, p.parts.numel());
 }
 
+// The rows of all parts one behind the other, through a, then b; then what came of them is added where it belongs. The
+// numbers are not rounded to bfloat16, whatever the model computes in: these products are few.
+void CpuBackend::lora(const LoraParams& p) {
+    const auto run_all = [&](bool up) {
+        linears_.clear();
+        int64_t begin = 0;
+        for (const LoraPart& part : p.parts) {
+            const int64_t num_rows = part.rows.shape(0);
+            const PreparedLinear& linear = up ? *part.b : *part.a;
+            LinearArgs args = linear_args(static_cast<const PackedLinear&>(linear).pieces()[0], linear.kind);
+            const TensorView x = up ? p.inner : p.x, out = up ? p.delta : p.inner;
+            args.multiply_bf16 = false;
+            args.x = x.as<const float>() + (up ? begin * x.stride(0) : 0);
+            args.x_stride = x.stride(0);
+            args.rows = up ? nullptr : part.rows.as<const int32_t>();
+            args.num_tokens = num_rows;
+            args.out = out.as<float>() + begin * out.stride(0);
+            args.out_stride = out.stride(0);
+            if (num_rows > 0 && args.out_features > 0) linears_.push_back(args);
+            begin += num_rows;
+        }
+        run_linears(linears_);
+        return begin;
+    };
+    run_all(false);
+    const int64_t num_rows = run_all(true), num_columns = p.out.shape(1);
+    split(num_columns, num_rows * num_columns, [&](int64_t first, int64_t last) {
+        const float* delta = p.delta.as<const float>();
+        for (const LoraPart& part : p.parts)
+            for (int64_t i = 0; i < part.rows.shape(0); ++i, delta += p.delta.stride(0)) {
+                float* const out = p.out.as<float>() + part.rows.as<const int32_t>()[i] * p.out.stride(0);
+                for (int64_t column = first; column < last; ++column) out[column] += part.scale * delta[column];
+            }
+    });
+}
+
 void CpuBackend::embedding(const EmbeddingParams& p) {
     const auto& table = static_cast<const PackedLinear&>(p.table);
     const EmbeddingArgs args{.ids = p.ids.as<const int32_t>(),
-                             .table = table.packed(),
+                             .table = table.pieces()[0].weight,
                              .first_id = p.first_id.value_or(0),
                              .num_rows = table.out_features,
                              .multiplier = p.multiplier,
@@ -350,7 +398,9 @@ static NormArgs norm_args(const Params& p) {
             .residual_stride = 0,
             .multiplier = 1,
             .weight = p.weight.data(),
+            .bias = p.weight.ndim() == 2 ? p.weight.select(0, 1).data() : nullptr,
             .element = element(p.weight.dtype()),
+            .mean_square = nullptr,
             .out = p.out.template as<float>(),
             .out_stride = p.out.stride(0),
             .num_tokens = p.x.shape(0),
@@ -358,7 +408,18 @@ static NormArgs norm_args(const Params& p) {
             .eps = p.eps};
 }
 
-void CpuBackend::rms_norm(const RmsNormParams& p) { run_norm(norm_args(p)); }
+void CpuBackend::rms_norm(const RmsNormParams& p) {
+    NormArgs args = norm_args(p);
+    args.mean_square = p.mean_square.as<float>();
+    run_norm(args);
+}
+
+void CpuBackend::mean_square(const MeanSquareParams& p) {
+    NormArgs args = norm_args(RmsNormParams{.x = p.x, .weight = {}, .out = p.x, .eps = 0});
+    args.mean_square = p.out.as<float>();
+    args.multiplier = p.multiplier;
+    run_norm(args);
+}
 
 void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
     NormArgs args = norm_args(p);
@@ -374,12 +435,14 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
     // Angles in double: at position 100000 a float32 angle is off by 0.004.
     split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-            const double position = p.positions.as<const int32_t>()[t];
+            const int32_t at = p.positions.as<const int32_t>()[t];
+            const double position = at;
+            const double factor = p.attention_factor * (1 + p.scale_beta * std::log1p(at / p.scale_positions));
             float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
             for (int64_t i = 0; i < half; ++i) {
                 const double angle = position * double{inv_freq[i]};
-                row[i] = static_cast<float>(std::cos(angle) * p.attention_factor);
-                row[half + i] = static_cast<float>(std::sin(angle) * p.attention_factor);
+                row[i] = static_cast<float>(std::cos(angle) * factor);
+                row[half + i] = static_cast<float>(std::sin(angle) * factor);
             }
         }
     });
@@ -389,6 +452,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
                              .cos_sin = p.cos_sin.as<const float>(),
+                             .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
                              .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
@@ -426,6 +490,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .block_table_stride = p.block_table.stride(0),
                        .cu_seqlens_q = cu_seqlens_q,
                        .context_lens = context_lens,
+                       .sinks = p.sinks.as<const float>(),
                        .out = p.out.as<float>(),
                        .out_stride = p.out.stride(0),
                        .num_seqs = num_seqs,
@@ -453,7 +518,8 @@ void CpuBackend::act_mul(const ActMulParams& p) {
                           .out_stride = p.out.stride(0),
                           .num_tokens = p.out.shape(0),
                           .intermediate_size = p.out.shape(1),
-                          .activation = activation(p.activation)};
+                          .activation = activation(p.activation),
+                          .has_up = p.gate_up.shape(1) > p.out.shape(1)};
     run(kernels_.act_mul, args, 8 * p.out.numel());
 }
 

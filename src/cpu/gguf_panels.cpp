@@ -1,79 +1,157 @@
 #include "cpu/gguf_panels.h"
 
-#include <algorithm>
+#include <array>
 #include <cstring>
+
+#include "gguf/blocks.h"
 
 namespace infinilm::cpu {
 
 namespace {
 
-// The bytes of a row of the linear, or null: it is only there to fill its panel.
-const std::byte* row_of(std::span<const gguf::Rows> parts, LinearKind kind, int64_t panel, int64_t lane) {
-    size_t part = 0;
-    int64_t row = panel * panel_outputs + lane;
-    if (kind == LinearKind::act_mul) {  // panels of gate and up take turns
-        part = static_cast<size_t>(panel % 2);
-        row = panel / 2 * panel_outputs + lane;
-    } else {
-        while (part < parts.size() && row >= parts[part].num_rows) row -= parts[part++].num_rows;
-    }
+namespace blocks = gguf::blocks;
+
+// The stored bytes of a row of the linear, or null: it is only there to fill its panel.
+const uint8_t* row_of(std::span<const gguf::Rows> parts, bool pairs, int64_t panel, int64_t lane) {
+    auto part = static_cast<size_t>(pairs ? panel % 2 : 0);
+    int64_t row = (pairs ? panel / 2 : panel) * panel_outputs + lane;
+    while (!pairs && part < parts.size() && row >= parts[part].num_rows) row -= parts[part++].num_rows;
     if (part >= parts.size() || row >= parts[part].num_rows) return nullptr;
-    const gguf::Rows& rows = parts[part];
-    return rows.data +
-           gguf::stored_row(row, rows.interleaved_head_dim) * (rows.num_columns / group_size) * rows.type.bytes;
+    return reinterpret_cast<const uint8_t*>(gguf::stored_row(parts[part], row));
 }
 
-// A group of an output: its scale, then 32 int8 or 16 pairs of 4 bits, in which k and k + 16 are together.
-void pack_group(Format format, const std::byte* block, int64_t lane, std::byte* lines, std::byte* scales) {
-    std::memcpy(scales + 2 * lane, block, 2);
-    const std::byte* const q = block + 2;
-    if (format == Format::q8_0) {
-        for (int64_t line = 0; line < 8; ++line) std::memcpy(lines + line * line_bytes + 4 * lane, q + 4 * line, 4);
-        return;
-    }
-    // Four k of one half of the bytes each, then the next four beside them.
-    for (int64_t line = 0; line < 4; ++line) {
-        uint32_t first, second;
-        std::memcpy(&first, q + 8 * (line % 2), 4);
-        std::memcpy(&second, q + 8 * (line % 2) + 4, 4);
-        const int half = line < 2 ? 0 : 4;
-        const uint32_t lanes = (first >> half & 0x0f0f0f0fu) | (second >> half & 0x0f0f0f0fu) << 4;
-        std::memcpy(lines + line * line_bytes + 4 * lane, &lanes, 4);
+// 32 integers of an output, to a lane of the planes of their bits.
+template <int bits>
+void write_integers(const uint8_t* q, int64_t lane, std::byte* lines) {
+    uint32_t quads[group_size / 4];
+    std::memcpy(quads, q, sizeof quads);
+    std::byte* to = lines + 4 * lane;
+    int at = 0;  // the lowest bit of the plane
+    for (const int plane : {8, 4, 2, 1}) {
+        if (!(bits & plane)) continue;
+        const uint32_t mask = ((1u << plane) - 1) * 0x01010101u;
+        const int per_line = 8 / plane;
+        for (int line = 0; line < plane; ++line, to += line_bytes) {
+            uint32_t word = 0;
+            for (int i = 0; i < per_line; ++i) word |= (quads[line * per_line + i] >> at & mask) << (plane * i);
+            std::memcpy(to, &word, sizeof word);
+        }
+        at += plane;
     }
 }
+
+// Numbers of a block that are stored together as the scales of an output: number i of 16 outputs is at [i][16].
+class ScaleWriter {
+public:
+    ScaleWriter(std::byte* scales, int64_t lane) : next_(scales), lane_(lane) {}
+    template <int size>  // bytes of a number
+    void write(const void* from, int count) {
+        for (int i = 0; i < count; ++i, next_ += size * panel_outputs)
+            std::memcpy(next_ + size * lane_, static_cast<const std::byte*>(from) + size * i, size);
+    }
+
+private:
+    std::byte* next_;
+    int64_t lane_;
+};
+
+template <class Block>
+void write_scales(const uint8_t* b, ScaleWriter out) {
+    if constexpr (std::is_same_v<Block, blocks::MXFP4>) {
+        float scale;
+        Block::scales(b, &scale, nullptr);
+        const bf16 exact = from_float<bf16>(scale);
+        out.write<2>(&exact, 1);
+    } else if constexpr (Block::block == 32) {
+        out.write<2>(b, Block::has_min ? 2 : 1);
+    } else if constexpr (std::is_same_v<Block, blocks::Q4_K> || std::is_same_v<Block, blocks::Q5_K>) {
+        out.write<2>(b, 2);
+        out.write<4>(b + 4, 3);
+    } else if constexpr (std::is_same_v<Block, blocks::Q6_K>) {
+        out.write<4>(b + 192, 4);
+        out.write<2>(b + 208, 1);
+    } else if constexpr (std::is_same_v<Block, blocks::Q3_K>) {
+        int8_t numbers[16];
+        Block::scale_numbers(b, numbers);
+        out.write<4>(numbers, 4);
+        out.write<2>(b + 108, 1);
+    } else {
+        static_assert(std::is_same_v<Block, blocks::Q2_K>);
+        out.write<4>(b, 4);
+        out.write<2>(b + 80, 2);
+    }
+}
+
+template <class Block, Format format>
+void pack_panels(std::span<const gguf::Rows> parts, bool pairs, std::byte* panels, std::byte* scales, Range range) {
+    constexpr int bits = integers_of(format).bits;
+    constexpr int64_t group_bytes = bits * line_bytes, groups = Block::block / group_size;
+    constexpr int64_t scale_bytes = scale_bytes_of_group(format) * groups;
+    const int64_t num_blocks = parts[0].num_columns / Block::block;
+    for (int64_t panel = range.begin; panel < range.end; ++panel) {
+        std::array<const uint8_t*, panel_outputs> rows;
+        for (int64_t lane = 0; lane < panel_outputs; ++lane)
+            rows[static_cast<size_t>(lane)] = row_of(parts, pairs, panel, lane);
+        std::byte* lines = panels + panel * num_blocks * groups * group_bytes;
+        std::byte* of_block = scales + panel * num_blocks * scale_bytes;
+        for (int64_t i = 0; i < num_blocks; ++i, lines += groups * group_bytes, of_block += scale_bytes)
+            for (int64_t lane = 0; lane < panel_outputs; ++lane) {
+                const uint8_t* const row = rows[static_cast<size_t>(lane)];
+                if (!row) continue;
+                uint8_t q[Block::block];
+                Block::integers(row + i * Block::bytes, q);
+                for (int64_t group = 0; group < groups; ++group)
+                    write_integers<bits>(q + group * group_size, lane, lines + group * group_bytes);
+                write_scales<Block>(row + i * Block::bytes, {of_block, lane});
+            }
+    }
+}
+
+struct NativeType {
+    std::string_view name;
+    Format format;
+    void (*pack)(std::span<const gguf::Rows>, bool pairs, std::byte* panels, std::byte* scales, Range);
+    const int8_t* values = nullptr;
+};
+constexpr NativeType native_types[] = {
+    {"Q8_0", Format::q8_0, pack_panels<blocks::Q8_0, Format::q8_0>},
+    {"Q4_0", Format::q4_0, pack_panels<blocks::Q4_0, Format::q4_0>},
+    {"Q4_1", Format::q4_1, pack_panels<blocks::Q4_1, Format::q4_1>},
+    {"Q5_0", Format::q5_0, pack_panels<blocks::Q5_0, Format::q5_0>},
+    {"Q5_1", Format::q5_1, pack_panels<blocks::Q5_1, Format::q5_1>},
+    {"Q2_K", Format::q2_k, pack_panels<blocks::Q2_K, Format::q2_k>},
+    {"Q3_K", Format::q3_k, pack_panels<blocks::Q3_K, Format::q3_k>},
+    {"Q4_K", Format::q4_k, pack_panels<blocks::Q4_K, Format::q4_k>},
+    {"Q5_K", Format::q5_k, pack_panels<blocks::Q5_K, Format::q5_k>},
+    {"Q6_K", Format::q6_k, pack_panels<blocks::Q6_K, Format::q6_k>},
+    {"IQ4_NL", Format::iq4_nl, pack_panels<blocks::IQ4_NL, Format::iq4_nl>, blocks::iq4_values},
+    {"MXFP4", Format::mxfp4, pack_panels<blocks::MXFP4, Format::mxfp4>, blocks::mxfp4_values},
+};
 
 }  // namespace
 
-PackedTensors pack_blocks(std::span<const gguf::Rows> parts, LinearKind kind, int num_threads) {
-    const bool is_q8 = parts[0].type.name == "Q8_0";
-    const Format format = is_q8 ? Format::q8_0 : Format::q4_0;
-    const int64_t in_features = parts[0].num_columns, groups = num_groups(in_features);
-    int64_t out_features = 0;
-    for (const gguf::Rows& rows : parts)
-        if (kind != LinearKind::act_mul || &rows == &parts[0]) out_features += rows.num_rows;
-    const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
-    const PackedTensors packed{allocate_packed(shapes.panels), allocate_packed(shapes.scales)};
-    const int64_t panels = packed.panels.shape(0), block_bytes = parts[0].type.bytes;
-    const int64_t group_bytes = panel_bytes(format, group_size), scale_bytes = scale_bytes_of_group(format);
-    // Rows that fill a panel: scales of zero, and integers that are what a zero is in q4_0.
-    const std::byte zero = is_q8 ? std::byte{0} : static_cast<std::byte>(int4_offset | int4_offset << 4);
-    const int64_t shares = std::clamp<int64_t>(num_threads, 1, panels);
-    gguf::run_shares(shares, [&](int64_t share) {
-        for (int64_t panel = panels * share / shares; panel < panels * (share + 1) / shares; ++panel) {
-            std::byte* const lines = packed.panels.as<std::byte>() + panel * groups * group_bytes;
-            std::byte* const scales = packed.scales.as<std::byte>() + panel * groups * scale_bytes;
-            const std::byte* rows[panel_outputs];
-            for (int64_t lane = 0; lane < panel_outputs; ++lane) rows[lane] = row_of(parts, kind, panel, lane);
-            if (std::find(rows, rows + panel_outputs, nullptr) != rows + panel_outputs)
-                std::fill_n(lines, groups * group_bytes, zero);
-            for (int64_t group = 0; group < groups; ++group)
-                for (int64_t lane = 0; lane < panel_outputs; ++lane)
-                    if (rows[lane])
-                        pack_group(format, rows[lane] + group * block_bytes, lane, lines + group * group_bytes,
-                                   scales + group * scale_bytes);
-        }
-    });
-    return packed;
+std::optional<Format> format_of_blocks(std::string_view type) {
+    for (const NativeType& native : native_types)
+        if (native.name == type) return native.format;
+    return std::nullopt;
+}
+
+int64_t packed_bytes(const gguf::Type& type) {
+    const std::optional<Format> format = format_of_blocks(type.name);
+    if (!format) return 0;
+    return (panel_bytes(*format, type.block) + scale_bytes_of_panel(*format, type.block)) / panel_outputs;
+}
+
+const int8_t* values_of(Format format) {
+    for (const NativeType& native : native_types)
+        if (native.format == format) return native.values;
+    return nullptr;
+}
+
+void pack_blocks(std::span<const gguf::Rows> parts, bool pairs, std::byte* panels, std::byte* scales, Range range) {
+    for (const NativeType& native : native_types)
+        if (native.name == parts[0].type.name) return native.pack(parts, pairs, panels, scales, range);
+    throw WeightError(concat("weights of type ", parts[0].type.name, " are not packed as they are stored"));
 }
 
 }  // namespace infinilm::cpu

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <optional>
 
+#include "cpu/gguf_panels.h"
+
 namespace infinilm::cpu {
 
 namespace {
@@ -21,16 +23,11 @@ Format format_of(std::span<const LinearPart> parts, Quantization quantization) {
     }
 }
 
-// The one that tensors of these dtypes have, of those with panels of this dtype the first one otherwise.
-std::optional<Format> format_of_tensors(const PackedTensors& tensors) {
-    std::optional<Format> found;
-    for (const Format format :
-         {Format::f32, Format::bf16, Format::f16, Format::int8, Format::int4, Format::q8_0, Format::q4_0}) {
-        const PackedShapes shapes = packed_shapes(format, LinearKind::plain, 0, 0);
-        if (shapes.panels.dtype != tensors.panels.dtype()) continue;
-        if (!found || (tensors.scales && shapes.scales.dtype == tensors.scales.dtype())) found = format;
-    }
-    return found;
+// The one whose panels are stored as this dtype.
+std::optional<Format> format_of_panels(DType dtype) {
+    for (const Format format : {Format::f32, Format::bf16, Format::f16, Format::int8, Format::int4})
+        if (packed_shapes(format, LinearKind::plain, 0, 0).panels.dtype == dtype) return format;
+    return std::nullopt;
 }
 
 int64_t panels_of(int64_t rows) { return (rows + panel_outputs - 1) / panel_outputs; }
@@ -114,7 +111,7 @@ void check_shape(const char* name, const TensorView& tensor, const PackedShape& 
 
 // Checks the tensors against the whole linear, and returns their format.
 Format checked_format(const PackedSource& source) {
-    const std::optional<Format> format = format_of_tensors(source.tensors);
+    const std::optional<Format> format = format_of_panels(source.tensors.panels.dtype());
     if (!format)
         throw WeightError(concat("packed panels: expected float32, bfloat16, float16, int8 or uint8 (int4), got ",
                                  name(source.tensors.panels.dtype())));
@@ -142,8 +139,9 @@ Element element(DType dtype) {
 
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features) {
     const int64_t panels = panels_of(kind, out_features), groups = num_groups(in_features);
-    const int64_t lines = groups * (group_size / k_per_line(format));
+    const int64_t lines = groups * lines_of_group(format);
     switch (format) {
+        case Format::f32: return {{DType::float32, {panels, lines, panel_outputs}}, {}};
         case Format::bf16: return {{DType::bfloat16, {panels, lines, panel_outputs, 2}}, {}};
         case Format::f16: return {{DType::float16, {panels, lines, 2, panel_outputs}}, {}};
         case Format::int8:
@@ -151,13 +149,9 @@ PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features,
         case Format::int4:
             return {{DType::uint8, {panels, lines, panel_outputs, 4}},
                     {DType::bfloat16, {panels, groups, panel_outputs}}};
-        case Format::q8_0:
-            return {{DType::int8, {panels, lines, panel_outputs, 4}},
-                    {DType::float16, {panels, groups, panel_outputs}}};
-        case Format::q4_0:
-            return {{DType::uint8, {panels, lines, panel_outputs, 4}},
-                    {DType::float16, {panels, groups, panel_outputs}}};
-        default: return {{DType::float32, {panels, lines, panel_outputs}}, {}};
+        default:
+            return {{DType::uint8, {panels, panel_bytes(format, in_features)}},
+                    {DType::uint8, {panels, scale_bytes_of_panel(format, in_features)}}};
     }
 }
 
@@ -169,54 +163,107 @@ Tensor allocate_packed(const PackedShape& shape) {
     return tensor;
 }
 
-void PackedLinear::add_part(int64_t rows) {
-    part_rows_.push_back(rows);
-    if (kind != LinearKind::act_mul || part_rows_.size() == 1) out_features += rows;
+// A piece of parts of so many rows, without tensors.
+PackedPiece& PackedLinear::add_piece(Format format, std::span<const int64_t> rows) {
+    const bool pairs = kind == LinearKind::act_mul;
+    PackedPiece piece{.tensors = {}, .first_output = out_features};
+    for (const int64_t of_part : rows) {
+        parts_.push_back({of_part, pieces_.size(), pairs ? 0 : piece.out_features});
+        if (!pairs || piece.out_features == 0) piece.out_features += of_part;
+    }
+    out_features += piece.out_features;
+    piece.weight.format = format;
+    return pieces_.emplace_back(std::move(piece));
 }
 
-void PackedLinear::set_packed(Format format) {
-    packed_ = {.panels = tensors_.panels.data(),
-               .scales = tensors_.scales.data(),
-               .format = format,
-               .in_features = in_features,
-               .num_panels = tensors_.panels.shape(0)};
+void PackedLinear::set_tensors(PackedPiece& piece, PackedTensors tensors) const {
+    piece.tensors = std::move(tensors);
+    piece.weight = {.panels = piece.tensors.panels.data(),
+                    .scales = piece.tensors.scales.data(),
+                    .values = values_of(piece.weight.format),
+                    .format = piece.weight.format,
+                    .in_features = in_features,
+                    .num_panels = piece.tensors.panels.shape(0)};
+}
+
+void PackedLinear::allocate(PackedPiece& piece) const {
+    const PackedShapes shapes = packed_shapes(piece.weight.format, kind, piece.out_features, in_features);
+    set_tensors(piece, {allocate_packed(shapes.panels), allocate_packed(shapes.scales)});
 }
 
 void PackedLinear::set_bias(size_t part, const TensorView& bias) {
     if (!bias) return;
-    bias_.resize(static_cast<size_t>(packed_.num_panels * panel_outputs));
-    for (int64_t row = 0; row < part_rows_[part]; ++row)
+    PackedPiece& piece = pieces_[parts_[part].piece];
+    piece.bias.resize(static_cast<size_t>(piece.weight.num_panels * panel_outputs));
+    for (int64_t row = 0; row < parts_[part].rows; ++row)
         visit_floating(bias.dtype(), [&](auto tag) {
-            bias_[static_cast<size_t>(packed_row(part, row))] =
+            piece.bias[static_cast<size_t>(place(part, row).row)] =
                 to_float(bias.as<const decltype(tag)>()[row * bias.stride(0)]);
         });
 }
 
 PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Quantization quantization,
-                           const Pack& pack) {
+                           const Pack& pack, const Split& split) {
     this->kind = kind;
-    in_features = parts[0].weight.shape(1);
+    in_features = parts[0].in_features();
+    for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+        while (end < parts.size() && parts[end].blocks.type == parts[begin].blocks.type) ++end;
+        const std::span of_piece = parts.subspan(begin, end - begin);
+        if (parts[begin].has_blocks())
+            pack_blocks(of_piece, split);
+        else
+            pack_numbers(of_piece, quantization, pack);
+    }
+    for (size_t p = 0; p < parts.size(); ++p) set_bias(p, parts[p].bias);
+}
+
+void PackedLinear::pack_numbers(std::span<const LinearPart> parts, Quantization quantization, const Pack& pack) {
     std::vector<PackSource> sources;
+    std::vector<int64_t> rows;
     for (const LinearPart& part : parts) {
         sources.push_back({.weight = part.weight.data(),
                            .weight_stride = part.weight.stride(0),
                            .element = element(part.weight.dtype()),
                            .out_features = part.weight.shape(0)});
-        add_part(part.weight.shape(0));
+        rows.push_back(part.weight.shape(0));
     }
-    const Format format = format_of(parts, quantization);
-    const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
-    tensors_ = {allocate_packed(shapes.panels), allocate_packed(shapes.scales)};
-    set_packed(format);
+    PackedPiece& piece = add_piece(format_of(parts, quantization), rows);
+    allocate(piece);
     pack({.sources = sources.data(),
           .num_sources = static_cast<int>(sources.size()),
           .pairs = kind == LinearKind::act_mul,
           .in_features = in_features,
-          .num_panels = packed_.num_panels,
-          .format = format,
-          .panels = tensors_.panels.data(),
-          .scales = tensors_.scales.data()});
-    for (size_t p = 0; p < parts.size(); ++p) set_bias(p, parts[p].bias);
+          .num_panels = piece.weight.num_panels,
+          .format = piece.weight.format,
+          .panels = piece.tensors.panels.data(),
+          .scales = piece.tensors.scales.data()});
+}
+
+void PackedLinear::pack_blocks(std::span<const LinearPart> parts, const Split& split) {
+    std::vector<gguf::Rows> sources;
+    std::vector<int64_t> rows;
+    for (const LinearPart& part : parts) {
+        sources.push_back({.type = *gguf::find_type(part.blocks.type),
+                           .data = part.weight.as<const std::byte>(),
+                           .row_stride = part.weight.stride(0),
+                           .num_rows = part.weight.shape(0),
+                           .num_columns = in_features,
+                           .interleaved_head_dim = part.blocks.interleaved_head_dim});
+        rows.push_back(part.weight.shape(0));
+    }
+    PackedPiece& piece = add_piece(*format_of_blocks(parts[0].blocks.type), rows);
+    allocate(piece);
+    split(piece.weight.num_panels, piece.weight.num_panels * panel_outputs * in_features, [&](Range panels) {
+        cpu::pack_blocks(sources, kind == LinearKind::act_mul, piece.tensors.panels.as<std::byte>(),
+                         piece.tensors.scales.as<std::byte>(), panels);
+    });
+}
+
+// Of a file: a linear of one piece whose format is one of a packed checkpoint.
+PackedTensors PackedLinear::tensors() const {
+    const bool is_stored = pieces_.size() == 1 && format_of_panels(pieces_[0].tensors.panels.dtype()) ==
+                                                      std::optional(pieces_[0].weight.format);
+    return is_stored ? pieces_[0].tensors : PackedTensors();
 }
 
 void PackedLinear::check(const PackedSource& source) {
@@ -229,24 +276,24 @@ PackedLinear::PackedLinear(const PackedSource& source) {
     const PackedCut cut = cut_of(source);
     kind = source.kind;
     in_features = source.columns.size();
+    std::vector<int64_t> rows;
     for (const PackedSource::Part& part : source.parts) {
-        int64_t rows = 0;
-        for (const Range& range : part.rows) rows += range.size();
-        add_part(rows);
+        rows.push_back(0);
+        for (const Range& range : part.rows) rows.back() += range.size();
     }
+    PackedPiece& piece = add_piece(format, rows);
     const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
     const int64_t groups = num_groups(source.in_features);
-    tensors_ = {cut_out(source.tensors.panels, cut, shapes.panels, true, groups),
-                cut_out(source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)};
-    set_packed(format);
+    set_tensors(piece, {cut_out(source.tensors.panels, cut, shapes.panels, true, groups),
+                        cut_out(source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)});
     for (size_t p = 0; p < source.parts.size(); ++p) set_bias(p, source.parts[p].bias);
 }
 
-int64_t PackedLinear::packed_row(size_t part, int64_t row) const {
+PackedLinear::Place PackedLinear::place(size_t part, int64_t row) const {
+    const Part& of = parts_[part];
     if (kind == LinearKind::act_mul)
-        return (row / panel_outputs * 2 + static_cast<int64_t>(part)) * panel_outputs + row % panel_outputs;
-    for (size_t before = 0; before < part; ++before) row += part_rows_[before];
-    return row;
+        row = (row / panel_outputs * 2 + static_cast<int64_t>(part)) * panel_outputs + row % panel_outputs;
+    return {pieces_[of.piece].weight, of.first_row + row};
 }
 
 }  // namespace infinilm::cpu

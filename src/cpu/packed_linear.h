@@ -4,14 +4,14 @@
 //   float16   panels [panels, k / 2, 2, 16] float16
 //   int8      panels [panels, k / 4, 16, 4] int8,   scales [panels, 16] float32
 //   int4      panels [panels, k / 8, 16, 4] uint8,  scales [panels, k / 32, 16] bfloat16
-//   q8_0      panels [panels, k / 4, 16, 4] int8,   scales [panels, k / 32, 16] float16
-//   q4_0      panels [panels, k / 8, 16, 4] uint8,  scales [panels, k / 32, 16] float16
+// Formats of blocks, which no file of panels holds: panels and scales are bytes, [panels, bytes of a panel].
 #pragma once
 
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "core/range.h"
 #include "cpu/kernels/pack.h"
 #include "ops/backend.h"
 
@@ -35,32 +35,53 @@ PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features,
 // Memory that is written once and whole, in huge pages where there are any; absent where the shape is empty.
 Tensor allocate_packed(const PackedShape& shape);
 
+// Outputs of a linear whose weights are of one format: all of them, but where the blocks of its parts are of different
+// types.
+struct PackedPiece {
+    PackedTensors tensors;
+    PackedWeight weight{};
+    int64_t first_output = 0, out_features = 0;
+    std::vector<float> bias = {};  // [num_panels, 16], or empty
+};
+
 class PackedLinear final : public PreparedLinear {
 public:
     using Pack = std::function<void(const PackArgs&)>;
-    // Joins the parts, which may have different dtypes; where nothing is quantised, parts of one dtype keep it, others
-    // become float32. pack() does the work, over threads.
-    PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Quantization quantization, const Pack& pack);
+    // Calls f for ranges of [0, n), whose work is `work` in all.
+    using Split = std::function<void(int64_t n, int64_t work, const std::function<void(Range)>& f)>;
+    // Joins the parts, which may have different dtypes. Blocks keep their format, numbers of one dtype keep that where
+    // nothing is quantised; others become float32. pack() and split() do the work, over threads.
+    PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Quantization quantization, const Pack& pack,
+                 const Split& split);
     // See Backend::adopt_linear.
     explicit PackedLinear(const PackedSource& source);
     static void check(const PackedSource& source);
 
-    PackedTensors tensors() const override { return tensors_; }
-    const PackedWeight& packed() const { return packed_; }
-    // Where row `row` of a part is in the panels.
-    int64_t packed_row(size_t part, int64_t row) const;
-    int64_t rows_of(size_t part) const { return part_rows_[part]; }
-    const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }  // [num_panels, 16], or null
+    PackedTensors tensors() const override;
+    const std::vector<PackedPiece>& pieces() const { return pieces_; }
+    // Where row `row` of a part is: among the rows of the panels of a piece.
+    struct Place {
+        const PackedWeight& weight;
+        int64_t row;
+    };
+    Place place(size_t part, int64_t row) const;
+    int64_t rows_of(size_t part) const { return parts_[part].rows; }
 
 private:
-    void add_part(int64_t rows);
-    void set_packed(Format format);
+    struct Part {
+        int64_t rows;
+        size_t piece;
+        int64_t first_row;  // of the part in its piece
+    };
+    PackedPiece& add_piece(Format format, std::span<const int64_t> rows);
+    void set_tensors(PackedPiece& piece, PackedTensors tensors) const;
+    void allocate(PackedPiece& piece) const;
     void set_bias(size_t part, const TensorView& bias);
+    void pack_numbers(std::span<const LinearPart> parts, Quantization quantization, const Pack& pack);
+    void pack_blocks(std::span<const LinearPart> parts, const Split& split);
 
-    PackedTensors tensors_;
-    std::vector<int64_t> part_rows_;  // out_features of each part
-    std::vector<float> bias_;
-    PackedWeight packed_{};
+    std::vector<PackedPiece> pieces_;
+    std::vector<Part> parts_;
 };
 
 }  // namespace infinilm::cpu

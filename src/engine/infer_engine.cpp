@@ -206,8 +206,8 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
     }
 }
 
-std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor) {
-    return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor); });
+std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
+    return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
 }
 
 std::vector<std::string> InferEngine::loaded_params() {
@@ -265,6 +265,21 @@ void InferEngine::time_ops(bool on) {
 
 OpTimes InferEngine::op_times() {
     return of_rank0([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); });
+}
+
+void InferEngine::add_adapter(int32_t id, const std::vector<LoraTensors>& tensors) {
+    on_ranks([&](Rank& rank) {
+        if (rank.backend->device().kind != DeviceKind::cpu)
+            throw DeviceError(concat("LoRA adapters do not run on ", to_string(rank.backend->device()),
+                                     " in this version; use device 'cpu', or merge_lora"));
+        if (id < 0 || rank.adapters.contains(id))
+            throw WeightError(concat("add_adapter: expected an id that is free and not negative, got ", id));
+        rank.adapters[id] = std::make_shared<const Adapter>(*rank.backend, rank.params, tensors);
+    });
+}
+
+void InferEngine::remove_adapter(int32_t id) {
+    on_ranks([&](Rank& rank) { rank.adapters.erase(id); });
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
@@ -360,7 +375,9 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
-    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu) check_values(step, spec_, rank.cache.spec());
+    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
+        check_values(step, spec_, rank.cache.spec());
+    const LoraStep lora(rank.adapters, step);
     StepOutput output = together([&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
@@ -368,9 +385,10 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         const auto stage_step = [&rank](const Batch& batch) {
             return stage(*rank.backend, rank.params.spec(), rank.cache, batch);
         };
-        if (rank.tap) {
+        if (rank.tap || lora) {
             const Batch staged = stage_step(step);
-            return finish(staged, compute(rank, staged, *rank.tap));
+            const StepTap tap{.lora = lora ? &lora : nullptr, .hooks = rank.tap.get()};
+            return finish(staged, compute(rank, staged, tap));
         }
         return rank.graphs->run(
             step, rank.cache.spec().block_size, stage_step,
@@ -422,6 +440,7 @@ void InferEngine::close() {
         rank->tap.reset();
         rank->decoder.reset();
         rank->timed.reset();
+        rank->adapters.clear();
         rank->params.clear();
         rank->cache = {};
         rank->previous_ids = {};

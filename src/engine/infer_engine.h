@@ -51,8 +51,8 @@ public:
     const std::vector<ParamRow>& param_rows() const { return ranks_[0]->params.rows(); }
 
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
-    // its last tensor; returns the names of those that were, whose memory is not read again.
-    std::vector<std::string> load_param(const std::string& name, const Tensor& tensor);
+    // its last tensor; returns the names of those that were, whose memory is not read again. blocks: see Params::load.
+    std::vector<std::string> load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks = {});
     std::vector<std::string> loaded_params();  // names
     // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. Of one rank.
     std::vector<std::pair<std::string, Tensor>> take_packed();
@@ -62,6 +62,10 @@ public:
     // not kept.
     using StateDict = std::vector<std::pair<std::string, Tensor>>;
     std::vector<StateDict> state_dict();
+    // Adapters, which steps name by id (Batch::adapter_ids) from the next one on. All of one are there or none.
+    // WeightError: see Adapter, or an id that is taken. DeviceError: not on a CPU.
+    void add_adapter(int32_t id, const std::vector<LoraTensors>& tensors);
+    void remove_adapter(int32_t id);  // after the steps submitted before; one that is not there is left alone
     // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was.
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
@@ -98,6 +102,7 @@ private:
         std::unique_ptr<TimedBackend> timed;  // null: nobody asks
         std::unique_ptr<Decoder> decoder;     // once all parameters are there
         std::unique_ptr<StepGraphs> graphs;
+        Adapters adapters;
         KvCache cache;
         Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
         std::unique_ptr<HookTap> tap;  // null: no hooks

@@ -16,8 +16,9 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const int size = plan.num_ranks;
     const ModelSpec spec = local_spec(model, {size - 1, size});  // where parts are not equal, the last is the largest
     const DType activation = on_cpu ? cpu::activation_dtype : spec.dtype;
-    const int64_t of_a_rank = Decoder::workspace_bytes(spec, activation, std::max(step.num_tokens, step.num_rows)) +
-                              Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows);
+    const int64_t of_a_rank =
+        Decoder::workspace_bytes(spec, activation, std::max(step.num_tokens, step.num_rows), step.most_rank) +
+        Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows);
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
         return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +
@@ -34,6 +35,10 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
         for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
             linears.push_back(
                 {.num_tokens = step.num_tokens * experts.top_k, .in_features = in_features, .count = experts.count});
+    if (step.num_adapters > 0)
+        for (const int64_t in_features :
+             {int64_t{spec.hidden_size}, int64_t{spec.q_dim()}, int64_t{spec.mlp.intermediate_size}, step.most_rank})
+            linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features, .count = step.num_adapters});
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
                            {.num_tokens = step.num_tokens,

@@ -12,6 +12,8 @@ struct StepLimits {
     int64_t num_tokens = 0;         // of a step
     int64_t num_rows = 0;           // of logits that tokens are drawn from
     int64_t num_returned_rows = 0;  // of logits that are returned, besides
+    int64_t num_adapters = 0;       // in one step
+    int64_t most_rank = 0;          // of them
 };
 
 // Where they run.

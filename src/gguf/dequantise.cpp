@@ -12,7 +12,12 @@ using ReadBlocks = void (*)(const uint8_t* data, int64_t count, float* out);
 
 template <class Block>
 void read_blocks(const uint8_t* data, int64_t count, float* out) {
-    for (int64_t i = 0; i < count; ++i) Block::read(data + i * Block::bytes, out + i * Block::block);
+    for (int64_t i = 0; i < count; ++i) {
+        if constexpr (requires { Block::value; })
+            blocks::read<Block>(data + i * Block::bytes, out + i * Block::block);
+        else
+            Block::read(data + i * Block::bytes, out + i * Block::block);
+    }
 }
 
 template <class Block>
@@ -78,10 +83,9 @@ template <class T>
 void dequantise_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t end, T* out) {
     constexpr int64_t piece = 2048;  // weights at a time, a multiple of all blocks: they stay in the first cache
     alignas(64) float values[piece];
-    const int64_t block = rows.type.block, row_bytes = rows.num_columns / block * rows.type.bytes;
+    const int64_t block = rows.type.block;
     for (int64_t row = begin; row < end; ++row) {
-        const auto* from =
-            reinterpret_cast<const uint8_t*>(rows.data) + stored_row(row, rows.interleaved_head_dim) * row_bytes;
+        const auto* const from = reinterpret_cast<const uint8_t*>(stored_row(rows, row));
         for (int64_t column = 0; column < rows.num_columns; column += piece) {
             const int64_t n = std::min(piece, rows.num_columns - column);
             read(from + column / block * rows.type.bytes, n / block, values);

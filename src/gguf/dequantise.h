@@ -15,6 +15,7 @@ namespace infinilm::gguf {
 struct Rows {
     const Type& type;       // readable
     const std::byte* data;  // [num_rows] rows of num_columns / block * bytes
+    int64_t row_stride;     // bytes from row to row
     int64_t num_rows;
     int64_t num_columns;  // a multiple of the block
     // Not 0: rows are those of heads of this size, in which the two halves of a head take turns, as llama.cpp orders
@@ -22,12 +23,13 @@ struct Rows {
     int64_t interleaved_head_dim = 0;
 };
 
-// Which row of the file is row `row` of the result.
-inline int64_t stored_row(int64_t row, int64_t interleaved_head_dim) {
-    const int64_t d = interleaved_head_dim;
-    if (d == 0) return row;
-    const int64_t in_head = row % d;
-    return row - in_head + 2 * (in_head % (d / 2)) + in_head / (d / 2);
+// Where row `row` of the result is stored.
+inline const std::byte* stored_row(const Rows& rows, int64_t row) {
+    if (const int64_t d = rows.interleaved_head_dim; d > 0) {
+        const int64_t in_head = row % d;
+        row += 2 * (in_head % (d / 2)) + in_head / (d / 2) - in_head;
+    }
+    return rows.data + row * rows.row_stride;
 }
 
 // Calls f(share) for the shares 0 to num_shares - 1 at once; throws what the first one of them threw.

@@ -78,6 +78,7 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
     check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
     check_sequence_arrays(check, b);
+    if (b.adapter_ids) check.tensor("adapter_ids", b.adapter_ids, {"num_seqs"}, DType::int32);
     check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
     check_ids(check, "input_ids", b.input_ids, spec.vocab_size);
     check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);

@@ -21,6 +21,7 @@ struct Batch {
     Tensor block_table;   // [num_seqs, max_blocks_per_seq] int32
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
+    Tensor adapter_ids;   // [num_seqs] int32, -1: none; or absent. See Adapters
     Tensor logits_rows;   // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
 
     // One per logits row; all absent: nothing is sampled. See SampleParams.

@@ -38,6 +38,7 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& ba
 std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const ModelSpec& spec, DType activation) {
     int64_t rotary_dims = 0;
     for (const RopeSpec& rope : spec.ropes) rotary_dims += 2 * static_cast<int64_t>(rope.inv_freq.size());
+    const bool wide_norm = spec.attention.qk_norm == QkNorm::all;
     const ExpertsSpec& experts = spec.experts;
     int inner = experts.shared_intermediate_size;
     if (!std::ranges::all_of(spec.layers, &LayerSpec::experts)) inner = std::max(inner, spec.mlp.intermediate_size);
@@ -46,6 +47,7 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
                                                {&Workspace::last, 1, spec.hidden_size, activation},
                                                {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
                                                {&Workspace::attn, 1, spec.q_dim(), activation},
+                                               {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
                                                {&Workspace::inner, 1, inner, activation},
                                                {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
     if (experts.count > 0)
@@ -60,20 +62,40 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     return shapes;
 }
 
-int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens) {
-    return buffer_bytes(workspace_shapes(spec, activation), num_tokens);
+std::vector<BufferShape<Decoder::TapWorkspace>> Decoder::tap_shapes(const ModelSpec& spec, DType activation) {
+    return {{&TapWorkspace::branch, 1, spec.hidden_size, activation},
+            {&TapWorkspace::gate_up, 1, 2 * spec.mlp.intermediate_size, activation}};
 }
 
-void Decoder::reserve_taps(int64_t num_tokens) {
-    if (num_tokens <= taps_.num_tokens) return;
-    const DType act = backend_.activation_dtype();
-    while_quiet(backend_, [&] {
-        taps_ = {};
-        taps_ = {
-            .num_tokens = num_tokens,
-            .branch = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, spec_.hidden_size}),
-            .gate_up = backend_.allocate(act, std::array<int64_t, 2>{num_tokens, 2 * spec_.mlp.intermediate_size})};
-    });
+std::vector<BufferShape<Decoder::LoraWorkspace>> Decoder::lora_shapes(const ModelSpec& spec, DType activation,
+                                                                      int64_t most_rank) {
+    const int widest = std::max({spec.hidden_size, spec.q_dim(), spec.kv_dim(), spec.mlp.intermediate_size});
+    return {{&LoraWorkspace::inner, 1, most_rank, activation}, {&LoraWorkspace::delta, 1, widest, activation}};
+}
+
+int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens, int64_t most_rank) {
+    int64_t bytes = buffer_bytes(workspace_shapes(spec, activation), num_tokens);
+    if (most_rank > 0)
+        bytes += buffer_bytes(tap_shapes(spec, activation), num_tokens) +
+                 buffer_bytes(lora_shapes(spec, activation, most_rank), num_tokens);
+    return bytes;
+}
+
+void Decoder::reserve_lora(const LoraStep& step) {
+    const int64_t had = lora_.inner ? lora_.inner.shape(1) : 0, most_rank = std::max(had, step.most_rank());
+    const int64_t num_rows = std::max(lora_.capacity, step.num_rows());
+    if (most_rank > had) lora_ = {};
+    reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), most_rank), num_rows);
+}
+
+template <class Tap>
+void Decoder::add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out) {
+    if constexpr (Tap::active) {
+        if (!tap.lora) return;
+        const std::span<const LoraPart> parts = tap.lora->parts(site, layer);
+        if (parts.empty()) return;
+        ops::lora(backend_, {.x = x, .parts = parts, .out = out, .inner = lora_.inner, .delta = lora_.delta});
+    }
 }
 
 Decoder::Activations Decoder::activations(int64_t num_tokens) const {
@@ -100,10 +122,11 @@ TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
 
 RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     const LayerWeights& w = weights_.layers[layer];
-    const int rope = spec_.layers[static_cast<size_t>(layer)].rope;
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
     const bool wide = spec_.attention.qk_norm == QkNorm::all;  // done before
     return {.qkv = s.a.qkv,
-            .cos_sin = rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), rope),
+            .cos_sin = spec.rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.rope),
+            .q_cos_sin = spec.q_rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.q_rope),
             .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
             .k_norm = wide ? TensorView() : TensorView(w.k_norm.prepared),
             .slot_mapping = s.batch.slot_mapping,
@@ -127,6 +150,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     if (layer > 0 && layer % layers_apart == 0) keep_together();
     project_qkv(s, tap, layer);
     attend(s, tap, layer);
+    if (spec_.parallel_blocks) project_gate_up(s, tap, layer);  // while what both read is there
     add_branch(s, tap, layer,
                {.post_norm = w.attention_post_norm,
                 .next_norm = w.mlp_norm,
@@ -137,11 +161,12 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                    ops::linear(
                        backend_,
                        {.x = s.a.attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = residual, .out = out});
+                   add_lora(tap, Site::o_proj, layer, s.a.attn, out);
                });
     begin_mlp(s.batch, layer);
     if (w.experts)
         choose_experts(s, tap, layer);
-    else
+    else if (!spec_.parallel_blocks)
         project_gate_up(s, tap, layer);
     add_branch(s, tap, layer,
                {.post_norm = w.mlp_post_norm,
@@ -154,6 +179,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                    ops::linear(
                        backend_,
                        {.x = s.a.inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = residual, .out = out});
+                   add_lora(tap, Site::down_proj, layer, s.a.inner, out);
                });
 }
 
@@ -194,22 +220,20 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
         tap_heads(q, 0, num_heads);
         tap_heads(k, num_heads, num_kv_heads);
     };
-    auto norm_all_heads = [&](const VectorWeights& weight, int64_t begin, int64_t end) {
-        const TensorView part = s.a.qkv.slice(1, begin, end);
-        ops::rms_norm(backend_, {.x = part, .weight = weight.prepared, .out = part, .eps = spec_.rms_norm_eps});
-    };
     ops::linear(backend_, linear);
+    add_lora(tap, Site::q_proj, layer, x, s.a.qkv.slice(1, 0, q_dim));
+    add_lora(tap, Site::k_proj, layer, x, s.a.qkv.slice(1, q_dim, q_dim + kv_dim));
+    add_lora(tap, Site::v_proj, layer, x, s.a.qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
     tap_q_and_k(Site::q_proj, Site::k_proj);
     tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
     if (wide) {
-        norm_all_heads(w.q_norm, 0, q_dim);
-        norm_all_heads(w.k_norm, q_dim, q_dim + kv_dim);
+        norm_all_heads(s, w);
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
     }
     // One op norms, turns and stores; here it does one after the other.
     RopeStoreParams part = params;
     if (params.q_norm) {
-        part.cos_sin = part.slot_mapping = {};
+        part.cos_sin = part.q_cos_sin = part.slot_mapping = {};
         ops::qk_norm_rope_store_kv(backend_, part);
     }
     if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
@@ -217,9 +241,31 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     part.q_norm = part.k_norm = part.slot_mapping = {};
     ops::qk_norm_rope_store_kv(backend_, part);
     tap_q_and_k(Site::q_rope, Site::k_rope);
-    part.cos_sin = {};
+    part.cos_sin = part.q_cos_sin = {};
     part.slot_mapping = params.slot_mapping;
     ops::qk_norm_rope_store_kv(backend_, part);
+}
+
+// Ranks have as many columns each, and each kv head as often as the others: the mean over all of these is that over the
+// model's.
+void Decoder::norm_all_heads(const Step& s, const LayerWeights& w) {
+    const int64_t num_tokens = s.a.qkv.shape(0), q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
+    const TensorView parts[] = {s.a.qkv.slice(1, 0, q_dim), s.a.qkv.slice(1, q_dim, q_dim + kv_dim)};
+    const TensorView means = work_.mean_squares.slice(0, 0, 2 * num_tokens);
+    const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
+    const bool several = num_ranks() > 1;
+    if (several) {
+        for (int i = 0; i < 2; ++i)
+            ops::mean_square(backend_,
+                             {.x = parts[i], .out = of_part(i), .multiplier = 1.0f / static_cast<float>(num_ranks())});
+        communicator_.all_reduce(means);
+    }
+    for (int i = 0; i < 2; ++i)
+        ops::rms_norm(backend_, {.x = parts[i],
+                                 .weight = (i == 0 ? w.q_norm : w.k_norm).prepared,
+                                 .out = parts[i],
+                                 .eps = spec_.rms_norm_eps,
+                                 .mean_square = several ? of_part(i) : TensorView()});
 }
 
 template <class Tap>
@@ -237,6 +283,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .cu_seqlens_q = s.batch.cu_seqlens_q,
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
+                                    .sinks = weights_.layers[layer].sinks.prepared,
                                     .softmax_scale = spec_.attention.softmax_scale,
                                     .score_cap = spec_.attention.score_cap,
                                     .sliding_window = window,
@@ -250,11 +297,12 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
 
 template <class Tap>
 Decoder::Input Decoder::mlp_input(const Step& s, const Tap& tap, int layer) {
+    if (spec_.parallel_blocks) return {.x = s.a.normed, .norm = {}};
     const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
     return normed_input(s, tap, layer, weights_.layers[layer].mlp_norm, site);
 }
 
-// Norm, gate and up, activation(gate) * up.
+// Norm, gate and up, activation(gate) * up; or without gate, activation(up).
 template <class Tap>
 void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
@@ -265,15 +313,23 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
                         .residual = {},
                         .out = s.a.inner,
                         .activation = spec_.mlp.activation};
-    if constexpr (!Tap::active) return ops::linear(backend_, linear);
+    const bool gated = spec_.mlp.gated;
+    if (!Tap::active && gated) return ops::linear(backend_, linear);
 
     const int64_t inner_size = spec_.mlp.intermediate_size;
-    const TensorView gate_up = taps_.gate_up.slice(0, 0, x.shape(0));
+    const Tensor& owner = gated ? taps_.gate_up : work_.inner;
+    const TensorView gate_up = gated ? owner.slice(0, 0, x.shape(0)) : s.a.inner;
     linear.out = gate_up;
-    linear.gate_up_apart = true;
+    linear.gate_up_apart = gated;
     ops::linear(backend_, linear);
-    tap_own(tap, Site::gate_proj, layer, gate_up.slice(1, 0, inner_size), gate_up, taps_.gate_up);
-    tap_own(tap, Site::up_proj, layer, gate_up.slice(1, inner_size, 2 * inner_size), gate_up, taps_.gate_up);
+    if (gated) {
+        const TensorView gate = gate_up.slice(1, 0, inner_size);
+        add_lora(tap, Site::gate_proj, layer, x, gate);
+        tap_own(tap, Site::gate_proj, layer, gate, gate_up, owner);
+    }
+    const TensorView up = gated ? gate_up.slice(1, inner_size, 2 * inner_size) : gate_up;
+    add_lora(tap, Site::up_proj, layer, x, up);
+    tap_own(tap, Site::up_proj, layer, up, gate_up, owner);
     ops::act_mul(backend_, {.gate_up = gate_up, .out = s.a.inner, .activation = spec_.mlp.activation});
     tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
 }
@@ -354,7 +410,7 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
         ops::rms_norm(backend_, {.x = branch, .weight = b.post_norm.prepared, .out = branch, .eps = sum.eps});
         tap_common(tap, b.norm_site, layer, branch, branch_owner);
     }
-    // The next sublayer reads the sum, or norms it when hooks have seen it, see normed_input.
+    // The next sublayer reads the sum, or norms it when hooks have seen it: see normed_input.
     if (Tap::active || !spec_.pre_norms) sum.weight = {};
     ops::add_rms_norm(backend_, sum);
     tap_common(tap, b.sum_site, layer, x, Tensor(x, work_.x.owner));
@@ -363,14 +419,16 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
 template <class Tap>
 void Decoder::tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,
                       const Tensor& owner) {
-    if constexpr (Tap::active) tap(backend_, site, layer, view, Tensor(parent, owner.owner));
+    if constexpr (Tap::active)
+        if (tap.hooks) (*tap.hooks)(backend_, site, layer, view, Tensor(parent, owner.owner));
 }
 
 template <class Tap>
 void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
     if constexpr (Tap::active) {
-        tap(backend_, site, layer, view, parent);
-        if (num_ranks() > 1 && tap.wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
+        if (!tap.hooks) return;
+        (*tap.hooks)(backend_, site, layer, view, parent);
+        if (num_ranks() > 1 && tap.hooks->wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
     }
 }
 
@@ -395,13 +453,18 @@ template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     reserve(backend_, work_, workspace_shapes(spec_, backend_.activation_dtype()), std::max(num_tokens, num_rows));
-    if constexpr (Tap::active) reserve_taps(num_tokens);
+    if constexpr (Tap::active) {
+        reserve(backend_, taps_, tap_shapes(spec_, backend_.activation_dtype()), num_tokens);
+        if (tap.lora) reserve_lora(*tap.lora);
+    }
     const Step s{.a = activations(num_tokens), .batch = batch, .cache = cache};
     embed(batch, s.a.x);
     for (size_t rope = 0; rope < inv_freq_.size(); ++rope)
         ops::rope_table(backend_, {.positions = batch.positions,
                                    .inv_freq = inv_freq_[rope],
                                    .attention_factor = spec_.ropes[rope].attention_factor,
+                                   .scale_beta = spec_.ropes[rope].scale_beta,
+                                   .scale_positions = spec_.ropes[rope].scale_positions,
                                    .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
     tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
     if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does
@@ -434,6 +497,6 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
 }
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
-template Tensor Decoder::forward(const Batch&, const KvCache&, const HookTap&);
+template Tensor Decoder::forward(const Batch&, const KvCache&, const StepTap&);
 
 }  // namespace infinilm

@@ -11,11 +11,20 @@
 #include "model/buffers.h"
 #include "model/kv_cache.h"
 #include "model/logits.h"
+#include "model/lora.h"
 #include "model/params.h"
 #include "model/spec.h"
 #include "model/taps.h"
 
 namespace infinilm {
+
+// For steps whose linears are apart, since something happens between them: adapters add to what they give, and then
+// hooks see it. Either may be absent.
+struct StepTap {
+    static constexpr bool active = true;
+    const LoraStep* lora = nullptr;
+    const HookTap* hooks = nullptr;
+};
 
 class Decoder {
 public:
@@ -24,14 +33,15 @@ public:
     // The logits of the rows that are wanted, as Logits::compute gives them; absent if there are none. Everything is on
     // the backend's device. StepAborted: see batch.abort, which is asked before each half of a layer and before the
     // logits.
-    template <class Tap>  // NoTap or HookTap
+    template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // Of what forward() was last called with, and what it gave; batch.allowed, if there, is on the device now.
     // StepAborted: the last piece of a step that an abort may leave out.
     Tensor sample(const Batch& batch, const Tensor& logits);
 
-    // What is kept for steps of up to num_tokens tokens, without hooks and besides logits.
-    static int64_t workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens);
+    // What is kept for steps of up to num_tokens tokens, without hooks and besides logits. most_rank: of adapters; 0:
+    // there are none.
+    static int64_t workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens, int64_t most_rank = 0);
 
 private:
     // Activations of one step. Kept between steps and grown when a step has more tokens than any before.
@@ -40,6 +50,7 @@ private:
         Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         Tensor attn;             // [num_tokens, num_heads * head_dim]
+        Tensor mean_squares;     // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
         Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
         // Of layers with experts:
         Tensor router_logits;   // [num_tokens, num_experts] float32
@@ -52,12 +63,21 @@ private:
         Tensor cos_sin;         // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
     };
     static std::vector<BufferShape<Workspace>> workspace_shapes(const ModelSpec& spec, DType activation);
-    // What only a forward pass with hooks needs.
+    // What only a forward pass with hooks or adapters needs.
     struct TapWorkspace {
-        int64_t num_tokens = 0;
-        Tensor branch;   // [num_tokens, hidden_size]: o_proj or down_proj before the residual is added
-        Tensor gate_up;  // [num_tokens, 2 * intermediate_size]
+        int64_t capacity = 0;  // tokens
+        Tensor branch;         // [num_tokens, hidden_size]: o_proj or down_proj before the residual is added
+        Tensor gate_up;        // [num_tokens, 2 * intermediate_size]
     };
+    static std::vector<BufferShape<TapWorkspace>> tap_shapes(const ModelSpec& spec, DType activation);
+    // What only one with adapters needs. See LoraParams.
+    struct LoraWorkspace {
+        int64_t capacity = 0;  // rows that adapters change
+        Tensor inner;          // [rows, most_rank]
+        Tensor delta;          // [rows, out_features of the widest linear]
+    };
+    static std::vector<BufferShape<LoraWorkspace>> lora_shapes(const ModelSpec& spec, DType activation,
+                                                               int64_t most_rank);
     // The activations of one step: the first rows of the workspace.
     struct Activations {
         TensorView x, normed, qkv, q, attn, inner;  // q: [num_tokens, num_heads, head_dim], a part of qkv
@@ -81,8 +101,13 @@ private:
     int num_ranks() const { return communicator_.size(); }
     // Whether a sublayer ends with the norm of the next. Else the sum is part of its last linear, the norm of the next
     // one's first.
-    bool normed_ahead() const { return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1; }
-    void reserve_taps(int64_t num_tokens);
+    bool normed_ahead() const {
+        return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1 || spec_.parallel_blocks;
+    }
+    void reserve_lora(const LoraStep& step);
+    // What the adapters of the step, if it has any, add to what a linear gave of x.
+    template <class Tap>
+    void add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out);
     Activations activations(int64_t num_tokens) const;
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
     RopeStoreParams rope_store(const Step& s, int layer) const;
@@ -96,6 +121,8 @@ private:
     Input normed_input(const Step& s, const Tap& tap, int layer, const VectorWeights& norm, Site site);
     template <class Tap>
     void project_qkv(const Step& s, const Tap& tap, int layer);
+    // RMSNorm over all heads of q, and of k: those of all ranks.
+    void norm_all_heads(const Step& s, const LayerWeights& w);
     template <class Tap>
     void attend(const Step& s, const Tap& tap, int layer);
     template <class Tap>
@@ -124,6 +151,7 @@ private:
     std::vector<Tensor> inv_freq_;  // of each rope: [rotary_dim / 2] float32
     Workspace work_;
     TapWorkspace taps_;
+    LoraWorkspace lora_;
     Logits logits_;
 };
 

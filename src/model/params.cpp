@@ -11,8 +11,6 @@ namespace infinilm {
 
 namespace {
 
-bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
-
 // The heads' rows or columns; neighbours as one range.
 std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) {
     std::vector<Range> ranges;
@@ -26,19 +24,30 @@ std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) 
     return ranges;
 }
 
-// (weight + offset) * multiplier, in float32 unless that is the weight as it is.
-Tensor norm_weight(Backend& backend, const Tensor& weight, float offset, float multiplier) {
-    if (!weight || (offset == 0 && multiplier == 1)) return weight;
-    Tensor host = weight;
-    if (weight.device().kind != DeviceKind::cpu) {
-        host = allocate_host(weight.dtype(), weight.shape());
-        backend.copy(weight, host);
-    }
-    const Tensor out = allocate_host(DType::float32, weight.shape());
+// out[i] = (vector[i] + offset) * multiplier
+void fill_from(Backend& backend, const TensorView& vector, float offset, float multiplier, const TensorView& out) {
+    const Tensor host = allocate_host(vector.dtype(), vector.shape());
+    backend.copy(vector, host);
     visit_floating(host.dtype(), [&]<class T>(T) {
         for (int64_t i = 0; i < out.numel(); ++i)
             out.as<float>()[i] = (to_float(host.as<const T>()[i]) + offset) * multiplier;
     });
+}
+
+// What Backend::prepare_vector gets of a norm of the model: its weight as it is, or times a multiplier in float32.
+Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier) {
+    const Tensor& weight = norm.loaded;
+    const bool is_layer_norm = spec.norm != NormKind::rms;
+    if (!weight || (!is_layer_norm && spec.norm_offset == 0 && multiplier == 1)) return weight;
+    const int64_t size = weight.shape(0);
+    if (!is_layer_norm) {
+        const Tensor out = allocate_host(DType::float32, {size});
+        fill_from(backend, weight, spec.norm_offset, multiplier, out);
+        return out;
+    }
+    const Tensor out = allocate_host(DType::float32, {2, size});
+    fill_from(backend, weight, spec.norm_offset, multiplier, out.select(0, 0));
+    if (norm.bias) fill_from(backend, norm.bias, 0, multiplier, out.select(0, 1));
     return out;
 }
 
@@ -89,22 +98,26 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         }
     };
 
-    auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size) {
-        row(name + ".weight", {size}, Cut::whole, weights.loaded);
+    auto vector = [&](VectorWeights& weights, const std::string& name, int64_t size, Cut cut = Cut::whole) {
+        row(name + ".weight", {size}, cut, weights.loaded);
+        if (model.norm == NormKind::layer_bias) row(name + ".bias", {size}, Cut::whole, weights.bias);
     };
     auto mlp = [&](LinearWeights& gate_up, LinearWeights& down, const std::string& name, int64_t inner, bool bias) {
-        linear(gate_up, name + "gate_up_proj", hidden, bias,
-               {{name + "gate_proj", inner, Cut::inner_rows}, {name + "up_proj", inner, Cut::inner_rows}});
+        if (model.mlp.gated)
+            linear(gate_up, name + "gate_up_proj", hidden, bias,
+                   {{name + "gate_proj", inner, Cut::inner_rows}, {name + "up_proj", inner, Cut::inner_rows}});
+        else
+            linear(gate_up, name + "up_proj", hidden, bias, {{name + "up_proj", inner, Cut::inner_rows}});
         linear(down, name + "down_proj", inner, bias, {{name + "down_proj", hidden, Cut::inner_columns}});
     };
     auto experts = [&](LayerWeights& w, const std::string& name) {
         const ExpertsSpec& spec = model.experts;
-        linear(w.router, name + "gate", hidden, false, {{name + "gate", spec.count, Cut::whole}});
+        linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
         w.experts_down.resize(static_cast<size_t>(spec.count));
         for (size_t e = 0; e < w.experts_down.size(); ++e)
             mlp(w.experts_gate_up[e], w.experts_down[e], concat(name, "experts.", e, "."), spec.intermediate_size,
-                false);
+                spec.bias);
         if (spec.shared_intermediate_size == 0) return;
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
         linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
@@ -124,14 +137,15 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
                 {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
         if (attention.qk_norm != QkNorm::none) {
             const bool all = attention.qk_norm == QkNorm::all;
-            vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim);
-            vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim);
+            vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim, all ? Cut::q_rows : Cut::whole);
+            vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim, all ? Cut::kv_rows : Cut::whole);
         }
+        if (attention.sinks) row(layer + "self_attn.sinks", {attention.num_heads}, Cut::q_heads, w.sinks.loaded);
         linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
                {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
         if (model.post_norms) vector(w.attention_post_norm, layer + "post_attention_layernorm", hidden);
-        if (model.pre_norms)
+        if (model.pre_norms && !model.parallel_blocks)
             vector(w.mlp_norm, layer + (model.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"),
                    hidden);
         if (model.layers[static_cast<size_t>(i)].experts)
@@ -154,6 +168,7 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
             const Range heads = q_heads_of(model_.attention, shard);
             return {{heads.begin * head_dim, heads.end * head_dim}};
         }
+        case Cut::q_heads: return {q_heads_of(model_.attention, shard)};
         case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard), head_dim);
         case Cut::inner_rows:
         case Cut::inner_columns: return {inner_of(row.shape[is_columns(row.cut)], shard)};
@@ -193,11 +208,24 @@ int64_t Params::prepared_bytes(const ParamRow& row, DType dtype) const {
     return elements * size_bytes(dtype);
 }
 
-Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
-    const std::vector<Range> wanted = ranges(row);
+int64_t Params::column_unit(const LinearWeights& linear) const {
+    int64_t unit = 0;
+    for (const size_t index : linear.rows)
+        if (const ParamRow& row = rows_[index]; row.shape.size() == 2 && is_columns(row.cut))
+            for (int rank = 1; rank < shard_.size; ++rank)
+                for (const Range& range : ranges(row, {rank, shard_.size})) unit = std::gcd(unit, range.begin);
+    return unit;
+}
+
+Tensor Params::part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {
+    std::vector<Range> wanted = ranges(row);
     if (wanted.empty()) return {};
+    if (is_columns(row.cut) && blocks.bytes > 0)
+        wanted[0] = {wanted[0].begin / blocks.size * blocks.bytes, wanted[0].end / blocks.size * blocks.bytes};
     if (wanted.size() == 1) return {tensor.slice(is_columns(row.cut), wanted[0].begin, wanted[0].end), tensor.owner};
-    const Tensor copy = allocate_host(tensor.dtype(), part_shape(row));  // rows, contiguous
+    std::vector<int64_t> shape(tensor.shape().begin(), tensor.shape().end());
+    shape[0] = part_shape(row)[0];
+    const Tensor copy = allocate_host(tensor.dtype(), shape);  // rows, contiguous
     std::byte* out = copy.as<std::byte>();
     for (const Range& range : wanted) {
         const TensorView rows = tensor.slice(0, range.begin, range.end);
@@ -207,7 +235,13 @@ Tensor Params::part(const ParamRow& row, const Tensor& tensor) const {
     return copy;
 }
 
-std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor) {
+const ParamRow* Params::find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &rows_[found->second];
+}
+
+std::vector<std::string> Params::load(Backend& backend, const std::string& name, const Tensor& tensor,
+                                      const Blocks& blocks) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) {
         const bool scales = name.ends_with(".scales");
@@ -219,9 +253,10 @@ std::vector<std::string> Params::load(Backend& backend, const std::string& name,
                                  "'; param_shapes() lists them"));
     }
     ParamRow& row = rows_[found->second];
-    check(row, tensor);
-    Tensor own = part(row, tensor);
-    own.read_only = tensor.read_only && own.owner == tensor.owner;
+    check(row, tensor, blocks);
+    Tensor own = part(row, tensor, blocks);
+    own.read_only = tensor.read_only && own.owner == tensor.owner && blocks.type.empty();
+    if (row.linear && row.shape.size() == 2) row.linear->parts[row.part].blocks = blocks;
     return keep(backend, row, std::move(own));
 }
 
@@ -341,14 +376,25 @@ Tensor Params::stored(Backend& backend, const ParamRow& row) const {
     return backend.unpack_linear(*row.linear->prepared, row.part);
 }
 
-void Params::check(const ParamRow& row, const Tensor& tensor) const {
+void Params::check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const {
     if (row.loaded || (row.linear && row.linear->packed.panels && row.shape.size() == 2))
         throw WeightError(concat("parameter '", row.name, "' is already loaded"));
-    if (!std::ranges::equal(tensor.shape(), row.shape))
-        throw WeightError(concat("parameter '", row.name, "': expected shape ", shape_string(row.shape), ", got ",
+    std::vector<int64_t> shape = row.shape;
+    if (!blocks.type.empty()) {
+        if (!row.linear || shape.size() != 2)
+            throw WeightError(concat("parameter '", row.name, "': only weights of linears are kept in blocks"));
+        if (shape[1] % blocks.size != 0 || column_unit(*row.linear) % blocks.size != 0)
+            throw WeightError(concat("parameter '", row.name, "': ", shape[1], " columns of ", shard_.size,
+                                     " ranks are not cut at multiples of the ", blocks.size, " weights of a block of ",
+                                     blocks.type));
+        shape[1] = shape[1] / blocks.size * blocks.bytes;
+    }
+    if (!std::ranges::equal(tensor.shape(), shape))
+        throw WeightError(concat("parameter '", row.name, "': expected shape ", shape_string(shape), ", got ",
                                  shape_string(tensor.shape())));
-    if (!is_floating(tensor.dtype()))
-        throw WeightError(concat("parameter '", row.name, "': expected float32, bfloat16 or float16, got ",
+    if (!blocks.type.empty() ? tensor.dtype() != DType::uint8 : !is_floating(tensor.dtype()))
+        throw WeightError(concat("parameter '", row.name, "': expected ",
+                                 blocks.type.empty() ? "float32, bfloat16 or float16" : "uint8", ", got ",
                                  infinilm::name(tensor.dtype())));
     if (!tensor.is_contiguous())
         throw WeightError(concat("parameter '", row.name, "': expected a contiguous tensor; pass a contiguous copy"));
@@ -373,10 +419,16 @@ void Params::check_complete() const {
 void Params::prepare(Backend& backend) {
     check_complete();
     auto prepare_vector = [&](VectorWeights& w, float multiplier) {
-        w.prepared = backend.prepare_vector(norm_weight(backend, w.loaded, spec_.norm_offset, multiplier));
+        w.prepared = backend.prepare_vector(norm_weight(backend, spec_, w, multiplier));
     };
     for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
+    for (LayerWeights& layer : weights_.layers) {
+        if (!layer.sinks.loaded) continue;
+        const Tensor sinks = allocate_host(DType::float32, layer.sinks.loaded.shape());
+        fill_from(backend, layer.sinks.loaded, 0, 1, sinks);
+        layer.sinks.prepared = backend.prepare_vector(sinks);
+    }
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
@@ -404,6 +456,7 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
+        drop(layer.sinks);
         layer.experts = {};
     }
     drop(weights_.norm);

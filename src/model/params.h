@@ -24,9 +24,9 @@ struct LinearWeights {
     std::shared_ptr<PreparedLinear> prepared;
 };
 
-// A norm weight: the checkpoint tensor, and the backend's form of it.
+// A norm: its checkpoint tensors, and the backend's form of them.
 struct VectorWeights {
-    Tensor loaded, prepared;
+    Tensor loaded, bias, prepared;
 };
 
 // Sizes are those of the rank: see local_spec.
@@ -34,11 +34,12 @@ struct LayerWeights {
     VectorWeights attention_norm;       // [hidden_size], with pre_norms
     LinearWeights qkv_proj;             // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
     VectorWeights q_norm, k_norm;       // [head_dim], or of all heads; with qk_norm
+    VectorWeights sinks;                // [num_heads] float32 once prepared
     LinearWeights o_proj;               // [hidden_size, num_heads * head_dim]
     VectorWeights attention_post_norm;  // [hidden_size], with post_norms
-    VectorWeights mlp_norm;             // [hidden_size], with pre_norms
-    LinearWeights gate_up_proj;         // gate, up: each [intermediate_size, hidden_size]; of the MLP, or of the
-    LinearWeights down_proj;            // expert of all tokens: [hidden_size, intermediate_size]
+    VectorWeights mlp_norm;             // [hidden_size], with pre_norms, unless blocks are parallel
+    LinearWeights gate_up_proj;         // gate, up, or up alone: each [intermediate_size, hidden_size]; of the MLP, or
+    LinearWeights down_proj;            // of the expert of all tokens: [hidden_size, intermediate_size]
     LinearWeights router;               // [num_experts, hidden_size]
     LinearWeights shared_gate;          // [1, hidden_size]
     std::vector<LinearWeights> experts_gate_up, experts_down;  // [num_experts], of the shapes above
@@ -65,6 +66,7 @@ struct ModelWeights {
 enum class Cut : uint8_t {
     whole,
     q_rows,
+    q_heads,
     kv_rows,
     inner_rows,
     vocab_rows,
@@ -72,6 +74,7 @@ enum class Cut : uint8_t {
     inner_columns,
     rank0,  // the others have none
 };
+constexpr bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
 
 struct ParamRow {
     std::string name;            // in the checkpoint
@@ -97,11 +100,18 @@ public:
     // prepared as soon as its last tensor is there. A read-only tensor, such as one in a mapped file, is kept for
     // state_dict; another one is let go of then. Packed tensors of a linear take the place of its weights, and their
     // memory is used where it can be. Returns the names of the tensors that were prepared and that nothing reads again.
+    // blocks: what a weight of a linear is stored in; a tensor of them is let go of in any case.
     // WeightError: unknown, repeated, misshapen.
-    std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor);
+    std::vector<std::string> load(Backend& backend, const std::string& name, const Tensor& tensor,
+                                  const Blocks& blocks = {});
+    // What divides all places where ranks cut the inputs of a linear; 0: all have the whole.
+    int64_t column_unit(const LinearWeights& linear) const;
     // The packed linears that are there, as tensors by name; they count as not loaded then.
     std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(Backend& backend, DType dtype, uint64_t seed);  // random parts, for benchmarks
+    const ParamRow* find(const std::string& name) const;            // null: there is none
+    // The rank's part of a tensor that has the row's rows, or its columns where these are divided.
+    Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks = {}) const;
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
     void check_complete() const;               // WeightError: names what is missing
@@ -122,8 +132,7 @@ private:
     // Of rows, or columns: see Cut; none: the rank has nothing.
     std::vector<Range> ranges(const ParamRow& row, Shard shard) const;
     std::vector<int64_t> part_shape(const ParamRow& row) const;
-    Tensor part(const ParamRow& row, const Tensor& tensor) const;
-    void check(const ParamRow& row, const Tensor& tensor) const;
+    void check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
     std::vector<std::string> keep(Backend& backend, ParamRow& row, Tensor part);
     std::vector<std::string> prepare_if_complete(Backend& backend, LinearWeights& linear);
     std::vector<std::string> keep_packed(Backend& backend, LinearWeights& linear, bool scales, const Tensor& tensor);

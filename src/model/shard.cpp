@@ -37,9 +37,6 @@ int local_group(const AttentionSpec& model, Shard shard) {
 }  // namespace
 
 ModelSpec local_spec(const ModelSpec& model, Shard shard) {
-    if (shard.size > 1 && model.attention.qk_norm == QkNorm::all)
-        throw ConfigError(concat("tensor parallelism of ", shard.size,
-                                 " does not fit a model that norms all heads of q, or of k, together; use one rank"));
     if (!fits(model, shard.size))
         throw ConfigError(concat("tensor parallelism of ", shard.size, " does not fit a model of ",
                                  model.attention.num_heads, " attention heads and intermediate_size ",

@@ -22,17 +22,30 @@ constexpr std::string_view name(QkNorm norm) {
     return "?";
 }
 
+// What norms are: RMSNorm, or LayerNorm, which takes off the mean first and may have a bias.
+enum class NormKind : uint8_t { rms, layer, layer_bias };
+constexpr std::string_view name(NormKind kind) {
+    switch (kind) {
+        case NormKind::rms: return "rms";
+        case NormKind::layer: return "layer";
+        case NormKind::layer_bias: return "layer_bias";
+    }
+    return "?";
+}
+
 struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
     float softmax_scale = 0;
     float score_cap = 0;  // scores s become score_cap * tanh(s / score_cap); 0: they stay
     bool qkv_bias = false, out_bias = false;
+    bool sinks = false;  // each head has a number that joins the softmax of its scores, with no value
     QkNorm qk_norm = QkNorm::none;
 };
 
 struct MlpSpec {
     int intermediate_size = 0;
     bool bias = false;
+    bool gated = true;  // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
 };
 
@@ -44,17 +57,22 @@ struct ExpertsSpec {
     // none.
     int shared_intermediate_size = 0;
     bool norm_topk_prob = false;  // the weights of a token's experts add up to 1
+    bool bias = false;            // of the router and of each expert
 };
 
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)).
+    float scale_beta = 0;
+    int scale_positions = 1;
 };
 
 // What differs from layer to layer.
 struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
     int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
+    int q_rope = -1;         // which turns q, where that is another; else -1
     bool experts = false;    // it has ModelSpec::experts in place of the MLP
 };
 
@@ -64,8 +82,10 @@ struct ModelSpec {
     Quantization quantization = Quantization::none;
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
+    NormKind norm = NormKind::rms;
     // Which norms a sublayer has: of what it reads, and of what it adds to the residual stream.
     bool pre_norms = true, post_norms = false;
+    bool parallel_blocks = false;    // attention and MLP read the same norm
     float norm_offset = 0;           // added to every norm weight
     float embedding_multiplier = 1;  // of the embedding
     float residual_multiplier = 1;   // of what a sublayer adds to the residual stream

@@ -34,7 +34,7 @@ enum class Site : uint8_t {
     pre_feedforward_layernorm,  // [num_tokens, hidden_size]
     gate_proj,
     up_proj,                     // [num_tokens, intermediate_size]
-    activation,                  // [num_tokens, intermediate_size]: activation(gate) * up
+    activation,                  // [num_tokens, intermediate_size]: activation(gate) * up, or of up alone
     down_proj,                   // [num_tokens, hidden_size], before the residual is added
     router_logits,               // [num_tokens, num_experts] float32; in layers with experts, which have no MLP's sites
     experts,                     // [num_tokens, hidden_size]: the experts' sum, before the residual is added

@@ -8,6 +8,8 @@
 
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,10 +20,25 @@
 
 namespace infinilm {
 
+// Weights in blocks of integers with scales, as a GGUF file has them: `size` neighbours of a row in `bytes`.
+struct Blocks {
+    std::string type;  // its name there; empty: they are plain numbers
+    int64_t size = 1, bytes = 0;
+    int64_t interleaved_head_dim = 0;  // see gguf::Rows
+};
+
 // One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).
 struct LinearPart {
-    Tensor weight;  // [out_features, in_features], any floating dtype; in host memory rows may be strided
-    Tensor bias;    // [out_features] or absent
+    // [out_features, in_features], any floating dtype; in host memory rows may be strided. Of blocks uint8
+    // [out_features, in_features / size * bytes], in host memory.
+    Tensor weight;
+    Tensor bias;  // [out_features] or absent
+    Blocks blocks = {};
+
+    bool has_blocks() const { return !blocks.type.empty(); }
+    int64_t in_features() const {
+        return has_blocks() ? weight.shape(1) / blocks.bytes * blocks.size : weight.shape(1);
+    }
 };
 
 enum class LinearKind {
@@ -70,26 +87,35 @@ struct EmbeddingParams {
     float multiplier = 1;  // of the rows
 };
 
+// What is a norm's weight here and below, prepared by prepare_vector: [hidden_size] of RMSNorm, or [2, hidden_size] of
+// LayerNorm, which norms x less its mean and adds the second row at the end.
 struct RmsNormParams {
     TensorView x;       // [num_tokens, hidden_size] activation
-    TensorView weight;  // [hidden_size] prepared by prepare_vector
+    TensorView weight;  // of a norm
     TensorView out;     // [num_tokens, hidden_size] activation; may be x
     float eps;
+    TensorView mean_square = {};  // [num_tokens, 1] float32, of longer rows that x is a part of; absent: of x. RMSNorm
+};
+
+struct MeanSquareParams {
+    TensorView x;    // [num_tokens, size] activation
+    TensorView out;  // [num_tokens, 1] float32: multiplier * mean(x^2)
+    float multiplier;
 };
 
 // residual += multiplier * x; out = rms_norm(residual)
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
-    TensorView weight;    // [hidden_size] prepared by prepare_vector, or absent: nothing is normed
+    TensorView weight;    // of a norm, or absent: nothing is normed
     TensorView out;       // [num_tokens, hidden_size] activation; may be x; not written without weight
     float eps;
     float multiplier = 1;
 };
 
-// RMSNorm as the first thing a linear does: the same bits as rms_norm, then linear.
+// A norm as the first thing a linear does: the same bits as rms_norm, then linear.
 struct NormPrologue {
-    TensorView weight;   // [in_features] prepared by prepare_vector, or absent: no norm
+    TensorView weight;   // of a norm, or absent: there is none
     TensorView scratch;  // [num_tokens, in_features] activation: where a backend may leave the normed x
     float eps = 0;
 };
@@ -110,7 +136,11 @@ struct RopeTableParams {
     TensorView positions;    // [num_tokens] int32
     TensorView inv_freq;     // [rotary_dim / 2] float32
     float attention_factor;  // multiplies both (yarn, longrope); else 1
-    TensorView cos_sin;      // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)); scale_beta 0: they are
+    // not.
+    float scale_beta = 0;
+    int scale_positions = 1;
+    TensorView cos_sin;  // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 
 // Per head of q and k: RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place in qkv;
@@ -118,6 +148,7 @@ struct RopeTableParams {
 struct RopeStoreParams {
     TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
     TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
+    TensorView q_cos_sin;     // of q, where it has a table of its own; else absent
     TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
     TensorView k_norm;        // [head_dim], present exactly when q_norm is
     TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
@@ -142,6 +173,7 @@ struct AttentionParams {
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
     TensorView out;           // [num_tokens, num_heads, head_dim] activation
+    TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
     float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
@@ -154,8 +186,8 @@ struct AttentionParams {
 };
 
 struct ActMulParams {
-    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up
-    TensorView out;      // [num_tokens, intermediate_size] activation
+    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: no up
+    TensorView out;      // [num_tokens, intermediate_size] activation: activation(gate) * up; without up it may be gate
     Activation activation = Activation::silu;
 };
 
@@ -212,6 +244,22 @@ struct ExpertsParams {
     TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
     TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
+};
+
+// One adapter's change of a linear, and the rows of a step that it is for.
+struct LoraPart {
+    const PreparedLinear *a, *b;  // plain, neither bias: [rank, in_features], [out_features, rank]
+    float scale;
+    TensorView rows;  // [num_rows] int32
+};
+
+// out[t] += scale * b(a(x[t])) of the rows t of each part; other rows stay as they are.
+struct LoraParams {
+    TensorView x;  // [num_tokens, in_features] activation
+    std::span<const LoraPart> parts;
+    TensorView out;    // [num_tokens, out_features] activation, in place; rows may be strided
+    TensorView inner;  // scratch [rows of all parts, the largest rank] activation, or larger
+    TensorView delta;  // scratch [rows of all parts, out_features] activation, or larger
 };
 
 // out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
@@ -285,7 +333,9 @@ public:
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
 
-    // Load time. The sources are in host memory or on the device, of any floating dtype.
+    // Load time. The sources are in host memory or on the device, of any floating dtype. ops::* lets only CPUs have
+    // blocks, which keep their integers where takes_blocks() says so of their type. Quantization is none then.
+    virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv, else 0
                                                            Quantization quantization) = 0;
@@ -297,15 +347,16 @@ public:
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
     // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
-    // Defaults of what experts need are a DeviceError.
+    // Defaults of what experts and adapters need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
-    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // a norm weight; absent stays absent
+    virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
     virtual void fill_random(const TensorView& weight, uint64_t seed) = 0;  // for benchmarks: deviation 0.02
 
     // Ops.
     virtual void embedding(const EmbeddingParams&) = 0;
     virtual void rms_norm(const RmsNormParams&) = 0;
+    virtual void mean_square(const MeanSquareParams&) = 0;
     virtual void add_rms_norm(const AddRmsNormParams&) = 0;
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
@@ -318,6 +369,7 @@ public:
     virtual void gather_rows(const GatherRowsParams&) = 0;
     virtual void route(const RouteParams&);
     virtual void experts(const ExpertsParams&);
+    virtual void lora(const LoraParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;

@@ -21,5 +21,9 @@ static DeviceError no_experts(const Backend& backend) {
 std::unique_ptr<PreparedExperts> Backend::prepare_experts(SharedLinears, SharedLinears) { throw no_experts(*this); }
 void Backend::route(const RouteParams&) { throw no_experts(*this); }
 void Backend::experts(const ExpertsParams&) { throw no_experts(*this); }
+void Backend::lora(const LoraParams&) {
+    throw DeviceError(concat("LoRA adapters do not run on ", to_string(device()),
+                             " in this version; use device 'cpu', or merge_lora"));
+}
 
 }  // namespace infinilm

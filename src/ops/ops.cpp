@@ -2,6 +2,8 @@
 // the numbers are in host memory, that ids, slots, blocks and lengths stay inside what they index.
 #include "ops/ops.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -30,6 +32,11 @@ public:
         if (!view.is_contiguous())
             fail(argument, ": must be contiguous, got strides ", shape_string(view.strides()), " for shape ",
                  shape_string(view.shape()));
+    }
+    void norm(std::string_view argument, const TensorView& weight, Dim size) {
+        if (weight.ndim() != 2) return tensor(argument, weight, {size});
+        tensor(argument, weight, {2, size});
+        contiguous(argument, weight);
     }
     template <class... Parts>
     [[noreturn]] void fail(const Parts&... parts) const {
@@ -74,16 +81,30 @@ void embedding(Backend& backend, const EmbeddingParams& p) {
 void rms_norm(Backend& backend, const RmsNormParams& p) {
     OpCheck check("rms_norm", backend);
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
-    check.tensor("weight", p.weight, {"hidden_size"});
+    check.norm("weight", p.weight, "hidden_size");
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+    if (p.mean_square) {
+        check.tensor("mean_square", p.mean_square, {"num_tokens", 1}, DType::float32);
+        check.contiguous("mean_square", p.mean_square);
+        check.require(p.weight.ndim() == 1, "mean_square: of RMSNorm alone");
+    }
     backend.rms_norm(p);
+}
+
+void mean_square(Backend& backend, const MeanSquareParams& p) {
+    OpCheck check("mean_square", backend);
+    check.tensor("x", p.x, {"num_tokens", "size"}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", 1}, DType::float32);
+    check.contiguous("out", p.out);
+    check.require(check["size"] > 0, "x: expected at least one column");
+    backend.mean_square(p);
 }
 
 void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     OpCheck check("add_rms_norm", backend);
     check.tensor("x", p.x, {"num_tokens", "hidden_size"}, check.activation);
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
-    if (p.weight) check.tensor("weight", p.weight, {"hidden_size"});
+    if (p.weight) check.norm("weight", p.weight, "hidden_size");
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
 }
 
@@ -106,6 +127,10 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
                       "cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
                       check["rotary_dim"]);
     }
+    if (p.q_cos_sin) {
+        check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", p.cos_sin ? p.cos_sin.shape(1) : 0}, DType::float32);
+        check.contiguous("q_cos_sin", p.q_cos_sin);
+    }
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     if (p.q_norm) {
         check.tensor("q_norm", p.q_norm, {p.head_dim});
@@ -121,7 +146,7 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
 static void check_linear(OpCheck& check, const LinearParams& p) {
     check.tensor("x", p.x, {"num_tokens", p.weight.in_features}, check.activation);
     if (p.norm.weight) {
-        check.tensor("norm.weight", p.norm.weight, {p.weight.in_features});
+        check.norm("norm.weight", p.norm.weight, p.weight.in_features);
         check.tensor("norm.scratch", p.norm.scratch, {"num_tokens", p.weight.in_features}, check.activation);
     }
     const int64_t width = p.gate_up_apart ? 2 * p.weight.out_features : p.weight.out_features;
@@ -151,6 +176,7 @@ void rope_table(Backend& backend, const RopeTableParams& p) {
     check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
     check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
     check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
+    check.require(p.scale_positions > 0, "scale_positions must be positive, got ", p.scale_positions);
     backend.rope_table(p);
 }
 
@@ -175,6 +201,7 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
         if (num_heads > 1 && view.stride(1) != check["head_dim"])
             check.fail(argument, ": the heads of a token must be contiguous, got strides ",
                        shape_string(view.strides()));
+    if (p.sinks) check.tensor("sinks", p.sinks, {"num_heads"}, DType::float32);
     check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
     if (readable(p.cu_seqlens_q))
@@ -190,10 +217,10 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
 
 void act_mul(Backend& backend, const ActMulParams& p) {
     OpCheck check("act_mul", backend);
-    check.tensor("gate_up", p.gate_up, {"num_tokens", "2 * intermediate_size"}, check.activation);
-    const int64_t gate_and_up = check["2 * intermediate_size"];
-    check.require(gate_and_up % 2 == 0, "gate_up: expected an even number of columns, gate then up, got ", gate_and_up);
-    check.tensor("out", p.out, {"num_tokens", gate_and_up / 2}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", "intermediate_size"}, check.activation);
+    const int64_t size = check["intermediate_size"];
+    const bool gate_alone = p.gate_up.ndim() == 2 && p.gate_up.shape(1) == size;
+    check.tensor("gate_up", p.gate_up, {"num_tokens", gate_alone ? size : 2 * size}, check.activation);
     backend.act_mul(p);
 }
 
@@ -252,6 +279,35 @@ void experts(Backend& backend, const ExpertsParams& p) {
     backend.experts(p);
 }
 
+void lora(Backend& backend, const LoraParams& p) {
+    OpCheck check("lora", backend);
+    check.tensor("x", p.x, {"num_tokens", "in_features"}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", "out_features"}, check.activation);
+    int64_t num_rows = 0, most_rank = 0;
+    for (const LoraPart& part : p.parts) {
+        const PreparedLinear &a = *part.a, &b = *part.b;
+        check.require(a.kind == LinearKind::plain && b.kind == LinearKind::plain, "parts: expected plain linears");
+        if (a.in_features != check["in_features"] || b.in_features != a.out_features ||
+            b.out_features != check["out_features"])
+            check.fail("parts: a goes from ", a.in_features, " to ", a.out_features, " features, b from ",
+                       b.in_features, " to ", b.out_features, "; x has ", check["in_features"], " and out ",
+                       check["out_features"]);
+        check.tensor("rows", part.rows, {part.rows ? part.rows.shape(0) : 0}, DType::int32);
+        if (readable(part.rows)) check_rows(check, "rows", part.rows, check["num_tokens"]);
+        num_rows += part.rows.shape(0);
+        most_rank = std::max(most_rank, a.out_features);
+    }
+    const auto scratch = [&](std::string_view argument, const TensorView& view, int64_t columns) {
+        check.tensor(argument, view, {view ? view.shape(0) : 0, view ? view.shape(1) : 0}, check.activation);
+        if (view.shape(0) < num_rows || view.shape(1) < columns)
+            check.fail(argument, ": expected at least ", shape_string(std::array{num_rows, columns}), ", got ",
+                       shape_string(view.shape()));
+    };
+    scratch("inner", p.inner, most_rank);
+    scratch("delta", p.delta, check["out_features"]);
+    backend.lora(p);
+}
+
 void sum_parts(Backend& backend, const SumPartsParams& p) {
     OpCheck check("sum_parts", backend);
     check.tensor("parts", p.parts, {"num_parts", "size"});
@@ -308,10 +364,25 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
         const size_t index = names.size() / 2;
         const std::string& weight = names.emplace_back(concat("weight of part ", index));
         const std::string& bias = names.emplace_back(concat("bias of part ", index));
-        if (kind == LinearKind::act_mul)
-            check.Check::tensor(weight, part.weight, {"out_features", "in_features"});
-        else
-            check.Check::tensor(weight, part.weight, {part.weight.shape(0), "in_features"});
+        const Check::Dim rows = kind == LinearKind::act_mul ? Check::Dim("out_features") : part.weight.shape(0);
+        if (part.has_blocks()) {
+            check.require(backend.takes_blocks(part.blocks.type), weight, ": blocks of type ", part.blocks.type,
+                          " are not computed as they are stored on ", to_string(backend.device()));
+            check.require(quantization == Quantization::none, weight, ": blocks are not quantised again");
+            check.Check::tensor(weight, part.weight, {rows, part.weight.shape(1)}, DType::uint8);
+            check.require(part.weight.shape(1) % part.blocks.bytes == 0, weight, ": ", part.weight.shape(1),
+                          " bytes of a row are no blocks of ", part.blocks.bytes);
+            const int64_t head_dim = part.blocks.interleaved_head_dim;
+            check.require(
+                head_dim >= 0 && (head_dim == 0 || (head_dim % 2 == 0 && part.weight.shape(0) % head_dim == 0)), weight,
+                ": ", part.weight.shape(0), " rows are no heads of ", head_dim);
+            check.require(part.in_features() == parts[0].in_features(), weight, ": in_features is ",
+                          parts[0].in_features(), " (from weight of part 0), got ", part.in_features());
+        } else {
+            check.Check::tensor(weight, part.weight, {rows, parts[0].in_features()});
+        }
+        check.require(kind != LinearKind::act_mul || part.blocks.type == parts[0].blocks.type,
+                      "act_mul takes gate and up as blocks of one type, or both as numbers");
         if (part.bias) check.Check::tensor(bias, part.bias, {part.weight.shape(0)});
     }
     return backend.prepare_linear(std::move(parts), kind, head_dim, quantization);

@@ -7,6 +7,7 @@ namespace infinilm::ops {
 
 void embedding(Backend&, const EmbeddingParams&);
 void rms_norm(Backend&, const RmsNormParams&);
+void mean_square(Backend&, const MeanSquareParams&);
 void add_rms_norm(Backend&, const AddRmsNormParams&);
 void check_add_rms_norm(const Backend&, const AddRmsNormParams&);  // for communicators, which have it in their sums
 void linear(Backend&, const LinearParams&);
@@ -19,6 +20,7 @@ void soft_cap(Backend&, const SoftCapParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
 void route(Backend&, const RouteParams&);
 void experts(Backend&, const ExpertsParams&);
+void lora(Backend&, const LoraParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);

@@ -52,6 +52,9 @@ void TimedBackend::embedding(const EmbeddingParams& p) {
 void TimedBackend::rms_norm(const RmsNormParams& p) {
     timed("other", [&] { inner_.rms_norm(p); });
 }
+void TimedBackend::mean_square(const MeanSquareParams& p) {
+    timed("other", [&] { inner_.mean_square(p); });
+}
 void TimedBackend::add_rms_norm(const AddRmsNormParams& p) {
     timed("other", [&] { inner_.add_rms_norm(p); });
 }
@@ -84,6 +87,9 @@ void TimedBackend::route(const RouteParams& p) {
 }
 void TimedBackend::experts(const ExpertsParams& p) {
     timed("experts", [&] { inner_.experts(p); });
+}
+void TimedBackend::lora(const LoraParams& p) {
+    timed("lora", [&] { inner_.lora(p); });
 }
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });

@@ -30,6 +30,7 @@ public:
     void copy(const TensorView& src, const TensorView& dst) override;
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
+    bool takes_blocks(std::string_view type) const override { return inner_.takes_blocks(type); }
     void check_packed(const PackedSource& source) const override;
     std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override;
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
@@ -39,6 +40,7 @@ public:
 
     void embedding(const EmbeddingParams& p) override;
     void rms_norm(const RmsNormParams& p) override;
+    void mean_square(const MeanSquareParams& p) override;
     void add_rms_norm(const AddRmsNormParams& p) override;
     void linear(const LinearParams& p) override;
     void linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) override;
@@ -50,6 +52,7 @@ public:
     void gather_rows(const GatherRowsParams& p) override;
     void route(const RouteParams& p) override;
     void experts(const ExpertsParams& p) override;
+    void lora(const LoraParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
     void find_best(const FindBestParams& p) override;
     void sample(const SampleParams& p) override;

@@ -83,26 +83,41 @@ CLASSES = {
         Contender("openvino", "int4", "openvino-int4"),
         Contender("onnxruntime-genai", "int4", "onnxruntime-int4"),
     ],
+    # The same file, whose integers both compute with.
+    **{
+        name: [Contender("infinilm", name, f"{name}.gguf"), Contender("llama.cpp", name, f"{name}.gguf")]
+        for name in ("q4_K_M", "q4_0", "q8_0")
+    },
 }
 
 
 @dataclass(frozen=True)
 class Section:
-    """A piece of work: a prompt of `context` tokens, or `steps` steps of `batch` sequences that began with so many."""
+    """A piece of work: a prompt of `context` tokens; `steps` steps of `batch` sequences that began with so many; or
+    requests of (prompt tokens, new tokens) that are all there at once, of which new tokens count."""
 
     name: str
     batch: int
     context: int
     steps: int = 0
     neighbour: bool = False
+    requests: tuple[tuple[int, int], ...] = ()
+    kinds: tuple[str, ...] = ()  # of engines that can do it; none: all
+
+    def can(self, label: str) -> bool:
+        return not self.kinds or label.split()[0] in self.kinds
 
     @property
     def command(self) -> dict[str, Any]:
+        if self.requests:
+            return {"requests": self.requests}
         if not self.steps:
             return {"prefill": self.context}
         return {"decode": [self.batch, self.context], "steps": self.steps}
 
     def tokens_per_second(self, answer: dict[str, Any]) -> float:
+        if self.requests:
+            return sum(num_tokens for _, num_tokens in self.requests) / answer["seconds"]
         if not self.steps:
             return self.context / answer["seconds"]
         return self.batch / statistics.median(answer["step_seconds"])
@@ -116,6 +131,8 @@ SECTIONS = [
     Section("b32", 32, 8, 4),
     Section("b1 after 2,048", 1, 2048, 8),
 ]
+MIXED = tuple((8 + 23 * i % 57, 8 + 11 * i % 57) for i in range(32))  # 8 to 64 tokens each, in no order
+REQUESTS = [Section("32 requests", 32, 0, requests=MIXED, kinds=("infinilm", "llama.cpp"))]
 BESIDE = [
     Section("b1 beside a neighbour", 1, 128, 16, neighbour=True),
     Section("b8 beside a neighbour", 8, 8, 8, neighbour=True),
@@ -285,8 +302,15 @@ class Comparison:
         """Unmeasured: prompts are computed, buffers grow, code is loaded."""
         for worker in list(self.workers):
             try:
-                for section in sections:
-                    worker.ask(section.command | ({"steps": 1} if section.steps else {"prefill": 64}))
+                for section in (s for s in sections if s.can(worker.label)):
+                    less = (
+                        {"requests": [(64, 2)]}
+                        if section.requests
+                        else {"steps": 1}
+                        if section.steps
+                        else {"prefill": 64}
+                    )
+                    worker.ask(section.command | less)
             except EngineFailed as error:
                 self.fail(worker, error)
 
@@ -308,7 +332,7 @@ class Comparison:
         found: dict[str, float] = {}
         shift = turn % max(1, len(self.workers))
         worst = 0.0
-        for worker in self.workers[shift:] + self.workers[:shift]:
+        for worker in (w for w in self.workers[shift:] + self.workers[:shift] if section.can(w.label)):
             others = Others([worker.process.pid, neighbour.process.pid])
             try:
                 found[worker.label] = section.tokens_per_second(worker.ask(section.command))
@@ -337,7 +361,7 @@ def run_class(
         "threads": 1 if args.cpu_time else _core.default_num_threads(),
         "cpu_time": args.cpu_time,
         "vocab_size": json.loads((checkpoint / "config.json").read_text())["vocab_size"],
-        "prefill": max((s.context for s in sections if not s.steps), default=1),
+        "prefill": max((s.context for s in sections if not s.steps), default=0) or 1,
         "decodes": decodes,
     }
     workers: list[Worker] = []
@@ -346,9 +370,9 @@ def run_class(
         for contender in contenders:
             ours = contender.kind == "infinilm"
             python = sys.executable if ours else args.peers_python
-            quantization = contender.weights if ours and contender.weights != "bf16" else None
+            quantization = contender.weights if ours and contender.weights in ("int8", "int4") else None
             try:
-                model = prepare(contender, checkpoint, python)
+                model = prepare(contender, checkpoint, args.peers_python if contender.form else python)
                 note(f"loading {contender.label}")
                 settings = shared | {"model": str(model), "quantization": quantization}
                 worker = Worker(contender.label, python, contender.kind, settings)
@@ -387,7 +411,7 @@ def run_class(
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Median, and the quartiles if there are several."""
     if not values:
-        return "failed"
+        return "-"
     if len(values) == 1:
         return f"{values[0]:,.{digits}f}"
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -470,6 +494,9 @@ def report_limits(
         for section in sections:
             used = [r for r in rounds[section.name] if label in r.tokens_per_second]
             rates = [r.tokens_per_second[label] for r in used]
+            if section.requests:
+                row.append("")
+                continue
             if not section.steps:
                 peaks = [r.flops_per_second / flops_per_token(config) for r in used]
             elif section.batch == 1:
@@ -501,7 +528,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(synthetic.SHAPES), default="llama-1b")
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of the checkpoint and its forms")
     parser.add_argument("--peers-python", default=sys.executable, help="python of the environment with the peers")
-    parser.add_argument("--weights", default="bf16,int8,int4", help="classes to compare; default: all three")
+    parser.add_argument("--weights", default="bf16,int8,int4,q4_K_M", help=f"classes, of {', '.join(CLASSES)}")
     parser.add_argument("--engines", help="such as infinilm,llama.cpp; default: all")
     parser.add_argument("--sections", help='such as "decode b1,b8"; default: all')
     parser.add_argument("--rounds", type=int, default=5)
@@ -515,7 +542,7 @@ def main() -> None:
     args = parser.parse_args()
     kinds = ["infinilm", *PACKAGES]
     chosen = kinds if args.engines is None else args.engines.split(",")
-    sections = SECTIONS + (BESIDE if args.neighbour else [])
+    sections = SECTIONS + (BESIDE if args.neighbour else []) + ([] if args.cpu_time else REQUESTS)
     names = [s.name for s in sections] if args.sections is None else args.sections.split(",")
     for what, given, known in (
         ("--weights", args.weights.split(","), list(CLASSES)),

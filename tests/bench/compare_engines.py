@@ -3,10 +3,10 @@
     python tests/bench/compare_engines.py probe                  # versions of the packages that are installed
     python tests/bench/compare_engines.py KIND '{"model": ..}'   # serves commands, a JSON object a line
 
-A command is {"prefill": tokens}, answered with {"seconds": ..}, or {"decode": [batch, context], "steps": n}, answered
-with {"step_seconds": [..]}; an answer may be {"error": ..}. Prompts are random token ids, tokens are chosen greedily,
-nothing ends a sequence. Sequences stay where they are between two commands, so that a prompt is computed once and each
-command goes on from where the last one ended.
+A command is {"prefill": tokens} or {"requests": [[prompt tokens, new tokens], ..]}, answered with {"seconds": ..}, or
+{"decode": [batch, context], "steps": n}, answered with {"step_seconds": [..]}; an answer may be {"error": ..}. Prompts
+are random token ids, tokens are chosen greedily, nothing ends a sequence. Sequences stay where they are between two
+commands, so that a prompt is computed once and each command goes on from where the last one ended.
 
 Peers run in an environment of their own: at the top only the standard library is imported.
 """
@@ -44,7 +44,7 @@ def file_bytes(folder: str, suffix: str) -> int:
 
 
 class Engine:
-    """An engine has `version`, `weight_bytes`, and these: `prefill`, `begin` and `step`."""
+    """An engine has `version`, `weight_bytes`, and these: `prefill`, `begin` and `step`; some have `requests`."""
 
     version: str
     weight_bytes: int
@@ -72,6 +72,10 @@ class Engine:
         """One token for each sequence of `key`, whose cache has `length` tokens."""
         raise NotImplementedError
 
+    def requests(self, prompts: list[list[int]], num_tokens: list[int]) -> None:
+        """So many new tokens for each prompt, as the engine serves requests that are there at once."""
+        raise NotImplementedError
+
     def decode(self, key: Key, steps: int) -> list[float]:
         batch, context = key
         if self.lengths.get(key, context + ROOM) + steps > context + ROOM:
@@ -90,6 +94,11 @@ class Engine:
             ids = prompt(self.vocab_size, command["prefill"])
             started = self.clock()
             self.prefill(ids)
+            return {"seconds": self.clock() - started}
+        if "requests" in command:
+            prompts = [prompt(self.vocab_size, length, i) for i, (length, _) in enumerate(command["requests"])]
+            started = self.clock()
+            self.requests(prompts, [num_tokens for _, num_tokens in command["requests"]])
             return {"seconds": self.clock() - started}
         batch, context = command["decode"]
         return {"step_seconds": self.decode((batch, context), command["steps"])}
@@ -122,6 +131,7 @@ class Infinilm(Engine):
         self.engine = infinilm.InferEngine(config, device_type="cpu", cache_config=cache, quantization=quantization)
         self.engine.load_weights(self.settings["model"], use_tqdm=False)
         self.last: dict[Key, Any] = {}
+        self.llm: Any = None
         self.weight_bytes = plan.memory.weight_bytes
         self.version = f"infinilm {infinilm.__version__}, {infinilm._core.selected_cpu_isa()}"
 
@@ -143,6 +153,22 @@ class Infinilm(Engine):
 
     def step(self, key: Key, length: int) -> None:
         self.last[key] = self.forward(key, self.last[key].tolist(), [1] * key[0], length)
+
+    def requests(self, prompts: list[list[int]], num_tokens: list[int]) -> None:
+        if self.llm is None:
+            # The prompts come again in each round: none of them may be in the cache.
+            self.llm = self.infinilm.LLM(
+                self.settings["model"],
+                device="cpu",
+                quantization=self.settings["quantization"],
+                enable_prefix_caching=False,
+                max_model_len=4096,
+                max_num_seqs=32,
+            )
+        params = [self.infinilm.SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in num_tokens]
+        for output, wanted in zip(self.llm.generate(prompts, params), num_tokens, strict=True):
+            if len(output.outputs[0].token_ids) != wanted:
+                raise RuntimeError(f"{len(output.outputs[0].token_ids)} of {wanted} tokens came")
 
 
 def open_llama_cpp() -> Any:
@@ -176,21 +202,22 @@ class LlamaCpp(Engine):
         self.weight_bytes = self.llama.llama_model_size(self.model)
         self.version = f"llama-cpp-python {self.llama.__version__}"
 
-    def context(self, key: Key) -> tuple[Any, Any]:
-        """A context and a batch of up to 512 tokens; the context is emptied."""
+    def context(self, key: Key, batch: int = 0) -> tuple[Any, Any]:
+        """A context, emptied, and a batch of so many tokens; 0: as many as are best for steps of its sequences."""
         if key not in self.contexts:
             params = self.llama.llama_context_default_params()
             params.n_seq_max = key[0]
             params.n_ctx = key[0] * -(-(key[1] + ROOM) // 256) * 256
-            params.n_batch = params.n_ubatch = 512 if key[0] == 1 else 64
+            params.n_batch = params.n_ubatch = batch or (512 if key[0] == 1 else 64)
+            params.kv_unified = batch > 0  # else it would cut batches in which not all sequences take part
             params.n_threads = params.n_threads_batch = self.settings["threads"]
             context = self.llama.llama_init_from_model(self.model, params)
             if not context:
                 raise RuntimeError("no context could be made")
             self.contexts[key] = context, self.llama.llama_batch_init(params.n_batch, 0, 1)
-        context, batch = self.contexts[key]
+        context, items = self.contexts[key]
         self.llama.llama_memory_clear(self.llama.llama_get_memory(context), True)
-        return context, batch
+        return context, items
 
     def run(self, key: Key, items: list[tuple[int, int, int, bool]]) -> list[int]:
         """Items (token, position, sequence, whether its logits are wanted); the best tokens of those wanted."""
@@ -217,6 +244,24 @@ class LlamaCpp(Engine):
 
     def step(self, key: Key, length: int) -> None:
         self.last[key] = self.run(key, [(token, length, s, True) for s, token in enumerate(self.last[key])])
+
+    def requests(self, prompts: list[list[int]], num_tokens: list[int]) -> None:
+        """As its server does: each batch has the next token of all that decode, and prompts as far as there is room."""
+        key, most = (len(prompts), max(map(len, prompts))), 512
+        self.context(key, batch=most)
+        tokens = [list(ids) for ids in prompts]  # of each sequence; those up to done[s] are in its cache
+        done = [0] * len(prompts)
+        ends = [len(ids) + wanted - 1 for ids, wanted in zip(prompts, num_tokens, strict=True)]
+        while running := [s for s in range(len(prompts)) if done[s] < ends[s]]:
+            items: list[tuple[int, int, int, bool]] = []
+            for s in sorted(running, key=lambda s: len(tokens[s]) - done[s]):
+                for i in range(done[s], min(len(tokens[s]), done[s] + most - len(items))):
+                    items.append((tokens[s][i], i, s, i == len(tokens[s]) - 1))
+                    done[s] = i + 1
+            best = iter(self.run(key, items))
+            for _, _, s, wanted in items:
+                if wanted:
+                    tokens[s].append(next(best))
 
 
 class CTranslate2(Engine):

@@ -128,7 +128,7 @@ def quantize_gguf(form: str, source: Path, out: Path) -> None:
 
     llama = open_llama_cpp()
     params = llama.llama_model_quantize_default_params()
-    params.ftype = {"q8_0": llama.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama.LLAMA_FTYPE_MOSTLY_Q4_0}[form]
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{form.upper()}")
     params.nthread = os.cpu_count() or 1
     if code := llama.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama_model_quantize failed with {code}")
@@ -165,7 +165,7 @@ def convert(checkpoint: Path, form: str, out: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     if form == "f16":
         to_gguf(checkpoint, part)
-    elif form in ("q8_0", "q4_0"):
+    elif form in ("q8_0", "q4_0", "q4_K_M"):
         source = out.with_name("f16.gguf")
         if not source.exists():
             convert(checkpoint, "f16", source)

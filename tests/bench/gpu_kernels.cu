@@ -303,10 +303,10 @@ int bench_rms_norm(int num_tokens, int hidden_size, int64_t flush_bytes, int cal
         const Memory x(Type::bf16, count * elements, 1), out(static_cast<size_t>(count * elements) * 2);
         const Memory weight(Type::f32, hidden_size, 1);
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
-            return rms_norm(
-                {x.at(i % count, 2 * elements), nullptr, weight.as<float>(), out.at(i % count, 2 * elements),
-                 hidden_size, 0, hidden_size, num_tokens, hidden_size, 1e-5f, 1.0f, Type::bf16},
-                stream);
+            return rms_norm({x.at(i % count, 2 * elements), nullptr, weight.as<float>(), nullptr, nullptr,
+                             out.at(i % count, 2 * elements), hidden_size, 0, hidden_size, num_tokens, hidden_size,
+                             1e-5f, 1.0f, Type::bf16},
+                            stream);
         });
     });
 }
@@ -327,6 +327,7 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
         const Memory slot_mapping(slots);
         const float* norm_weight = qk_norm ? norm.as<float>() : nullptr;
         const RopeStoreArgs rope{cos_sin.as<float>(),
+                                 cos_sin.as<float>(),
                                  norm_weight,
                                  norm_weight,
                                  slot_mapping.as<int64_t>(),

@@ -11,7 +11,9 @@ whole answers. Ratios are of the same round; "best" is the fastest round of one 
 other work on the machine disturbs least.
 
 The client is a process of its own that does little more than `recv`, so that it takes little CPU from the server, which
-a client on another machine would not do: once all streams have begun, it reads every 5 ms what has come.
+a client on another machine would not do: once all streams have begun, it reads every 5 ms what has come. What it takes
+all the same is told, and with it the ceiling: the share of `LLM` that a server which costs nothing could reach beside
+this client. Where `LLM` keeps C of N cores busy that is N / (C + what the client takes of a core), at most 1.
 
 CPU per streamed token is the CPU time of the server's process, all threads, user and system, from the first connection
 to the last byte, less that of this process for the same tokens by `LLM.generate`, divided by the number of tokens. The
@@ -160,6 +162,7 @@ def open_peer(python: str, folder: Path) -> Peer | None:
 
 def read_streams(address: tuple[str, int], body: dict[str, Any], num_streams: int, end: bytes) -> dict[str, float]:
     """Post a body many times at once and read all answers, in which `end` must stand; returns what was seen."""
+    cpu = time.process_time()
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address[0]}\r\nContent-Type: application/json\r\n"
     message = f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
@@ -185,7 +188,7 @@ def read_streams(address: tuple[str, int], body: dict[str, Any], num_streams: in
             else:
                 poll.unregister(number)
                 num_open -= 1
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     num_events = 0
     for number, pieces in seen.items():
         sockets[number].close()
@@ -193,7 +196,7 @@ def read_streams(address: tuple[str, int], body: dict[str, Any], num_streams: in
         assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
         assert end in answer, answer[-500:]
         num_events += answer.count(b"\ndata: ") - 2  # not those of the usage and the end
-    return {"seconds": seconds, "first": statistics.median(firsts.values()), "events": num_events}
+    return {"seconds": seconds, "client": cpu, "first": statistics.median(firsts.values()), "events": num_events}
 
 
 def client(pipe: Connection) -> None:
@@ -264,6 +267,11 @@ def ratio(rows: Sequence[Sequence[dict[str, Any]]], way: int, base: int = 0) -> 
     return f"{median(shares)}, best {best:.2f}"
 
 
+def ceiling(library: dict[str, float], streamed: dict[str, float]) -> float:
+    """The share of the library's speed that a server without any cost could have, as the client needs CPU as well."""
+    return min(1.0, len(os.sched_getaffinity(0)) * library["seconds"] / (library["cpu"] + streamed["client"]))
+
+
 def measure(bench: Bench, peer: Peer | None, num_streams: int, num_tokens: int, num_rounds: int, threads: bool) -> str:
     """A row of the table."""
     rows = []
@@ -284,9 +292,10 @@ def measure(bench: Bench, peer: Peer | None, num_streams: int, num_tokens: int, 
             print(f"    {name}: {median(spent, 1)} us of CPU per token")
     return (
         f"| {num_streams} | {median([total / row[0]['seconds'] for row in rows], 0)} "
-        f"| {ratio(rows, 1)} | {ratio(rows, 2)} "
+        f"| {ratio(rows, 1)} | {median([ceiling(row[0], row[1]) for row in rows])} | {ratio(rows, 2)} "
         f"| {median([row[0]['cpu'] / total * 1e6 for row in rows], 0)} "
         f"| {median([(row[1]['cpu'] - row[0]['cpu']) / total * 1e6 for row in rows], 1)} "
+        f"| {median([row[1]['client'] / total * 1e6 for row in rows], 1)} "
         f"| {median([total / row[1]['events'] for row in rows], 1)} "
         f"| {ratio(rows, 1, base=3) if len(rows[0]) > 3 else '-'} |"
     )
@@ -311,9 +320,10 @@ def measure_model(model: str, counts: Sequence[int], tokens: int, peer: Peer | N
                 library = bench.first()
                 added.append((bench.http(1, 2, True)["first"] - library) * 1e3)
             print(f"time to the first token, added by HTTP: {median(added[3:], 2)} ms")
-            print("| streams | tokens/s of LLM | streamed / LLM | whole / LLM | CPU us per token of LLM ", end="")
-            print("| CPU us added per streamed token | tokens per event | streamed / llama-cpp-python's server |")
-            print("|---|---|---|---|---|---|---|---|")
+            print("| streams | tokens/s of LLM | streamed / LLM | its ceiling | whole / LLM ", end="")
+            print("| CPU us per token of LLM | CPU us added per streamed token | of the client ", end="")
+            print("| tokens per event | streamed / llama-cpp-python's server |")
+            print("|---|---|---|---|---|---|---|---|---|---|")
             for num_streams in counts:
                 num_tokens = tokens if num_streams < 256 else max(2, tokens // 4)
                 print(measure(bench, peer, num_streams, num_tokens, args.rounds, args.threads), flush=True)

@@ -41,10 +41,9 @@ def test_defaults_are_those_of_transformers(model_type):
         value = recorded.pop(key, None)
         assert getattr(config, key) == ([] if value is None else value if isinstance(value, list) else [value])
     rope = recorded.pop("rope_parameters")
-    if model_type == "ministral3":  # only as far as queries are not scaled by their position
-        assert rope.pop("llama_4_scaling_beta") and rope.pop("type") == rope["rope_type"]
+    if model_type == "ministral3":
+        assert rope.pop("type") == rope["rope_type"]
         assert rope.pop("max_position_embeddings") == recorded["max_position_embeddings"]
-        recorded["max_position_embeddings"] = rope["original_max_position_embeddings"]
     if "full_attention" in rope:
         assert rope["sliding_attention"] == {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
         rope = rope["full_attention"]
@@ -348,25 +347,25 @@ def test_a_partial_rope_turns_pairs(factor):
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_positions_end_where_queries_begin_to_be_scaled(tmp_path, caplog, key):
+def test_queries_are_scaled_by_their_position(tmp_path, key):
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
 
-    def read(positions, **changes):
-        values = {"model_type": "ministral3", "max_position_embeddings": positions, key: rope | changes}
-        with caplog.at_level(logging.WARNING, logger="infinilm"):
-            return AutoConfig.from_pretrained(write(tmp_path, values))
+    def facts(model_type="ministral3", **changes):
+        return model_facts(
+            AutoConfig.from_pretrained(write(tmp_path, {"model_type": model_type, key: rope | changes})), 99
+        )
 
-    for positions, changes in ((32, {}), (16, {}), (128, {"llama_4_scaling_beta": 0})):
-        config = read(positions, **changes)
-        assert config.max_position_embeddings == positions and "llama_4_scaling_beta" not in config.rope_scaling
-    assert not caplog.records
-    assert read(128).max_position_embeddings == 32
-    (record,) = caplog.records
-    assert "taken as 32 instead of 128: beyond that the model needs queries that are scaled" in record.getMessage()
+    scaled = facts()
+    assert scaled.q_rope == 1 and scaled.ropes[0].scale_beta == 0
+    assert scaled.ropes[1] == scaled.ropes[0]._replace(scale_beta=0.1, scale_positions=32)
+    for beta in (0, None):
+        assert facts(llama_4_scaling_beta=beta).q_rope == -1
     with pytest.raises(ConfigError, match="original_max_position_embeddings must be an integer"):
-        read(128, original_max_position_embeddings=None)
+        facts(original_max_position_embeddings=None)
+    with pytest.raises(ConfigError, match="llama_4_scaling_beta must be a number >= 0; got -1"):
+        facts(llama_4_scaling_beta=-1)
     with pytest.raises(ConfigError, match=r"unknown rope parameters .*llama_4_scaling_beta"):
-        LlamaConfig(model_type="ministral3", **{key: rope}).validate()
+        facts("llama")
 
 
 def test_null_is_the_default_rope_and_default_is_none():
@@ -648,7 +647,6 @@ def test_any_json_is_a_config_or_a_config_error(values, data):
         ("qwen3_moe", {"mlp_only_layers": [1.5]}, "mlp_only_layers must be a list of numbers of layers; got"),
         ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of numbers of layers; got 3"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size is 8, but only"),
-        ("qwen2_moe", {"use_sliding_window": True}, "Qwen2MoeForCausalLM has no sliding window"),
         ("qwen2_moe", {"qkv_bias": True, "attention_bias": False}, "qkv_bias is True and attention_bias is False"),
     ],
 )

@@ -139,7 +139,7 @@ def test_windows(model_type, values, windows):
 
 def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
-    assert normalising == {"qwen3", "qwen3_moe", "qwen3_vl", "gemma3", "gemma3_text"}
+    assert normalising == {"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"}
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
@@ -182,6 +182,8 @@ def test_build_spec_fills_every_field():
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
+        "norm": "rms",
+        "parallel_blocks": False,
         "vocab_size": 50,
         "hidden_size": 32,
         "num_layers": 3,
@@ -204,17 +206,19 @@ def test_build_spec_fills_every_field():
             "qkv_bias": True,
             "out_bias": True,
             "qk_norm": "head",
+            "sinks": False,
         },
-        "mlp": {"intermediate_size": 40, "bias": False, "activation": "silu"},
+        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
         "experts": {
             "count": 0,
             "top_k": 0,
             "intermediate_size": 0,
             "shared_intermediate_size": 0,
             "norm_topk_prob": False,
+            "bias": False,
         },
-        "ropes": [{"attention_factor": 1.0}],
-        "layers": [{"sliding_window": window, "rope": 0, "experts": False} for window in (0, 0, 9)],
+        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
+        "layers": [{"sliding_window": window, "rope": 0, "q_rope": -1, "experts": False} for window in (0, 0, 9)],
     }
 
 
@@ -228,6 +232,7 @@ def test_build_spec_of_experts():
         "intermediate_size": 24,
         "shared_intermediate_size": 20,
         "norm_topk_prob": True,
+        "bias": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
 

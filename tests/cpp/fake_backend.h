@@ -49,6 +49,7 @@ public:
     void fill_random(const TensorView&, uint64_t) override { unused(); }
     void embedding(const EmbeddingParams&) override { unused(); }
     void rms_norm(const RmsNormParams&) override { unused(); }
+    void mean_square(const MeanSquareParams&) override { unused(); }
     void add_rms_norm(const AddRmsNormParams&) override { unused(); }
     void linear(const LinearParams&) override { unused(); }
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override { unused(); }

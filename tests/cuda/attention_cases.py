@@ -104,6 +104,7 @@ class Case:
     pad: int = 0  # elements after a row
     score_cap: float = 0.0
     seed: int = 0
+    sinks: bool = False
 
 
 class Problem:
@@ -114,6 +115,7 @@ class Problem:
         rng = np.random.default_rng(case.seed)
         (heads, kv_heads), dim, kind = case.heads, case.head_dim, case.kind
         self.scale = float(np.float32(dim**-0.5))
+        self.sinks = (8 * rng.standard_normal(heads)).astype(np.float32) if case.sinks else None
         self.q = [_store(2 * rng.standard_normal((n, heads, dim)), kind) for _, n in case.sequences]
         self.k, self.v = (
             [_store(rng.standard_normal((c, kv_heads, dim)), kind) for c, _ in case.sequences] for _ in range(2)
@@ -160,17 +162,18 @@ class Problem:
         workspace = gpu.upload(rows)
         arrays = q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32), work.array
         inputs = [gpu.upload(a) for a in arrays]
+        sinks = None if self.sinks is None else gpu.upload(self.sinks)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
             "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, self.block_size, max(queries), self.scale,
-            float(case.score_cap), case.window,
+            float(case.score_cap), case.window, sinks,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, width:] == guard).all(), "wrote outside of out"
         assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
-        for buffer in (out, workspace, *inputs):
+        for buffer in (out, workspace, *inputs, *([] if sinks is None else [sinks])):
             gpu.free(buffer)
         values = got[1:-1, :width].view(np.float32) if kind == "f32" else got[1:-1, :width]
         return np.split(values.reshape(-1, heads, case.head_dim), edges[1:-1])
@@ -186,8 +189,9 @@ class Problem:
             if len(q) == 0:
                 continue
             inputs = [_load(x, case.kind) for x in (q, k)]
-            want, magnitude = oracle.attention(*inputs, _load(v, case.kind), self.scale, case.window, case.score_cap)
-            rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), self.scale, case.window, case.score_cap)[0]
+            scalars = self.scale, case.window, case.score_cap, None if self.sinks is None else self.sinks.astype(F64)
+            want, magnitude = oracle.attention(*inputs, _load(v, case.kind), *scalars)
+            rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), *scalars)[0]
             sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude
             tiny = 2.0**-25 * len(k) * np.abs(_load(v, case.kind)).max()  # weights below f16's normal numbers
             error = np.abs(_load(bits, case.kind) - want)

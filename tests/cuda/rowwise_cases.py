@@ -44,16 +44,18 @@ def _norm(
     pad: int,
     in_place: bool,
     multiplier: float = 1.0,
+    bias: Array | None = None,
+    mean_square: Array | None = None,
 ) -> list[Array]:
     rows, width = x.shape
     out = Frame(gpu, kind, x.shape, pad) if not in_place else None
     dx = of(gpu, x, kind, 2 * pad)
     total = of(gpu, residual, kind, 3 * pad) if residual is not None else None
     target = out or dx
+    vectors = [None if vector is None else gpu.upload(vector) for vector in (weight, bias, mean_square)]
     gpu.call(
-        "norm_rows", dx.pointer, total.pointer if total else None, None if weight is None else gpu.upload(weight),
-        target.pointer, _long(dx.stride), _long(total.stride if total else 0), _long(target.stride), rows, width, EPS,
-        multiplier, KINDS.index(kind),
+        "norm_rows", dx.pointer, total.pointer if total else None, *vectors, target.pointer, _long(dx.stride),
+        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, multiplier, KINDS.index(kind),
     )  # fmt: skip
     return [target.get(), *([total.get()] if total else [])]
 
@@ -81,6 +83,49 @@ def rms_norm(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_bitwise(
                     _norm(gpu, kind, x[alone], residual[alone] if added else None, weight, 0, False)[0], got[0][alone]
                 )
+
+
+def layer_norm(gpu: Gpu, shapes: list[Shape]) -> None:
+    """With a bias it is LayerNorm, also behind an addition; a row alone has the bits it has among others."""
+    for shape in shapes:
+        rows, width, pad, seed = (shape[n] for n in ("rows", "width", "pad", "seed"))
+        weight, bias = normal(seed, width), normal(seed + 3, width)
+        for kind in KINDS:
+            x, exact = _stored(seed + 1, kind, rows, width)
+            residual, residual_exact = _stored(seed + 2, kind, rows, width)
+            for added in (False, True):
+                total = encode((residual_exact + exact).astype(np.float32), kind) if added else x
+                want = decode(total, kind).astype(F64)
+                got = _norm(gpu, kind, x, residual if added else None, weight, pad, False, bias=bias)
+                if added:
+                    assert_bitwise(got[1], total)
+                centred = want - want.mean(1, keepdims=True)
+                scale = 1 / np.sqrt((centred * centred).mean(1, keepdims=True) + np.float32(EPS))
+                size = np.abs(want).max(1, keepdims=True) * scale * np.abs(weight) + np.abs(bias)
+                assert_close(got[0], centred * scale * weight + bias, kind, width, scale=size)
+                alone = slice(rows // 2, rows // 2 + 1)
+                assert_bitwise(_norm(gpu, kind, total[alone], None, weight, 0, True, bias=bias)[0], got[0][alone])
+
+
+def mean_square(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Written without a weight; given with one, it takes the place of the row's own, which has the same bits."""
+    for shape in shapes:
+        rows, width, pad, seed = (shape[n] for n in ("rows", "width", "pad", "seed"))
+        weight = normal(seed, width)
+        for kind in KINDS:
+            x, exact = _stored(seed + 1, kind, rows, width)
+            dx, out = of(gpu, x, kind, pad), gpu.upload(np.full(rows, np.nan, np.float32))
+            strides = _long(dx.stride), _long(0), _long(dx.stride)
+            nothing = (None, None)
+            gpu.call(
+                "norm_rows", dx.pointer, None, *nothing, out, dx.pointer, *strides, rows, width, EPS, 0.5,
+                KINDS.index(kind),
+            )  # fmt: skip
+            assert_bitwise(dx.get(), x)
+            halves = gpu.download(out)
+            assert np.allclose(halves, (exact * exact).mean(1) / 2, rtol=1e-5)
+            own = _norm(gpu, kind, x, None, weight, pad, False)[0]
+            assert_bitwise(_norm(gpu, kind, x, None, weight, pad, False, mean_square=2 * halves)[0], own)
 
 
 def add_rms_norm(gpu: Gpu, shapes: list[Shape]) -> None:
@@ -115,10 +160,12 @@ def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
         inv_freq: Array = (shape["theta"] ** (-np.arange(half) / half)).astype(np.float32)
         out = Frame(gpu, "f32", (1, tokens * 2 * half))
         gpu.call(
-            "make_rope_table", gpu.upload(positions), gpu.upload(inv_freq), out.pointer, tokens, half, factor
+            "make_rope_table", gpu.upload(positions), gpu.upload(inv_freq), out.pointer, tokens, half, factor,
+            *((0.25, 1000) if tokens % 2 else (0.0, 1)),
         )  # fmt: skip
         angle = positions[:, None].astype(F64) * inv_freq
-        want = np.concatenate([np.cos(angle), np.sin(angle)], 1) * factor
+        scale = 1 + 0.25 * np.log1p(positions[:, None] // 1000) if tokens % 2 else 1.0
+        want = np.concatenate([np.cos(angle), np.sin(angle)], 1) * factor * scale
         error = np.abs(out.get().reshape(tokens, 2 * half) - want)
         assert (error <= UNIT["f32"] * np.abs(want) + 1e-12).all(), error.max()
 
@@ -240,13 +287,13 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
         for kind in KINDS:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
-            for number, activation in enumerate(oracle.ACTIVATIONS.values()):
+            for number, activation in enumerate((*oracle.ACTIVATIONS, "clamped_swiglu")):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 gpu.call(
-                    "multiply_gate", dx.pointer, out.pointer, _long(dx.stride), _long(out.stride), rows, width, number,
-                    KINDS.index(kind),
+                    "multiply_gate", dx.pointer, out.pointer, _long(dx.stride), _long(out.stride), rows, width, 1,
+                    number, KINDS.index(kind),
                 )  # fmt: skip
-                want = activation(gate) * up
+                want = oracle.join(activation, gate, up)
                 # An error in the exponent of e^-2u is one of the result, of |2u| times the size.
                 exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2) * number
                 # exp(89) is infinite: 0 instead of 1e-36

@@ -47,6 +47,7 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
         window=draw(st.sampled_from((0, 0, 1, 7, 130))),
         pad=draw(st.sampled_from((0, 8, 40))),
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
+        sinks=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
     )
     return dataclasses.asdict(case)

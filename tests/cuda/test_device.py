@@ -14,6 +14,7 @@ from emulation import SCHEDULES, Run
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
+    "cohere2",
     "gemma",
     "gemma2",
     "gemma3",
@@ -28,14 +29,17 @@ GOLDEN = (
     "llama-yarn-rope",
     "mistral-window",
     "ministral3",
+    "ministral3-long",
     "mistral3",
     "olmo2",
+    "olmo3",
     "phi4-mini-long",
     "qwen2",
     "qwen2-sliding",
     "smollm3",
     "qwen3",
     "qwen3-layer-types",
+    "starcoder2",
 )
 
 

@@ -65,6 +65,8 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
             st.just([{"seed": 5, "rows": 3, "width": 4408, "pad": 8, "scale": 1.0}]),
         ).map(lambda parts: parts[0] + parts[1])
     },
+    "layer_norm": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
+    "mean_square": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
     "add_rms_norm": {"shapes": shapes(rows=rows, width=widths, pad=pads, multiplier=multipliers)},
     "rope_table": {
         "shapes": shapes(

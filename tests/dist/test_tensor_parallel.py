@@ -31,8 +31,7 @@ if str(HERE) not in sys.path:
 
 from tiny_models import MODELS, make_config, make_weights, open_engine, run_steps, tolerance  # noqa: E402
 
-ALL_GOLDEN = sorted(p.parent for p in (HERE.parent / "golden").glob("*/expected.npz"))
-GOLDEN = [folder for folder in ALL_GOLDEN if folder.name != "olmo2"]  # which does not fit several ranks
+GOLDEN = sorted(p.parent for p in (HERE.parent / "golden").glob("*/expected.npz"))
 SITES_OF_QWEN3 = ModelSites(2, "head").sites
 LOCAL_SITES = {
     "q_proj",
@@ -243,12 +242,6 @@ def test_hooks_change_nothing(tmp_path: Path, tp_size: int, dtype: str) -> None:
         engine.set_hook_registry(registry)
         hooked_ids, hooked_logits = run_steps(engine, temperature=0)
     assert np.array_equal(hooked_logits, logits) and np.array_equal(hooked_ids, ids)
-
-
-def test_a_norm_over_all_heads_needs_one_rank() -> None:
-    config = AutoConfig.from_pretrained(HERE.parent / "golden/olmo2")
-    with pytest.raises(ConfigError, match=r"parallelism of 2 does not fit a model that norms .*; use one rank$"):
-        InferEngine(config, DistConfig(2), "cpu")
 
 
 def test_hooks_of_rank_0(tmp_path: Path) -> None:

@@ -140,3 +140,22 @@ def dequantise(type_name: str, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.fl
     """The weights of whole blocks, flat."""
     with np.errstate(all="ignore"):  # scales of any bits
         return FORMULAS[type_name](data.reshape(-1, SIZES[type_name][1])).reshape(-1)
+
+
+# Where a block has float16 numbers that scale all of it; the second one those that are added or subtracted.
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+HALVES |= {"Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "F32": (), "BF16": ()}
+
+
+def random_blocks(type_name: str, num_blocks: int, seed: int, scale: float | npt.NDArray[np.float64] = 0.02) -> Blocks:
+    """Bytes of any kind, whose float16 scales are of the size that those of models have, or of another: flat."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (num_blocks, SIZES[type_name][1]), dtype=np.uint8)
+    for at in HALVES.get(type_name, (0,)):
+        data[:, at : at + 2] = rng.normal(0, scale, (num_blocks, 1)).astype(np.float16).view(np.uint8)
+    if type_name == "MXFP4":
+        data[:, 0] = rng.integers(115, 124, num_blocks)
+    if type_name in ("F32", "BF16"):
+        values = rng.normal(0, scale, (num_blocks, 1)).astype(np.float32)
+        data[:] = values.view(np.uint8)[:, 4 - SIZES[type_name][1] :]
+    return data.reshape(-1)

@@ -6,28 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from gguf_files.block_formulas import SIZES, dequantise
+from gguf_files.block_formulas import SIZES, dequantise, random_blocks
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.errors import ConfigError, InfinilmError, WeightError
 
 TYPES = sorted(SIZES)
-
-
-def random_blocks(type_name: str, num_blocks: int, seed: int, scale: float = 0.02) -> np.ndarray:
-    """Bytes of any kind, whose float16 scales are of the size that those of models have."""
-    rng = np.random.default_rng(seed)
-    data = rng.integers(0, 256, (num_blocks, SIZES[type_name][1]), dtype=np.uint8)
-    halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-    halves |= {"Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "F32": (), "BF16": ()}
-    for at in halves.get(type_name, (0,)):
-        data[:, at : at + 2] = rng.normal(0, scale, (num_blocks, 1)).astype(np.float16).view(np.uint8)
-    if type_name == "MXFP4":
-        data[:, 0] = rng.integers(115, 124, num_blocks)
-    if type_name in ("F32", "BF16"):
-        values = rng.normal(0, scale, (num_blocks, 1)).astype(np.float32)
-        data[:] = values.view(np.uint8)[:, 4 - SIZES[type_name][1] :]
-    return data.reshape(-1)
 
 
 @pytest.mark.parametrize("type_name", TYPES)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_files.block_formulas import SIZES
+from gguf_files.block_formulas import SIZES, dequantise, random_blocks
 
 NUMBERS = {"uint8": (0, "B"), "int8": (1, "b"), "uint16": (2, "H"), "int16": (3, "h"), "uint32": (4, "I")}
 NUMBERS |= {"int32": (5, "i"), "float32": (6, "f"), "bool": (7, "?"), "uint64": (10, "Q"), "int64": (11, "q")}
@@ -95,7 +95,7 @@ class File:
 def quantise(type_name: str, weights: npt.NDArray[np.float32]) -> Stored:
     """Round weights [.., columns] to a type, the plain way: the largest of a block decides its scale.
 
-    Types of 256 get random blocks instead, which are as good for comparing two readers.
+    Others get random blocks instead, of weights as large, which are as good for comparing two readers.
     """
     block, size = SIZES[type_name]
     flat = np.ascontiguousarray(weights, np.float32).reshape(-1, block)
@@ -116,9 +116,8 @@ def quantise(type_name: str, weights: npt.NDArray[np.float32]) -> Stored:
         q = (_rounded(flat, d, -8, 7) + 8).astype(np.uint8)
         data = np.concatenate([d.view(np.uint8), q[:, :16] | q[:, 16:] << 4], axis=1).tobytes()
     else:
-        from gguf_files.test_dequantise import random_blocks
-
-        data = random_blocks(type_name, len(flat), seed=len(flat)).tobytes()
+        deviation = dequantise(type_name, random_blocks(type_name, 256, seed=0, scale=1)).std()
+        data = random_blocks(type_name, len(flat), seed=len(flat), scale=flat.std() / deviation).tobytes()
     assert len(data) == len(flat) * size
     return Stored(type_name, tuple(weights.shape), data)
 

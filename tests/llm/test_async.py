@@ -126,31 +126,70 @@ def test_errors(llm: LLM) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("rest", [0.0, 1000.0])
 @pytest.mark.parametrize("ends_only", [False, True])
-def test_asubmit_is_generate(llm: LLM, rest: float, ends_only: bool) -> None:
-    """However long streams rest; nothing of them gets lost, and their first tokens and ends wait for nothing."""
+def test_asubmit_is_generate(llm: LLM, ends_only: bool) -> None:
     params = SamplingParams(n=2, seed=1, max_tokens=30, ignore_eos=True)
     expected = llm.generate(PROMPTS, params, use_tqdm=False)
 
-    async def main() -> list[list[infinilm.TokenEvent]]:
+    async def main() -> list[infinilm.TokenEvent]:
         async with llm.asubmit(PROMPTS, params, ends_only=ends_only) as running:
-            seen = [events async for events in running.steps(lambda: rest)]
+            seen = [event async for events in running.steps() for event in events]
             assert [o.outputs for o in running.outputs()] == [o.outputs for o in expected]
             assert running.has_begun
         return seen
 
-    seen = asyncio.run(main())
-    num_sequences = 2 * len(PROMPTS)
-    if rest:
-        assert len(seen) <= 1 + num_sequences
-        assert ends_only or len(seen[0]) < 30 * num_sequences
-    events = [event for group in seen for event in group]
+    events = asyncio.run(main())
     texts: dict[tuple[int, int], str] = {}
     for event in events:
         texts[event.index, event.completion] = texts.get((event.index, event.completion), "") + event.text
     assert texts == {(i, c.index): c.text for i, o in enumerate(expected) for c in o.outputs}
-    assert len(events) == (1 if ends_only else 30) * num_sequences
+    assert len(events) == (1 if ends_only else 30) * 2 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": ["zzzz", "e"], "min_tokens": 9}, {"logprobs": 1}], ids=str)
+@pytest.mark.parametrize("rest", [0.0, 0.002, 1e9])
+def test_deltas_are_generate(llm: LLM, rest: float, more: dict[str, Any]) -> None:
+    """However long streams rest, nothing of them gets lost; their first tokens and ends wait for nothing."""
+    params = SamplingParams(n=2, seed=1, max_tokens=30, **more)
+    expected = llm.generate(PROMPTS, params, use_tqdm=False)
+
+    async def main() -> list[list[Any]]:
+        async with llm.asubmit(PROMPTS, params) as running:
+            seen = [deltas async for deltas in running.deltas(lambda: rest)]
+            assert [o.outputs for o in running.outputs()] == [o.outputs for o in expected]
+        return seen
+
+    seen = asyncio.run(main())
+    if rest == 1e9:
+        assert len(seen) <= 1 + 2 * len(PROMPTS)
+    for index, output in enumerate(expected):
+        for choice in output.outputs:
+            own = [d for deltas in seen for d in deltas if (d.index, d.completion) == (index, choice.index)]
+            assert "".join(d.text for d in own) == choice.text
+            assert [token_id for d in own for token_id in d.token_ids] == list(choice.token_ids)
+            assert [tops for d in own for tops in d.top_logprobs] == list(choice.logprobs or ())
+            assert [d.finish_reason for d in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+
+
+def test_what_waits_for_a_rest_comes_at_its_end(folder: Path) -> None:
+    """Also where no token follows it for a long time."""
+    gate = threading.Event()
+
+    def wait(token_ids: Any, logits: Any) -> Any:
+        assert len(token_ids) < 8 or gate.wait(60)
+        return logits
+
+    async def main() -> None:
+        with LLM(folder) as model:
+            async with model.asubmit([[1, 2, 3]], logits_processor=wait, **SETTINGS) as running:
+                num_tokens = 0
+                async for deltas in running.deltas(lambda: 0.05):
+                    num_tokens += sum(len(delta.token_ids) for delta in deltas)
+                    if num_tokens >= 5:  # the sixth needs the gate
+                        gate.set()
+            assert num_tokens == 20
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("num_streams", [1, 24])

@@ -71,9 +71,9 @@ def test_what_is_not_read_in_this_version(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"only a GGUF file: pass the path of that"):
         AutoConfig.from_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"this is a LoRA adapter.*merge it"):
+    with pytest.raises(FileNotFoundError, match=r"this is a LoRA adapter.*merge_lora=folder"):
         AutoConfig.from_pretrained(tmp_path)
-    with pytest.raises(WeightError, match=r"this is a LoRA adapter.*merge it"):
+    with pytest.raises(WeightError, match=r"this is a LoRA adapter.*merge_lora=folder"):
         Checkpoint(tmp_path)
 
 

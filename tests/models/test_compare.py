@@ -31,6 +31,7 @@ from infinilm.models import EngineModel
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 IDS = [5, 6, 7, 200, 1, 1, 33]
 SAMPLE_OF_FAMILIES = (
+    "cohere2",
     "gemma2",
     "gemma3",
     "glm4",
@@ -39,10 +40,12 @@ SAMPLE_OF_FAMILIES = (
     "llama-odd-mqa",
     "mistral-window",
     "olmo2",
+    "olmo3",
     "phi4-mini-long",
     "qwen2-sliding",
     "qwen3",
     "smollm3",
+    "starcoder2",
 )
 ADDITIONS = {"attention_residual", "residual"}  # of equal inputs: one rounding to float32
 
@@ -86,7 +89,17 @@ def test_the_engine_agrees_with_the_reference(name: str, dtype: str) -> None:
         result = compare(engine, oracle)
     assert result.equal, str(result)
     assert result.first is None and result.layer is None and result.site is None
-    in_layer = {"gemma2": 17, "gemma3": 19, "glm4": 17, "olmo2": 17, "qwen3": 17}.get(name, 15)
+    special = {
+        "cohere2": 14,
+        "gemma2": 17,
+        "gemma3": 19,
+        "glm4": 17,
+        "olmo2": 17,
+        "olmo3": 17,
+        "qwen3": 17,
+        "starcoder2": 14,
+    }
+    in_layer = special.get(name, 15)
     assert len(result.sites) == 3 + oracle.config.num_layers * in_layer
     assert len(result.input_ids) == 32
     for site in result.sites:

@@ -12,7 +12,6 @@ from llm import tiny
 
 import infinilm
 from infinilm import CacheFullError, ConfigError, DynamicCache, LlamaConfig, ReferenceModel, RequestError, WeightError
-from infinilm.engine.hooks import ModelSites
 
 GOLDEN = sorted(p.parent for p in (Path(__file__).resolve().parents[1] / "golden").glob("*/expected.npz"))
 FLOAT32_SHARE = 1e-5  # of the largest logit: transformers computed the goldens in float32, through two or three layers
@@ -139,12 +138,12 @@ def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
     return seen, model
 
 
-@pytest.mark.parametrize("name", ["glm4", "llama-mha", "olmo2", "qwen2-moe", "qwen3"])
+@pytest.mark.parametrize("name", ["cohere2", "glm4", "llama-mha", "olmo2", "qwen2-moe", "qwen3", "starcoder2"])
 def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
     seen, model = sites_of(GOLDEN[0].parent / name)
     facts = model.facts
     experts = facts.experts.layers
-    sites = ModelSites(len(experts), facts.qk_norm, facts.pre_norms, facts.post_norms, experts).sites
+    sites = model._sites.sites
     in_layer = [site for site in sites if site.in_layer]
     if facts.post_norms:  # what is normed is added then
         names = [site.name for site in in_layer]

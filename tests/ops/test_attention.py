@@ -41,6 +41,7 @@ class Case:
     seed: int
     pad: tuple[int, int] = (0, 0)
     score_cap: float = 0
+    sinks: bool = False
 
     @property
     def softmax_scale(self) -> float:
@@ -56,6 +57,8 @@ class Values:
         rng = np.random.default_rng(case.seed)
         heads, kv_heads = case.heads
         self.case, self.dtype = case, dtype
+        # Some far below the scores, some far above.
+        self.sinks = (rng.standard_normal(heads) * 8).astype(np.float32) if case.sinks else None
         self.q = [support.activations(rng, n, heads, case.head_dim) for _, n in case.sequences]
         kept = "float32" if dtype == "int8" else dtype
         self.k = [support.stored(rng, kept, c, kv_heads, case.head_dim) for c, _ in case.sequences]
@@ -78,6 +81,7 @@ class Values:
             oracle.attention(
                 q.astype(np.float64), k, v, self.case.softmax_scale, self.case.sliding_window,
                 self.case.score_cap,
+                None if self.sinks is None else self.sinks.astype(np.float64),
             )
             for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
             if len(q)
@@ -151,6 +155,7 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
         *scalars,
         *(layout.scales or (None, None)),
         case.score_cap,
+        None if values.sinks is None else framed(values.sinks),
     )
     return np.split(out.check(), edges[1:-1])
 
@@ -197,6 +202,7 @@ def cases(**limits: Any) -> Any:
         support.seeds,
         support.pads,
         st.sampled_from((0.0, 0.0, 0.5, 50.0)),
+        st.booleans(),
     )
 
 

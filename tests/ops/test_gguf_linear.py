@@ -6,93 +6,145 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_files.block_formulas import SIZES, dequantise
+from gguf_files.block_formulas import HALVES, SIZES, dequantise, random_blocks
 from hypothesis import given, strategies as st
 from reference.ops import Array
 
 from infinilm import _core
-from infinilm.errors import ConfigError, InfinilmError
+from infinilm.errors import InfinilmError
 from ops import support
 from ops.support import Rows, backend, each_isa, rows
 from ops.test_quantised_linear import quantised_x
 
-each_type = pytest.mark.parametrize("type_name", ("Q8_0", "Q4_0"))
+NATIVE = sorted(name for name in SIZES if _core.gguf_type(name)[3])
+each_type = pytest.mark.parametrize("type_name", NATIVE)
 outs = st.integers(1, 70)
 
 
+def test_native_types() -> None:
+    """Bytes of their blocks, stored and packed."""
+    more = {name: _core.gguf_type(name)[3] - SIZES[name][1] for name in NATIVE}
+    assert more == {name: {"Q3_K": 4, "MXFP4": 1}.get(name, 0) for name in more}
+    assert {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"} < set(more)
+
+
 def blocks(rng: np.random.Generator, type_name: str, num_rows: int, in_features: int) -> Array:
-    """Any integers, the least among them; scales of any size and sign: [bytes]."""
-    data = rng.integers(0, 256, (num_rows * in_features // 32, SIZES[type_name][1]), dtype=np.uint8)
-    data[::3, 2:] = 0x80 if type_name == "Q8_0" else 0  # -128 and -8
-    data[:, :2] = (rng.normal(0, 1, (len(data), 1)) * 10.0 ** rng.integers(-6, 3)).astype(np.float16).view(np.uint8)
-    return data.reshape(-1)
+    """Any integers, the least and the largest among them; scales of any size and sign: [rows, bytes]."""
+    block, size = SIZES[type_name]
+    count = num_rows * in_features // block
+    scale = 10.0 ** rng.integers(-6, 2, (count, 1))
+    data = random_blocks(type_name, count, int(rng.integers(2**32)), scale).reshape(count, size)
+    scales = [at + i for at in HALVES.get(type_name, (0,)) for i in range(2)] or [0]
+    inside = [at for at in range(size) if at not in scales]
+    for first, byte in enumerate((0, 0xFF, 0x80) if type_name in NATIVE else ()):
+        data[first::7, inside] = byte
+    return data.reshape(num_rows, -1)
 
 
-def weights(type_name: str, data: Array, in_features: int, head_dim: int = 0) -> Array:
+def in_rows(weights: Array, in_features: int, head_dim: int) -> Array:
     """[rows, in_features] float32; with a head_dim in the order that the checkpoint of Hugging Face has."""
-    found = dequantise(type_name, data).reshape(-1, in_features)
+    weights = weights.reshape(-1, in_features)
     if head_dim:
-        found = found.reshape(-1, head_dim // 2, 2, in_features).swapaxes(1, 2).reshape(-1, in_features)
-    return found.astype(np.float32)
+        weights = weights.reshape(-1, head_dim // 2, 2, in_features).swapaxes(1, 2).reshape(-1, in_features)
+    return weights.astype(np.float32)
 
 
-def packed(b: Any, type_name: str, parts: list[tuple[Array, int]], k: int, kind: str, num_threads: int = 2) -> Any:
-    """A prepared linear; parts: bytes and head_dim."""
-    sizes = [len(data) // (k // 32 * SIZES[type_name][1]) for data, _ in parts]
-    made = [(data, [n, k], head_dim) for (data, head_dim), n in zip(parts, sizes, strict=True)]
-    panels, scales = _core.gguf_pack(type_name, made, kind == "act_mul", num_threads=num_threads)
-    return b.adopt_linear(panels, scales, sizes, k, kind)
+def terms(type_name: str, data: Array) -> Array:
+    """How large what is added up for a weight is: its part with the scale, and its minimum."""
+    whole = dequantise(type_name, data)
+    if len(halves := HALVES.get(type_name, ())) < 2:
+        return np.abs(whole)
+    without = data.copy()
+    without[:, halves[1] : halves[1] + 2] = 0
+    scaled = dequantise(type_name, without)
+    return np.abs(scaled) + np.abs(whole - scaled)
 
 
 @each_isa
 @each_type
 @given(
-    case=rows(size=st.sampled_from([32, 64, 320, 544, 1056])),
+    case=rows(size=st.sampled_from([1, 2, 5])),
     out=st.lists(outs, min_size=1, max_size=3),
+    others=st.lists(st.sampled_from([*NATIVE, "F32"]), min_size=2, max_size=2),
     kind=st.sampled_from(("plain", "act_mul")),
     heads=st.booleans(),
     threads=st.sampled_from(support.THREADS),
 )
 def test_matches_the_sums_of_the_stored_integers(
-    isa: str, type_name: str, case: Rows, out: list[int], kind: str, heads: bool, threads: int
+    isa: str,
+    type_name: str,
+    case: Rows,
+    out: list[int],
+    others: list[str],
+    kind: str,
+    heads: bool,
+    threads: int,
 ) -> None:
-    rng, b, k = case.rng(), backend(isa, threads), case.size
+    """Also where parts are of different types, or plain numbers."""
+    rng, b = case.rng(), backend(isa, threads)
+    types = [type_name] * 2 if kind == "act_mul" else [type_name, *others][: len(out)]
+    k = 256 * case.size if any(SIZES[t][0] == 256 for t in types) else 32 * (1 + 7 * (case.size - 1))
     sizes = (out[0], out[0]) if kind == "act_mul" else (6 * out[0], *out[1:])
-    parts = [(blocks(rng, type_name, n, k), 6 if heads and i == 0 and n % 6 == 0 else 0) for i, n in enumerate(sizes)]
-    linear = packed(b, type_name, parts, k, kind, threads)
     layer = support.LinearCase(k, sizes, (False,) * len(sizes), kind, "float32", 0, case.seed)
-    for i, (data, head_dim) in enumerate(parts):
-        layer.parts[i] = (weights(type_name, data, k, head_dim), None)
-        support.assert_bitwise(b.unpack_linear(linear, i).numpy(), layer.parts[i][0])
-    x = case.x(rng)
+    magnitudes = support.LinearCase(k, sizes, (False,) * len(sizes), kind, "float32", 0, case.seed)
+    parts, heads_of = [], [6 if heads and i == 0 and n % 6 == 0 else 0 for i, n in enumerate(sizes)]
+    for i, (name, n) in enumerate(zip(types, sizes, strict=True)):
+        data = blocks(rng, name, n, k)
+        in_blocks = data.reshape(-1, SIZES[name][1])
+        if name == "F32":
+            data, heads_of[i] = data.view(np.float32), 0
+        layer.parts[i] = (in_rows(dequantise(name, in_blocks), k, heads_of[i]), None)
+        magnitudes.parts[i] = (in_rows(terms(name, in_blocks), k, heads_of[i]), None)
+        parts.append((support.tensor(data), None))
+    stored = [("" if name == "F32" else name, d) for name, d in zip(types, heads_of, strict=True)]
+    linear = b.prepare_linear(parts, kind=kind, types=stored)
+    for i in range(len(sizes)):
+        np.testing.assert_array_equal(b.unpack_linear(linear, i).numpy(), layer.parts[i][0])
+    x = case.x(rng, k)
     got = support.run_linear(b, linear, x, layer.out_features, None, case.pad_in, case.pad_out)
-    want, scale = layer.expected(quantised_x(x), None)
+    seen = [x.astype(np.float64) if name == "F32" else quantised_x(x) for name in types]
+    if kind == "act_mul":
+        want, scale = layer.expected(seen[0], None)
+        scale += magnitudes.expected(seen[0], None)[1]
+    else:
+        want = np.concatenate(
+            [part @ w.astype(np.float64).T for part, (w, _) in zip(seen, layer.parts, strict=True)], axis=-1
+        )
+        pairs = zip(seen, magnitudes.parts, strict=True)
+        scale = np.concatenate([np.sqrt((part * part) @ (w.astype(np.float64) ** 2).T) for part, (w, _) in pairs], -1)
     support.assert_close(got, want, length=k, scale=scale)
 
 
 @each_isa
 @each_type
 def test_a_row_does_not_depend_on_its_batch_or_the_threads(isa: str, type_name: str) -> None:
-    rng, k, n = np.random.default_rng(3), 352, 77
+    rng, k, n = np.random.default_rng(3), 768, 77
     x, data = support.activations(rng, 40, k, outliers=True), blocks(rng, type_name, n, k)
     want = None
     for threads in support.THREADS:
         b = backend(isa, threads)
-        linear = packed(b, type_name, [(data, 0)], k, "plain", threads)
+        linear = b.prepare_linear([(support.tensor(data), None)], types=[(type_name, 0)])
         want = support.run_linear(b, linear, x, n) if want is None else want
-        for batch in (1, 3, 4, 13, 40):
+        for batch in (1, 3, 4, 5, 7, 13, 40):
             chosen = slice(0, batch)
             support.assert_bitwise(support.run_linear(b, linear, x[chosen], n), want[chosen])
 
 
 def test_what_is_refused() -> None:
-    data = blocks(np.random.default_rng(0), "Q8_0", 4, 64)
-    with pytest.raises(ConfigError, match="weights of type Q4_1 are not packed, only Q8_0 and Q4_0"):
-        _core.gguf_pack("Q4_1", [(data, [4, 64], 0)], False)
-    with pytest.raises(InfinilmError, match=r"272 bytes are no tensor of Q8_0 and shape \[4, 32\]"):
-        _core.gguf_pack("Q8_0", [(data, [4, 32], 0)], False)
-    for parts, pairs in (([], False), ([(data, [4, 64], 0)], True), ([(data, [4, 64], 0), (data, [2, 128], 0)], False)):
-        with pytest.raises(InfinilmError, match="the parts do not belong to one linear"):
-            _core.gguf_pack("Q8_0", parts, pairs)
-    with pytest.raises(InfinilmError, match="4 rows are no heads of 6"):
-        _core.gguf_pack("Q8_0", [(data, [4, 64], 6)], False)
+    b, data = backend(support.ISAS[0]), blocks(np.random.default_rng(0), "Q8_0", 4, 64)
+    part, other = (support.tensor(data), None), (support.tensor(data[:, :34].copy()), None)
+
+    def refused(match: str, parts: list[Any], types: list[tuple[str, int]], kind: str = "plain", **more: Any) -> None:
+        with pytest.raises(InfinilmError, match=match):
+            b.prepare_linear(parts, kind=kind, types=types, **more)
+
+    refused("blocks of type IQ4_XS are not computed as they are stored on cpu", [part], [("IQ4_XS", 0)])
+    refused("unknown type 'Q9' of a GGUF file", [part], [("Q9", 0)])
+    refused("type Q4_2 was removed", [part], [("Q4_2", 0)])
+    refused("68 bytes of a row are no blocks of 18", [part], [("Q4_0", 0)])
+    refused("in_features is 64 .from weight of part 0., got 32", [part, other], [("Q8_0", 0)] * 2)
+    up = (support.tensor(data[:, :36].copy()), None)
+    refused("gate and up as blocks of one type", [part, up], [("Q8_0", 0), ("Q4_0", 0)], kind="act_mul")
+    refused("blocks are not quantised again", [part], [("Q8_0", 0)], quantization="int4")
+    refused("expected dtype uint8, got float32", [(support.tensor(np.ones((2, 34), np.float32)), None)], [("Q8_0", 0)])
+    refused("4 rows are no heads of 6", [part], [("Q8_0", 6)])

@@ -38,19 +38,33 @@ EPS = 1e-6
     factor=st.sampled_from((1.0, 0.75, 1.2079441)),
     longest=st.sampled_from((8, 4096, 131072)),
     seed=support.seeds,
+    scaled=st.booleans(),
 )
 def test_rope_table(
-    isa: str, threads: int, num_tokens: int, half: int, theta: float, factor: float, longest: int, seed: int
+    isa: str,
+    threads: int,
+    num_tokens: int,
+    half: int,
+    theta: float,
+    factor: float,
+    longest: int,
+    seed: int,
+    scaled: bool,
 ) -> None:
-    """cos and sin of position * inv_freq; the angle may carry the rounding of one float32 product."""
+    """cos and sin of position * inv_freq; the angle may carry the rounding of one float32 product. Scaled by position
+    where that is asked for.
+    """
     positions = np.random.default_rng(seed).integers(0, longest, num_tokens).astype(np.int32)
     positions[0] = longest - 1
     inv_freq = (theta ** (-np.arange(half) / half)).astype(np.float32)
     out = Output((num_tokens, 2 * half))
-    call(backend(isa, threads), "rope_table", framed(positions), framed(inv_freq), factor, out)
+    scaling = (0.25, 1000) if scaled else (0.0, 1)
+    call(backend(isa, threads), "rope_table", framed(positions), framed(inv_freq), factor, out, *scaling)
     angle = positions[:, None].astype(np.float64) * inv_freq
     scale = factor * (1 + np.tile(angle, 2))
     want = oracle.rope_table(positions, inv_freq.astype(np.float64), float(np.float32(factor)))
+    if scaled:
+        want = want * (1 + 0.25 * np.log(1 + np.floor(positions[:, None] / 1000)))
     assert_close(out.check(), want, length=1, scale=scale)
 
 

@@ -143,15 +143,56 @@ def test_add_rms_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float
 
 
 @each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), parts=st.sampled_from((1, 2, 4)))
+def test_rms_norm_of_a_part_of_a_row(isa: str, threads: int, case: Rows, parts: int) -> None:
+    """Mean squares of parts of rows, of equal sizes, add up to what norms each part as it is normed in the whole."""
+    rng, b = case.rng(), backend(isa, threads)
+    x = np.hstack([case.x(rng) for _ in range(parts)])
+    weight = support.stored(rng, "float32", x.shape[1])
+    want = oracle.rms_norm(x.astype(np.float64), weight.astype(np.float64), float(np.float32(1e-5)))
+    means = np.zeros((len(x), 1), np.float32)
+    for own in np.split(x, parts, axis=1):
+        out = Output(means.shape)
+        call(b, "mean_square", framed(own, case.pad_in), out, 1 / parts)
+        means += out.check()
+    for i, own in enumerate(np.split(x, parts, axis=1)):
+        columns = slice(i * case.size, (i + 1) * case.size)
+        out = Output(own.shape, pad=case.pad_out)
+        call(b, "rms_norm", framed(own, case.pad_in), framed(weight[columns].copy()), out, 1e-5, framed(means))
+        assert_close(out.check(), want[:, columns], length=x.shape[1])
+
+
+@every_backend
+@given(case=rows(num_tokens=support.sizes), eps=st.sampled_from((1e-5, 1e-3)), in_place=st.booleans())
+def test_layer_norm(isa: str, dtype: str, threads: int, case: Rows, eps: float, in_place: bool) -> None:
+    """A weight of two rows is that of a LayerNorm and its bias, alone and behind an addition."""
+    rng, b = case.rng(), backend(isa, threads)
+    x, residual, weight = case.x(rng) + np.float32(2), case.x(rng), support.stored(rng, dtype, 2, case.size)
+    both = load(weight, dtype)
+
+    def check(got: Array, of: Array) -> None:
+        wide = of.astype(np.float64)
+        deviation = np.sqrt(np.var(wide, axis=-1, keepdims=True) + eps)
+        cancelled = np.abs(wide).max(axis=-1, keepdims=True) / deviation * np.abs(both[0]) + np.abs(both[1])
+        assert_close(got, oracle.layer_norm(wide, both, float(np.float32(eps))), length=case.size, scale=cancelled)
+
+    check(norm(b, x, weight, dtype, eps, case, in_place), x)
+    total, got = add_norm(b, x, residual, weight, dtype, eps, case, in_place)
+    assert_bitwise(total, residual + x, "residual")
+    check(got, total)
+
+
+@each_isa
 @each_dtype
-@given(size=support.sizes, seed=support.seeds)
-def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, seed: int) -> None:
+@given(size=support.sizes, seed=support.seeds, layer=st.booleans())
+def test_norm_rows_do_not_depend_on_each_other(isa: str, dtype: str, size: int, seed: int, layer: bool) -> None:
     """A row alone, in any batch, by any number of threads, in place, and fused with the addition: the same
     bits.
     """
     rng = np.random.default_rng(seed)
     x, residual = support.activations(rng, 40, size), support.activations(rng, 40, size)
-    weight = support.stored(rng, dtype, size)
+    weight = support.stored(rng, dtype, 2, size) if layer else support.stored(rng, dtype, size)
     total, want = add_norm(backend(isa, 1), x, residual, weight, dtype, 1e-6, None)
     for threads in support.THREADS:
         b = backend(isa, threads)
@@ -196,6 +237,36 @@ def test_act_mul(isa: str, activation: str, threads: int, case: Rows, spread: fl
         exponent = 1.6 * np.abs(gate) * (1 + 0.045 * gate**2)
         scale += np.abs(want) * (1 + exponent)
     assert_close(out.check(), want, length=1, scale=scale)
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), in_place=st.booleans())
+def test_act_mul_of_a_gate_alone(isa: str, threads: int, case: Rows, in_place: bool) -> None:
+    """As with an up of ones, to the bit; the output may be the gate itself."""
+    gate = case.x(case.rng())
+    whole = Output(gate.shape)
+    call(backend(isa, 1), "act_mul", framed(np.hstack([gate, np.ones_like(gate)])), whole, "gelu_tanh")
+    out = Output(gate.shape, pad=case.pad_out, values=gate)
+    call(backend(isa, threads), "act_mul", out if in_place else framed(gate, case.pad_in), out, "gelu_tanh")
+    assert_bitwise(out.check(), whole.check())
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), spread=st.sampled_from((1.0, 6.0, 300.0)))
+def test_clamped_swiglu(isa: str, threads: int, case: Rows, spread: float) -> None:
+    """Against the oracle, within the limits of gate and up and beyond; a NaN is not clamped away."""
+    gate_up = support.activations(case.rng(), case.num_tokens, 2 * case.size) * np.float32(spread)
+    gate_up[-1, [0, -1]] = np.nan
+    out = Output((case.num_tokens, case.size), pad=case.pad_out)
+    call(backend(isa, threads), "act_mul", framed(gate_up, case.pad_in), out, "clamped_swiglu")
+    got, want = out.check(), oracle.act_mul(gate_up.astype(np.float64), "clamped_swiglu")
+    assert np.isnan(got[-1, [0, -1]]).all()
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    scale = np.abs(np.minimum(gate, 7)) * (1 + np.abs(np.clip(up, -7, 7))) * 2.0**-104
+    known = np.isfinite(want)
+    assert_close(got[known], want[known], length=1, scale=scale[known] + np.abs(want[known]) * (1 + 2 * 7))
 
 
 @each_isa

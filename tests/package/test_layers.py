@@ -19,7 +19,7 @@ FLOORS = (
     ("model_files",),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
-    ("engine", "generation"),
+    ("engine", "generation", "lora"),
     ("models", "requests"),
     ("llm",),
     ("bench", "debug"),

@@ -41,7 +41,16 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     return tensors
 
 
-_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
+_OWN_NAMES = (
+    ("shared_mlp.input_linear", "mlp.gate_up_proj"),
+    ("shared_mlp.output_linear", "mlp.down_proj"),
+    ("w1", "gate_proj"),
+    ("w3", "up_proj"),
+    ("w2", "down_proj"),
+    ("c_fc", "up_proj"),
+    ("c_proj", "down_proj"),
+)
+_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
@@ -51,15 +60,25 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     for name, values in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
-        name = name.replace("language_model.", "").replace("block_sparse_moe", "mlp")
-        for own, llama in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        name = (
+            name.replace("language_model.", "")
+            .replace("text_model.", "")
+            .replace("block_sparse_moe", "mlp")
+            .replace("mlp.router", "mlp.gate")
+        )
+        for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
-        if values.ndim == 3:  # [num_experts, out_features of all parts, in_features]
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
+            # [num_experts, outputs of all parts, inputs]; some are transposed; in gpt-oss parts take turns
             stacked, _, parts = name.rpartition(".")
-            for expert, matrix in enumerate(values):
-                own = [f"{part}_proj" for part in parts.removesuffix("_proj").split("_")]
-                for part, rows in zip(own, np.split(matrix, len(own)), strict=True):
-                    found[f"{stacked}.{expert}.{part}.weight"] = rows
+            kind = "bias" if parts.endswith("_bias") else "weight"
+            own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
+            turns = "GptOss" in config.architecture
+            for expert, stored in enumerate(values):
+                matrix = stored.T if turns or "Qwen3VLMoe" in config.architecture else stored
+                for i, part in enumerate(own):
+                    rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
+                    found[f"{stacked}.{expert}.{part}.{kind}"] = rows
         elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)
             for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):
@@ -67,7 +86,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         elif "gate_up_proj" in name:
             for part, own in zip(("gate", "up"), np.split(values, 2), strict=True):
                 found[name.replace("gate_up", part)] = own
-        elif "Glm" in config.architecture and ("q_proj" in name or "k_proj" in name):
+        elif config.architecture.startswith(("Glm", "Cohere")) and ("q_proj" in name or "k_proj" in name):
             heads = values.reshape(-1, config.head_dim, *values.shape[1:])
             turned = int(config.head_dim * config.partial_rotary_factor)  # 2i with 2i + 1
             halves = np.concatenate([heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]], axis=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from reference.ops import ACTIVATIONS
+from reference.ops import join
 
 from infinilm.config.families import ModelFacts, Rope, model_facts
 from infinilm.config.llama_config import LlamaConfig
@@ -49,35 +49,39 @@ class ReferenceModel:
         for layer in range(config.num_hidden_layers):
             at = f"model.layers.{layer}"
             before_mlp = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
-            h = self._norm(x, f"{at}.input_layernorm") if facts.pre_norms else x
-            h = self._attention(h, positions, f"{at}.self_attn", layer)
+            first = self._norm(x, f"{at}.input_layernorm") if facts.pre_norms else x
+            h = self._attention(first, positions, f"{at}.self_attn", layer)
             x = self._add(
                 x, self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias), f"{at}.post_attention_layernorm"
             )
-            h = self._norm(x, f"{at}.{before_mlp}") if facts.pre_norms else x
-            inner = self._experts if facts.experts.layers[layer] else self._mlp
-            x = self._add(x, inner(h, f"{at}.mlp"), f"{at}.post_feedforward_layernorm")
+            second = "" if facts.parallel_blocks or not facts.pre_norms else f"{at}.{before_mlp}"
+            h = self._norm(x, second) if second else first if facts.parallel_blocks else x
+            has_experts = facts.experts.layers[layer]
+            h = self._experts(h, f"{at}.mlp") if has_experts else self._mlp(h, f"{at}.mlp", facts.mlp_bias)
+            x = self._add(x, h, f"{at}.post_feedforward_layernorm")
         return self._norm(x, "model.norm") * facts.logit_multiplier
 
-    def _mlp(self, h: F64, at: str) -> F64:
-        gate = self._linear(h, f"{at}.gate_proj", self.facts.mlp_bias)
-        up = self._linear(h, f"{at}.up_proj", self.facts.mlp_bias)
-        inner = ACTIVATIONS[self.facts.activation](gate) * up
-        return self._linear(inner, f"{at}.down_proj", self.facts.mlp_bias)
+    def _mlp(self, h: F64, at: str, bias: bool) -> F64:
+        up = self._linear(h, f"{at}.up_proj", bias)
+        if self.facts.gated_mlp:
+            inner = join(self.facts.activation, self._linear(h, f"{at}.gate_proj", bias), up)
+        else:
+            inner = join(self.facts.activation, up, np.ones_like(up))
+        return self._linear(inner, f"{at}.down_proj", bias)
 
     def _experts(self, h: F64, at: str) -> F64:
         """Every expert of every token, most of them times zero."""
         facts = self.facts.experts
-        logits = self._linear(h, f"{at}.gate", False)  # [n, num_experts]
+        logits = self._linear(h, f"{at}.gate", facts.bias)  # [n, num_experts]
         weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         weights[weights < np.sort(weights, axis=-1)[:, -facts.top_k, None]] = 0
         if facts.norm_topk_prob:
             weights /= weights.sum(axis=-1, keepdims=True)
-        out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}") for e in range(facts.count))
+        out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}", facts.bias) for e in range(facts.count))
         if facts.shared_intermediate_size:
             gate = self._linear(h, f"{at}.shared_expert_gate", False)  # [n, 1]
-            out = out + self._mlp(h, f"{at}.shared_expert") / (1 + np.exp(-gate))
+            out = out + self._mlp(h, f"{at}.shared_expert", False) / (1 + np.exp(-gate))
         return np.asarray(out)
 
     def _add(self, x: F64, branch: F64, post_norm: str) -> F64:
@@ -107,6 +111,10 @@ class ReferenceModel:
         if facts.rope_of_layer[layer] >= 0:
             rope = facts.ropes[facts.rope_of_layer[layer]]
             q, k = self._rope(q, positions, rope), self._rope(k, positions, rope)
+            if facts.q_rope >= 0:
+                scaled = facts.ropes[facts.q_rope]
+                scale = 1 + scaled.scale_beta * np.log(1 + np.floor(positions / scaled.scale_positions))
+                q = q * scale[:, None, None]
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
         window = facts.sliding_window[layer]
@@ -114,8 +122,11 @@ class ReferenceModel:
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.einsum("ihd,jhd->hij", q, k) * facts.softmax_scale
         scores = np.where(visible, _soft_cap(scores, facts.score_cap), -np.inf)
+        if facts.sinks:  # one more score for every query of a head, without a value
+            sinks = np.broadcast_to(self._weight(f"{at}.sinks")[:, None, None], (heads, n, 1))
+            scores = np.concatenate([scores, sinks], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :n]
         return np.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * dim)
 
     def _rope(self, x: F64, positions: NDArray[Any], rope: Rope) -> F64:
@@ -126,12 +137,12 @@ class ReferenceModel:
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
     def _norm(self, x: F64, name: str) -> F64:
+        if self.facts.norm != "rms":
+            x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return (
-            x
-            / np.sqrt(mean_square + self.config.rms_norm_eps)
-            * (self._weight(f"{name}.weight") + self.facts.norm_offset)
-        )
+        weight = self._weight(f"{name}.weight") + self.facts.norm_offset
+        normed = x / np.sqrt(mean_square + self.config.rms_norm_eps) * weight
+        return normed + self._weight(f"{name}.bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: F64, name: str, bias: bool) -> F64:
         y = x @ self._weight(f"{name}.weight").T  # weights are [out, in]

@@ -74,6 +74,12 @@ def rms_norm(x: F64, weight: F64, eps: float) -> F64:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
+def layer_norm(x: F64, weight_and_bias: F64, eps: float) -> F64:
+    """RMSNorm of x - mean(x), + bias; x [..., size], weight_and_bias [2, size]."""
+    weight, bias = weight_and_bias
+    return rms_norm(x - np.mean(x, axis=-1, keepdims=True), weight, eps) + bias
+
+
 def add_rms_norm(x: F64, residual: F64, weight: F64, eps: float) -> tuple[F64, F64]:
     """(residual + x, rms_norm of it). The sum is stored, so it is rounded to float32 before it is normed."""
     total = store(residual + x, "float32").astype(np.float64)
@@ -99,10 +105,18 @@ def gelu_tanh(x: F64) -> F64:
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
+def join(activation: str, gate: F64, up: F64) -> F64:
+    """activation(gate) * up; "clamped_swiglu": of gpt-oss."""
+    if activation != "clamped_swiglu":
+        return ACTIVATIONS[activation](gate) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate * _sigmoid(1.702 * gate) * (up + 1)
+
+
 def act_mul(gate_up: F64, activation: str = "silu") -> F64:
-    """out = activation(gate) * up; gate_up [num_tokens, 2 * intermediate_size]: gate, then up."""
+    """out = join(gate, up); gate_up [num_tokens, 2 * intermediate_size]: gate, then up."""
     gate, up = np.split(gate_up, 2, axis=-1)
-    return ACTIVATIONS[activation](gate) * up
+    return join(activation, gate, up)
 
 
 def soft_cap(x: F64, cap: float) -> F64:
@@ -142,10 +156,18 @@ def linear(
     products = [x @ weight.T + (0.0 if bias is None else bias) for weight, bias in parts]
     if kind == "act_mul":
         gate, up = products
-        out = ACTIVATIONS[activation](gate) * up
+        out = join(activation, gate, up)
     else:
         out = np.concatenate(products, axis=-1)
     return out if residual is None else out + residual
+
+
+def lora(y: F64, x: F64, a: F64, b: F64, scale: float) -> F64:
+    """What an adapter makes of a linear's output: y [num_tokens, out_features] + scale * x a^T b^T.
+
+    x [num_tokens, in_features], a [rank, in_features], b [out_features, rank].
+    """
+    return y + scale * ((x @ a.T) @ b.T)
 
 
 # ------------------------------------------------------------------------------------------------------- rope
@@ -217,14 +239,20 @@ def gather_cache(cache: Array, blocks: Array, context: int) -> Array:
 
 
 def attention(
-    q: F64, k: F64, v: F64, softmax_scale: float, sliding_window: int, score_cap: float = 0
+    q: F64,
+    k: F64,
+    v: F64,
+    softmax_scale: float,
+    sliding_window: int,
+    score_cap: float = 0,
+    sinks: F64 | None = None,
 ) -> tuple[F64, F64]:
     """Causal attention of one sequence, the queries being the last of its positions.
 
     q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position p
     = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all). Returns out
     [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error in
-    the scores is multiplied by.
+    the scores is multiplied by. sinks [num_heads]: join the softmax of each query's scores, without a value.
     """
     queries, num_heads, _ = q.shape
     context, num_kv_heads, _ = k.shape
@@ -239,7 +267,12 @@ def attention(
     if sliding_window > 0:
         seen &= key > position - sliding_window
     largest = score_cap + np.max(np.abs(scores), where=seen, initial=0.0, axis=-1)  # a cap rounds to its own size
-    weights = softmax(np.where(seen, scores, -np.inf))
+    scores = np.where(seen, scores, -np.inf)
+    if sinks is not None:
+        largest = largest + np.abs(sinks)[:, None]
+        own = np.broadcast_to(sinks[:, None, None], (num_heads, queries, 1))
+        scores = np.concatenate([scores, own], axis=-1)
+    weights = softmax(scores)[..., :context]
     out = np.einsum("hqk,khd->qhd", weights, v)
     return out, np.einsum("hqk,khd->qhd", weights, np.abs(v)) * (1 + largest.T[:, :, None])
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import numpy as np
 import openai
@@ -15,7 +16,7 @@ import pytest
 
 from infinilm import LLM, SamplingParams
 from infinilm.server.answers import chat_logprobs
-from server.support import SECONDS, ServerProcess, hosted
+from server.support import KEY, SECONDS, ServerProcess, hosted
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story"}]
 PROMPT = "Once upon a time"
@@ -362,6 +363,10 @@ def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object, model.model_dump()["max_model_len"]) == ("demo", "model", 512)
     assert client.models.retrieve("demo").id == "demo"
+    with anthropic.Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), auth_token=KEY) as other:
+        (entry,) = list(other.models.list())  # pages of them have an end
+        assert (entry.type, entry.display_name) == ("model", "demo")
+        assert entry.created_at.timestamp() == model.created
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
     with pytest.raises(openai.NotFoundError) as caught:
@@ -378,13 +383,15 @@ def test_tokenize(server: ServerProcess, headers: dict[str, str], demo: LLM) -> 
     plain = post(server, headers, "/tokenize", model="demo", prompt=text, add_special_tokens=False).json()
     assert plain["tokens"] == demo.tokenize(text, add_special_tokens=False)
     assert post(server, headers, "/detokenize", tokens=plain["tokens"]).json() == {"prompt": text}
-    chat = post(server, headers, "/tokenize", messages=MESSAGES).json()
+    chat = post(server, headers, "/tokenize", messages=MESSAGES, add_special_tokens=False).json()
     assert chat["tokens"] == demo.render_chat(MESSAGES)
     for path, body in (
         ("/tokenize", {"prompt": "\ud800"}),
         ("/tokenize", {}),
         ("/tokenize", {"messages": 5}),
         ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": 5}),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}),
+        ("/tokenize", {"messages": MESSAGES, "continue_final_message": True}),
         ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"messages": 5}}),
         ("/detokenize", {"tokens": ["a"]}),
         ("/detokenize", {"tokens": [2**40]}),

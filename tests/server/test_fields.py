@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import anthropic.types.message_create_params as anthropic_message
@@ -182,6 +184,26 @@ def test_a_stream_that_fails_ends_with_an_error(host: Hosted, path: str, monkeyp
     assert event["error"]["type"] == ("server_error" if path == "responses" else "api_error")
     if path == "responses":
         assert "on purpose" in event["message"] and {"code", "param"} <= event.keys()
+
+
+def test_what_clients_are_told_names_no_path(tiny_folder: Path, tmp_path: Path) -> None:
+    """The model has the name under which it is served."""
+    bare = shutil.copytree(tiny_folder, tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (bare / name).unlink(missing_ok=True)
+    tools = CHAT["tools"]
+    asked: list[tuple[Path, str, str, dict[str, Any]]] = [
+        (tiny_folder, "{{ raise_exception('on purpose') }}", "chat/completions", {"messages": MESSAGES}),
+        (tiny_folder, "{{ messages }}", "chat/completions", {"messages": MESSAGES, "tools": tools}),
+        (bare, "", "chat/completions", {"messages": MESSAGES}),
+        (bare, "", "completions", {"prompt": "x"}),
+    ]
+    for folder, template, path, body in asked:
+        with LLM(folder, chat_template=template or None) as llm, hosted(llm) as running:
+            answer = post(running, path, body)
+            assert answer.status_code == 400, answer.text
+            assert "the model 'tiny'" in (message := answer.json()["error"]["message"])
+            assert str(tmp_path) not in message and str(tiny_folder) not in message
 
 
 def test_allowed_tools(host: Hosted) -> None:

@@ -177,6 +177,28 @@ def test_one_host(llm: LLM) -> None:
         assert ask(host, head("GET /health HTTP/1.0", "Host: b"))[0] == 403
 
 
+def test_requests_have_names(llm: LLM) -> None:
+    """The client's own, if it is one; errors have one as well."""
+    with hosted(llm, allowed_origins=("https://good.example",)) as host:
+        names = set()
+        for message in (post(), post(), post(body=b"{"), head("GET /nowhere HTTP/1.1", "Host: a"), post(body=STREAM)):
+            with connect(host) as connection:
+                connection.sendall(message)
+                lines = connection.recv(1 << 16).partition(b"\r\n\r\n")[0].decode().split("\r\n")
+                (name,) = [line.partition(": ")[2] for line in lines if line.startswith("x-request-id: ")]
+                names.add(name)
+        assert len(names) == 5
+        assert ask(host, post("X-Request-Id: mine-1"))[1]["x-request-id"] == "mine-1"
+        for bad in ("a b", "x" * 129, "\u00fc", ""):
+            found = ask(host, post(f"X-Request-Id: {bad}"))[1]["x-request-id"]
+            assert found != bad and found.startswith("req-")
+        message = head("POST /v1/messages HTTP/1.1", "Host: a", JSON, length=2) + b"{}"
+        headers = ask(host, message)[1]
+        assert headers["request-id"] == headers["x-request-id"]
+        headers = ask(host, post("Origin: https://good.example"))[1]
+        assert "x-request-id" in headers["access-control-expose-headers"]
+
+
 def test_expect(host: Hosted) -> None:
     """The body is asked for, unless it is too large."""
     with connect(host) as connection:
@@ -227,6 +249,20 @@ def test_methods(host: Hosted) -> None:
     for path in ("/v2", "/v1/files", "/%ff", "/../etc/passwd", "/v1/responses/resp_1"):
         status, _, body = ask(host, head(f"GET {path} HTTP/1.1", "Host: a"))
         assert status == 404 and json.loads(body)["error"]["type"] == "not_found_error"
+
+
+def test_addresses_that_are_nearly_right(host: Hosted) -> None:
+    for path, meant in (
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/health", "/health"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/nothing/like/it", None),
+    ):
+        status, _, body = ask(host, head(f"POST {path} HTTP/1.1", "Host: a", JSON, length=2) + b"{}")
+        message = json.loads(body)["error"]["message"]
+        assert status == 404 and path in message
+        assert message.partition("did you mean ")[2] == (f"{meant!r}?" if meant else ""), message
 
 
 def test_upgrades_are_not_taken(host: Hosted) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,44 @@ class Slow(infinilm.llm.LLM):
 infinilm.llm.LLM = Slow
 sys.exit(main(["serve", "--port", "0"]))
 """
+
+
+IMPORTING = """
+import sys, threading
+from infinilm.cli.main import main
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            {then}
+sys.meta_path.insert(0, Finder())
+sys.exit(main(["serve", "--port", "0"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_is_there(tmp_path: Path, number: signal.Signals) -> None:
+    then = r"sys.stderr.write('importing at http://x\n'); threading.Event().wait()"
+    with started("-c", IMPORTING.format(module="infinilm.server.run", then=then), folder=tmp_path) as server:
+        assert server.stop(number) == 0, server.lines
+    assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        *((module, "ModuleNotFoundError") for module in ("starlette", "uvicorn", "httptools", "prometheus_client")),
+        ("uvicorn", "ImportError"),
+    ],
+)
+def test_a_package_that_is_missing(module: str, error: str, tmp_path: Path) -> None:
+    """Or that cannot be used: the message names it, and what to do."""
+    then = f"raise {error}('of another version', name={module!r})"
+    command = [sys.executable, "-c", IMPORTING.format(module=module, then=then)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2
+    assert f"the server needs {module.replace('_', '-')}, which is" in done.stderr
+    assert "pip install -U 'infinilm[server]'" in done.stderr and "Traceback" not in done.stderr
+    assert ("not installed" in done.stderr) == (error == "ModuleNotFoundError")
 
 
 def test_sigterm_while_it_loads(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,15 @@ import anthropic
 import httpx
 import openai
 import pytest
+from hypothesis import example, given, settings, strategies as st
 from llm import tiny
 
 from infinilm import LLM
+from infinilm.server.answers import ChoiceMaker
 from infinilm.server.chat import read_chat
+from infinilm.server.messages import MessageBuilder
+from infinilm.server.responses import ResponseBuilder
+from infinilm.text.tool_calls import tool_call_format
 from server.support import SECONDS, Hosted, ScriptedLLM, hosted
 from server.templates import TEMPLATES, THINKING, WRITERS
 
@@ -124,6 +130,55 @@ def test_results_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == tokens
         counted = other.messages.count_tokens(model="tiny", messages=blocks, tools=schemas)
         assert counted.input_tokens == tokens
+
+
+def test_results_that_are_errors(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """The model is told."""
+    _, _, host = family
+    call = {"type": "tool_use", "id": "abcdefgh1", "name": "weather", "input": {"city": "Paris"}}
+
+    def num_tokens(content: Any, **more: Any) -> int:
+        result = {"type": "tool_result", "tool_use_id": "abcdefgh1", "content": content, **more}
+        turns: Any = [*QUESTION, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        tools: Any = [{"name": f["function"]["name"], "input_schema": PARAMETERS} for f in TOOLS]
+        with claude(host) as client:
+            return client.messages.count_tokens(model="tiny", messages=turns, tools=tools).input_tokens
+
+    plain = num_tokens("no such city")
+    assert num_tokens("no such city", is_error=False) == plain
+    assert num_tokens("no such city", is_error=True) == num_tokens("Error: no such city") > plain
+    text = {"type": "text", "text": "no such city"}
+    assert num_tokens([text], is_error=True) == num_tokens("Error:\nno such city")
+    with pytest.raises(anthropic.BadRequestError, match="is_error: expected true or false"):
+        num_tokens("x", is_error="yes")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(list(TEMPLATES)),
+    begin=st.sampled_from(["", "I look.\n"]),
+    length=st.integers(0, 200),
+    cuts=st.lists(st.integers(0, 200), max_size=12),
+    messages=st.booleans(),
+)
+@example(name="qwen", begin="", length=120, cuts=[40], messages=True)
+def test_blocks_are_the_same_for_any_cut(name: str, begin: str, length: int, cuts: list[int], messages: bool) -> None:
+    """Also of an answer that ends in the middle of a call."""
+    text = (begin + WRITERS[name](CALLS))[:length]
+
+    def blocks(places: list[int]) -> list[Any]:
+        form = tool_call_format(TEMPLATES[name])
+        maker = ChoiceMaker("", has_reasoning=False, form=form, names=["weather", "time"])
+        builder: Any = MessageBuilder("m") if messages else ResponseBuilder({}, None, {})
+        edges = [0, *sorted(place for place in places if place < len(text)), len(text)]
+        events: list[Any] = []
+        for a, b in itertools.pairwise(edges):
+            events += builder.push(maker.push(text[a:b], final=b == len(text)))
+        events += builder.end_block()
+        assert events or not text
+        return [{k: v for k, v in block.items() if k not in ("id", "call_id")} for block in builder.blocks]
+
+    assert blocks(cuts) == blocks([])
 
 
 def test_calls_of_a_response(family: tuple[str, ScriptedLLM, Hosted]) -> None:

@@ -146,6 +146,9 @@ def test_deltas_join_to_the_whole(stream, skip):
     deltas.append(detokenizer.finish())
     assert "".join(deltas) == TOKENIZERS[name].decode(ids, skip)
     assert detokenizer.finish() == ""
+    in_groups = IncrementalDetokenizer(TOKENIZERS[name], skip)
+    for begin in range(0, len(ids), 3):
+        assert in_groups.push_some(ids[begin : begin + 3]) == "".join(deltas[begin : min(begin + 3, len(ids))])
     at_once = OutputText(TOKENIZERS[name], SamplingParams(skip_special_tokens=skip))
     assert at_once.push_all(ids) == at_once.text == "".join(deltas)
     assert at_once.finished

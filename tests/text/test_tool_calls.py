@@ -116,5 +116,11 @@ def test_text_and_what_it_says(form: str, text: str, content: str | None, calls:
     assert parse(form_of(form), [text]) == (text if content is None else content, calls)
 
 
+def test_an_answer_that_is_cut_within_the_end_of_a_call() -> None:
+    text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+    for length in range(text.index("}}") + 2, len(text) + 1):
+        assert parse(form_of("hermes"), [text[:length]]) == ("", [("search", "{}")])
+
+
 def test_templates_without_calls() -> None:
     assert tool_call_format("{{ messages }}") is None

@@ -383,11 +383,15 @@ static void copy_row(const Running& to, const Running& from, int64_t dim) {
     memcpy(to.sums, from.sums, (size_t)dim * sizeof(float));
 }
 
-static void write_row(const Running& row, float* out, int head_dim) {
-    const vec scale = set1(1.0f / *row.weight);
+static void write_row(const AttentionArgs& a, const Running& row, int64_t token, int64_t head) {
+    float weight = *row.weight;
+    // Scores are times log2(e). A sink far above them makes it infinite, and the row zero.
+    if (a.sinks) weight += exp(set1(a.sinks[head] - *row.largest * 0x1.62e430p-1f))[0];
+    float* const out = a.out + token * a.out_stride + head * a.head_dim;
+    const vec scale = set1(1.0f / weight);
     int d = 0;
-    for (; d + width <= head_dim; d += width) store(out + d, load(row.sums + d) * scale);
-    if (d < head_dim) store_partial(out + d, load(row.sums + d) * scale, head_dim - d);
+    for (; d + width <= a.head_dim; d += width) store(out + d, load(row.sums + d) * scale);
+    if (d < a.head_dim) store_partial(out + d, load(row.sums + d) * scale, a.head_dim - d);
 }
 
 static Running partial_row(float* partial, int64_t dim) { return {partial + dim, partial + dim + 1, partial}; }
@@ -463,8 +467,8 @@ static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& s
     }
     if (seq.split) return;
     for (int64_t row = 0; row < b.rows(); ++row)
-        write_row({w.total_max + row, w.total_weight + row, w.totals + row * b.dim},
-                  a.out + (seq.first_token + b.token(row)) * a.out_stride + b.head(row) * a.head_dim, a.head_dim);
+        write_row(a, {w.total_max + row, w.total_weight + row, w.totals + row * b.dim}, seq.first_token + b.token(row),
+                  b.head(row));
 }
 
 }  // namespace
@@ -514,8 +518,7 @@ void attention_merge(const AttentionArgs& args, Share share) {
             const Running total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);
-            write_row(total, args.out + (seq.first_token + query) * args.out_stride + head * args.head_dim,
-                      args.head_dim);
+            write_row(args, total, seq.first_token + query, head);
         }
     }
 }

@@ -2,8 +2,50 @@
 // so any split over the shares gives the same bits. Called by CpuBackend::embedding, act_mul, soft_cap and experts.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/pack.h"
+#include "cpu/kernels/read_scales.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
+
+// The integer of quad `quad`, number j, in a lane of a group's planes.
+INFINILM_INLINE int integer_at(const uint8_t* lane, int bits, int quad, int j) {
+    if (bits == 8) return (int8_t)lane[quad * line_bytes + j];
+    int q = 0, line = 0;
+    for (int plane = 4, at = 0; plane > 0; plane /= 2)
+        if (bits & plane) {
+            const int per_line = 8 / plane, byte = lane[(line + quad / per_line) * line_bytes + j];
+            q |= (byte >> quad % per_line * plane & ((1 << plane) - 1)) << at;
+            line += plane, at += plane;
+        }
+    return q;
+}
+
+// As for_row, of integers.
+template <class F>
+INFINILM_INLINE void for_row_of_integers(const PackedWeight& weight, const char* lines, const char* scales,
+                                         int64_t lane, F f) {
+    const Integers integers = integers_of(weight.format);
+    const ReadScales read_scales = scale_reader(weight.format);
+    float scale[most_scale_groups * 2][panel_outputs], min[most_scale_groups * 2][panel_outputs];
+    const int64_t groups = num_groups(weight.in_features);
+    for (int64_t group = 0; group < groups; ++group) {
+        const char* const from = scales + group * scale_bytes_of_group(weight.format);
+        const int64_t of_read = group % most_scale_groups * integers.halves;
+        if (read_scales && of_read == 0)
+            read_scales(from, (int)smaller(groups - group, most_scale_groups), scale[0], min[0]);
+        if (weight.format == Format::int8) scale[of_read][lane] = ((const float*)scales)[lane];
+        if (weight.format == Format::int4) scale[of_read][lane] = load_partial((const Bf16*)from + lane, 1)[0];
+        if (weight.format == Format::q8_0 || weight.format == Format::q4_0)
+            scale[of_read][lane] = load_partial((const F16*)from + lane, 1)[0];
+        const auto* const of_lane =
+            (const uint8_t*)lines + group * lines_of_group(weight.format) * line_bytes + 4 * lane;
+        for (int i = 0; i < group_size && group * group_size + i < weight.in_features; ++i) {
+            const int q = integer_at(of_lane, integers.bits, i / 4, i % 4);
+            const int64_t at = of_read + i * integers.halves / group_size;
+            const float value = (float)(integers.has_values ? weight.values[q] : q - integers.offset) * scale[at][lane];
+            f(group * group_size + i, integers.has_min ? value - min[at][lane] : value);
+        }
+    }
+}
 
 // Calls f(k, value) for k = 0, 1, .. of one row of a packed weight: one lane of each line of its panel.
 template <class F>
@@ -11,32 +53,13 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
     const int64_t panel = row / panel_outputs, lane = row % panel_outputs, n = weight.in_features;
     const char* const lines = (const char*)weight.panels + panel * panel_bytes(weight.format, n);
     const char* const scales = (const char*)weight.scales + panel * scale_bytes_of_panel(weight.format, n);
-    const auto bf16 = [](const void* p, int64_t i) {
-        const uint32_t bits = (uint32_t)((const uint16_t*)p)[i] << 16;
-        float value;
-        memcpy(&value, &bits, 4);
-        return value;
-    };
-    const auto scale = [&](int64_t k) {  // of its group
-        const int64_t at = k / group_size * panel_outputs + lane;
-        return weight.format == Format::int4 ? bf16(scales, at) : load_partial((const F16*)scales + at, 1)[0];
-    };
     for (int64_t k = 0; k < n; ++k) {
-        const char* const line = lines + k / k_per_line(weight.format) * line_bytes;
+        const char* const pair = lines + k / 2 * line_bytes;
         switch (weight.format) {
-            case Format::f32: f(k, ((const float*)line)[lane]); break;
-            case Format::bf16: f(k, bf16(line, 2 * lane + k % 2)); break;
-            case Format::f16: f(k, load_partial((const F16*)line + k % 2 * panel_outputs + lane, 1)[0]); break;
-            case Format::int8:
-                f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * ((const float*)scales)[lane]);
-                break;
-            case Format::q8_0: f(k, (float)((const int8_t*)line)[4 * lane + k % 4] * scale(k)); break;
-            case Format::int4:
-            case Format::q4_0: {
-                const int byte = ((const uint8_t*)line)[4 * lane + k % 4], q = (k % 8 < 4 ? byte & 15 : byte >> 4);
-                f(k, (float)(q - int4_offset) * scale(k));
-                break;
-            }
+            case Format::f32: f(k, ((const float*)lines)[k * panel_outputs + lane]); break;
+            case Format::bf16: f(k, load_partial((const Bf16*)pair + 2 * lane + k % 2, 1)[0]); break;
+            case Format::f16: f(k, load_partial((const F16*)pair + k % 2 * panel_outputs + lane, 1)[0]); break;
+            default: return for_row_of_integers(weight, lines, scales, lane, f);
         }
     }
 }
@@ -68,18 +91,24 @@ INFINILM_INLINE void for_pieces(int64_t num_rows, int64_t row_size, Share share,
 
 static void act_mul_piece(Activation activation, const float* gate, const float* up, float* out, int64_t n) {
     int64_t i = 0;
-    for (; i + width <= n; i += width) store(out + i, activate(activation, load(gate + i)) * load(up + i));
+    if (!up) {
+        for_vectors(n, [&](int64_t i, int count) {
+            store_partial(out + i, activate(activation, load_partial(gate + i, count)), count);
+        });
+        return;
+    }
+    for (; i + width <= n; i += width) store(out + i, act_mul(activation, load(gate + i), load(up + i)));
     if (i < n) {
         const int left = (int)(n - i);
-        store_partial(out + i, activate(activation, load_partial(gate + i, left)) * load_partial(up + i, left), left);
+        store_partial(out + i, act_mul(activation, load_partial(gate + i, left), load_partial(up + i, left)), left);
     }
 }
 
 void act_mul(const ActMulArgs& args, Share share) {
     for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
         const float* gate = args.gate_up + token * args.gate_up_stride + first;  // [n]
-        act_mul_piece(args.activation, gate, gate + args.intermediate_size, args.out + token * args.out_stride + first,
-                      n);
+        const float* up = args.has_up ? gate + args.intermediate_size : nullptr;
+        act_mul_piece(args.activation, gate, up, args.out + token * args.out_stride + first, n);
     });
 }
 

@@ -2,14 +2,17 @@
 // by linear.h, whose tiles are templates over these.
 //
 // Each has
-//   line_units       steps of a line, ascending in k; weight(line, unit, part) are the weights of one, of the outputs
-//                    [part * width, part * width + width)
-//   x_rows           rows of 32 bits that 32 k of a token are; convert() makes them, and each unit takes the next one
-//   Sum, add         the accumulator of an output
+//   x_rows           rows of 32 bits that 32 k of a token are; convert() makes them
+// and those of floats
+//   line_units       steps of a line, ascending in k, each of which takes the next row of x; weight(line, unit, part)
+//   are
+//                    the weights of one, of the outputs [part * width, part * width + width)
+//   add              the accumulator of an output
 #pragma once
 
 #include "cpu/kernels/int_dot.h"
 #include "cpu/kernels/pack.h"
+#include "cpu/kernels/read_scales.h"
 #include "cpu/kernels/round_int8.h"
 #include "cpu/kernels/simd.h"
 #if INFINILM_BF16_TILE
@@ -115,72 +118,110 @@ struct Bf16Tiles : PairX {
 };
 #endif
 
-// ---- int8 and int4 weights, multiplied by x as int8 with a scale for each 32 of a token ----
+// ---- Integers, multiplied by x as int8 with a scale for each 32 of a token ----
+//
+// Besides, each has
+//   Dot               of int_dot.h
+//   weight(lines, quad, part)   of a group
+//   halves            sums that a group has; each has a scale of its own
+//   has_min           what a scale and a sum make is minus minimum * (sum of x) as well
+//   has_read_scales   scales come by read_scales.h; else scaled() gives the factor of a sum
 
-// Row 8 is the scale of x, row 9 the bias of int_dot.h.
-template <class Dot>
+// Rows 0 to 7 are x. Row 8 is its scale, row 9 (and 10, of the second half) the bias of int_dot.h or, of formats with
+// minima, minus the sum of x as a float.
+template <class Dot_, int halves_ = 1, bool has_min_ = false>
 struct QuantisedX {
-    static constexpr int num_quads = group_size / 4, x_rows = num_quads + 2;
+    using Dot = Dot_;
+    static constexpr int halves = halves_, num_quads = group_size / 4, x_rows = num_quads + 1 + halves;
+    static constexpr bool has_min = has_min_, has_read_scales = false;
+    INFINILM_MEMBER void read(const PackedWeight&) {}  // what all lines share
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) {
         Int8Rounding rounding;
         for (int k = 0; k < group_size; k += width) rounding.see(load(x + k));
         const float scale = rounding.scale();
-        ivec sums{};
+        ivec sums[halves] = {};
         for (int k = 0; k < group_size; k += width) {
             const ivec q = rounding.round(load(x + k));
             const bvec bytes = __builtin_convertvector(q, bvec);
             memcpy((char*)rows + k, &bytes, sizeof bytes);
-            sums += q;
+            sums[k * halves / group_size] += q;
         }
-        int32_t sum = 0;
-        for (int i = 0; i < width; ++i) sum += sums[i];
-        const int32_t bias = -Dot::offset * sum;
         memcpy(rows + num_quads, &scale, 4);
-        memcpy(rows + num_quads + 1, &bias, 4);
+        for (int half = 0; half < halves; ++half) {
+            // Unsigned, since NaN gives integers of any size; its scale is NaN, whatever they are.
+            uint32_t sum = 0;
+            for (int i = 0; i < width; ++i) sum += (uint32_t)sums[half][i];
+            const float minus_sum = -scale * (float)(int32_t)sum;
+            const uint32_t bias = 0u - (uint32_t)Dot::offset * sum;
+            memcpy(rows + num_quads + 1 + half, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);
+        }
     }
     static INFINILM_MEMBER ivec broadcast(const uint32_t* x) { return set1_int((int32_t)*x); }
+    static INFINILM_MEMBER vec broadcast_float(const uint32_t* x) { return set1(*(const float_mem*)x); }
 };
+
+// Quad `quad` of a plane of so many bits, moved to the left by `shift`.
+template <int bits, int shift>
+INFINILM_INLINE uvec read_plane(const char* lines, int quad, int part) {
+    constexpr int per_line = 8 / bits;
+    constexpr uint32_t mask = (((1u << bits) - 1) << shift) * 0x01010101u;
+    const uvec bytes = load_uint(lines + quad / per_line * line_bytes + part * sizeof(uvec));
+    const int by = quad % per_line * bits - shift;
+    return (by < 0 ? bytes << -by : bytes >> by) & mask;
+}
+// Unsigned bytes of so many bits.
+template <int bits>
+INFINILM_INLINE uvec read_planes(const char* lines, int quad, int part) {
+    static_assert(bits >= 2 && bits <= 6);
+    constexpr int widest = bits & 4 ? 4 : 2, rest = bits - widest;
+    uvec bytes = read_plane<widest, 0>(lines, quad, part);
+    if constexpr (rest > 0) bytes |= read_plane<rest, widest>(lines + widest * line_bytes, quad, part);
+    return bytes;
+}
+
 struct Int8 : QuantisedX<Int8Dot> {
-    using Dot = Int8Dot;
-    static constexpr Format format = Format::int8;
-    static constexpr int line_units = 1, group_lines = 8;
-    static INFINILM_MEMBER Dot::Weight weight(const char* line, int, int part) {
-        return Int8Dot::weight(load_uint(line + part * sizeof(uvec)));
+    static constexpr int group_lines = 8;
+    static INFINILM_MEMBER Dot::Weight weight(const char* lines, int quad, int part) {
+        return Int8Dot::weight(load_uint(lines + quad * line_bytes + part * sizeof(uvec)));
     }
-    // The factor of a group's sums: that of the output comes at the end.
+    // That of the output comes at the end.
     static INFINILM_MEMBER vec group_scale(const char*, int64_t, int) { return set1(1.0f); }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec) { return scale_of_x; }
 };
-// With a scale for each output and group.
+// One float for each output and group.
 template <class Scale>
-INFINILM_INLINE vec load_group_scale(const char* scales, int64_t group, int part) {
-    return load((const Scale*)scales + group * panel_outputs + part * width);
-}
-struct Q8_0 : Int8 {
-    static constexpr Format format = Format::q8_0;
+struct GroupScales {
     static INFINILM_MEMBER vec group_scale(const char* scales, int64_t group, int part) {
-        return load_group_scale<F16>(scales, group, part);
+        return load((const Scale*)scales + group * panel_outputs + part * width);
     }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec scale) { return scale_of_x * scale; }
 };
-struct Int4 : QuantisedX<Int4Dot> {
-    using Dot = Int4Dot;
-    static constexpr Format format = Format::int4;
-    static constexpr int line_units = 2, group_lines = 4;
-    static INFINILM_MEMBER Dot::Weight weight(const char* line, int unit, int part) {
-        const uvec bytes = load_uint(line + part * sizeof(uvec));
-        return Int4Dot::weight((unit == 0 ? bytes : bytes >> 4) & 0x0f0f0f0fu);
-    }
-    static INFINILM_MEMBER vec group_scale(const char* scales, int64_t group, int part) {
-        return load_group_scale<Bf16>(scales, group, part);
-    }
-    static INFINILM_MEMBER vec scaled(vec scale_of_x, vec scale) { return scale_of_x * scale; }
+struct Q8_0 : Int8, GroupScales<F16> {
+    using GroupScales<F16>::group_scale, GroupScales<F16>::scaled;
 };
-struct Q4_0 : Int4 {
-    static constexpr Format format = Format::q4_0;
-    static INFINILM_MEMBER vec group_scale(const char* scales, int64_t group, int part) {
-        return load_group_scale<F16>(scales, group, part);
+// Of `bits` bits, in the planes of pack.h.
+template <int bits, int offset, int halves = 1, bool has_min = false>
+struct Planes : QuantisedX<UnsignedDot<bits, offset, 8 / halves>, halves, has_min>, GroupScales<float> {
+    static constexpr int group_lines = bits;
+    static constexpr bool has_read_scales = true;
+    static INFINILM_MEMBER uvec weight(const char* lines, int quad, int part) {
+        return read_planes<bits>(lines, quad, part);
     }
+};
+template <class Scale>
+struct Int4 : Planes<4, int4_offset>, GroupScales<Scale> {
+    static constexpr bool has_read_scales = false;
+    using GroupScales<Scale>::group_scale, GroupScales<Scale>::scaled;
+};
+// 4 bits that stand for one of 16 values each.
+struct Values : QuantisedX<Int8Dot>, GroupScales<float> {
+    static constexpr int group_lines = 4;
+    static constexpr bool has_read_scales = true;
+    INFINILM_MEMBER void read(const PackedWeight& weight) { values = repeat(weight.values); }
+    INFINILM_MEMBER Dot::Weight weight(const char* lines, int quad, int part) const {
+        return Int8Dot::weight(look_up(values, read_planes<4>(lines, quad, part)));
+    }
+    uvec values{};
 };
 
 }  // namespace infinilm::cpu::INFINILM_ISA

@@ -9,6 +9,13 @@ namespace infinilm::cpu::INFINILM_ISA {
 INFINILM_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 INFINILM_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INFINILM_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+// Calls f(offset, count) for the vectors of a row, the last of which may be part of one.
+template <class F>
+INFINILM_INLINE void for_vectors(int64_t size, F f) {
+    int64_t i = 0;
+    for (; i + width <= size; i += width) f(i, width);
+    if (i < size) f(i, (int)(size - i));
+}
 
 }  // namespace infinilm::cpu::INFINILM_ISA
 

@@ -1,9 +1,10 @@
-// Products of int8 activations with int8 or int4 weights, four k at a time, added up in int32: exact, so that every
-// instruction set gives the same sums. A vector holds `width` outputs of 4 k each (a half, a quarter or the whole of a
-// line of pack.h), x is the 4 k of one token in every lane.
+// Products of int8 activations with integer weights, four k at a time, added up in int32: exact, so that every
+// instruction set gives the same sums. Int8Dot is for signed bytes, UnsignedDot for bytes of few bits. A vector holds
+// `width` outputs of 4 k each (a half, a quarter or the whole of a line of pack.h), x is the 4 k of one token in every
+// lane.
 //
-// Some instructions take unsigned weights, to which an offset was added; what that adds to a sum is known beforehand,
-// and is taken away by `bias`, which is -offset * (sum of x). A sum is of one group of 32 k: |w| <= 128 and |x| <= 127,
+// What an instruction takes may be a weight plus an offset; what that adds to a sum is known beforehand, and is taken
+// away by `bias`, which is -offset * (sum of x). A sum is of no more than a group of 32 k: |w| <= 128 and |x| <= 127,
 // so that nothing overflows.
 #pragma once
 
@@ -43,11 +44,13 @@ struct Int8Dot {
     static INFINILM_MEMBER Sum add(Sum sum, Weight w, ivec x) { return dot_unsigned(sum, w, x); }
     static INFINILM_MEMBER ivec total(Sum sum, ivec) { return sum; }
 };
-struct Int4Dot {
+// Of bytes from 0 to 2 ** bits - 1; a sum is of so many quads.
+template <int bits, int offset_, int quads>
+struct UnsignedDot {
     using Weight = uvec;
     using Sum = ivec;
-    static constexpr int offset = int4_offset;
-    static INFINILM_MEMBER Weight weight(uvec bytes) { return bytes; }  // each 0 to 15
+    static constexpr int offset = offset_;
+    static INFINILM_MEMBER Weight weight(uvec bytes) { return bytes; }
     static INFINILM_MEMBER Sum start(ivec bias) { return bias; }
     static INFINILM_MEMBER Sum add(Sum sum, Weight w, ivec x) { return dot_unsigned(sum, w, x); }
     static INFINILM_MEMBER ivec total(Sum sum, ivec) { return sum; }
@@ -103,15 +106,32 @@ struct Int8Dot {
     }
     static INFINILM_MEMBER ivec total(Sum sum, ivec) { return sum; }
 };
-// A group's sum of pairs fits 16 bits: 8 * 2 * 15 * 127.
-struct Int4Dot {
+// Pairs are added up in 16 bits where their sum fits.
+template <int bits, int offset_, int quads>
+struct UnsignedDot {
+    static constexpr bool fits = quads * 2 * ((1 << bits) - 1) * 127 < 1 << 15;
     using Weight = uvec;
-    using Sum = svec;
-    static constexpr int offset = int4_offset;
+    using Sum = decltype([] {
+        if constexpr (fits)
+            return svec{};
+        else
+            return ivec{};
+    }());
+    static constexpr int offset = offset_;
     static INFINILM_MEMBER Weight weight(uvec bytes) { return bytes; }
-    static INFINILM_MEMBER Sum start(ivec) { return svec{}; }
-    static INFINILM_MEMBER Sum add(Sum sum, Weight w, ivec x) { return sum + pairs_unsigned(w, x); }
-    static INFINILM_MEMBER ivec total(Sum sum, ivec bias) { return add_pairs(sum) + bias; }
+    static INFINILM_MEMBER Sum start(ivec) { return Sum{}; }
+    static INFINILM_MEMBER Sum add(Sum sum, Weight w, ivec x) {
+        if constexpr (fits)
+            return sum + pairs_unsigned(w, x);
+        else
+            return sum + add_pairs(pairs_unsigned(w, x));
+    }
+    static INFINILM_MEMBER ivec total(Sum sum, ivec bias) {
+        if constexpr (fits)
+            return add_pairs(sum) + bias;
+        else
+            return sum + bias;
+    }
 };
 
 #else  // signed bytes by signed bytes
@@ -141,11 +161,10 @@ struct Int8Dot {
     }
     static INFINILM_MEMBER ivec total(Sum sum, ivec) { return sum; }
 };
-struct Int4Dot : Int8Dot {
-    // Each byte minus 8, without borrowing from its neighbour: the high bit is set meanwhile.
-    static INFINILM_MEMBER Weight weight(uvec bytes) {
-        return ((bytes | 0x80808080u) - 0x01010101u * int4_offset) ^ 0x80808080u;
-    }
+template <int bits, int offset_, int quads>
+struct UnsignedDot : Int8Dot {
+    static constexpr int offset = offset_;
+    static INFINILM_MEMBER Sum start(ivec bias) { return bias; }
 };
 
 #endif

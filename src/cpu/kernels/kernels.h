@@ -20,10 +20,29 @@ struct Share {
     int thread;        // who does it: owns scratch[thread]
 };
 
-enum class Activation : uint8_t { silu, gelu_tanh };  // as core/activation.h has them
+enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu };  // as core/activation.h has them
 
-// How the weights of a linear are stored once they are packed: pack.h has the layout.
-enum class Format : uint8_t { f32, bf16, f16, int8, int4, q8_0, q4_0 };
+// How the weights of a linear are stored once they are packed: pack.h has the layout. Those behind int4 have the names
+// of the types of GGUF files, whose integers and scales they keep.
+enum class Format : uint8_t {
+    f32,
+    bf16,
+    f16,
+    int8,
+    int4,
+    q8_0,
+    q4_0,
+    q4_1,
+    q5_0,
+    q5_1,
+    q2_k,
+    q3_k,
+    q4_k,
+    q5_k,
+    q6_k,
+    iq4_nl,
+    mxfp4,
+};
 
 // Rows of a linear before they are packed.
 struct PackSource {
@@ -47,7 +66,8 @@ struct PackArgs {
 // The weights of a linear, packed.
 struct PackedWeight {
     const void* panels;
-    const void* scales;  // of integers
+    const void* scales;    // of integers
+    const int8_t* values;  // [16] what integers of 4 bits stand for, or null: themselves
     Format format;
     int64_t in_features, num_panels;
 };
@@ -79,8 +99,10 @@ struct NormArgs {
     int64_t residual_stride;
     float multiplier;    // of x where it is added to the residual
     const void* weight;  // [hidden_size] or null: nothing is normed
+    const void* bias;    // [hidden_size] of LayerNorm, or null: RMSNorm
     Element element;
-    float* out;  // [num_tokens, hidden_size]
+    float* mean_square;  // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
+    float* out;          // [num_tokens, hidden_size]
     int64_t out_stride;
     int64_t num_tokens, hidden_size;
     float eps;
@@ -89,7 +111,7 @@ struct NormArgs {
 struct RopeStoreArgs {
     float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     int64_t qkv_stride;
-    const float* cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
+    const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     int64_t rotary_dim;
     const void *q_norm, *k_norm;  // [head_dim] or null
     Element norm_element;
@@ -112,6 +134,7 @@ struct AttentionArgs {
     int64_t block_table_stride;
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
     const int32_t* context_lens;  // [num_seqs]
+    const float* sinks;           // [num_heads] or null
     float* out;                   // [num_tokens, num_heads, head_dim]
     int64_t out_stride;
     int64_t num_seqs, block_size;
@@ -134,12 +157,13 @@ struct EmbeddingArgs {
 };
 
 struct ActMulArgs {
-    const float* gate_up;  // [num_tokens, 2 * intermediate_size]
+    const float* gate_up;  // [num_tokens, 2 * intermediate_size], or without up
     int64_t gate_up_stride;
-    float* out;  // [num_tokens, intermediate_size]
+    float* out;  // [num_tokens, intermediate_size]; may be gate_up where that is gate alone
     int64_t out_stride;
     int64_t num_tokens, intermediate_size;
     Activation activation;
+    bool has_up;
 };
 
 struct SoftCapArgs {

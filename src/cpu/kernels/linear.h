@@ -52,8 +52,18 @@ constexpr int max_tokens = [] {
 template <class F>
 constexpr int num_panels(int tokens) {
     if (is_tile<F>) return 2;
+    if (is_integer<F> && tokens <= 2) return 1;  // one stream: see multiply()
     if (width == 16) return is_integer<F> && tokens > 4 ? 1 : 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
+}
+
+// The next larger number of tokens that groups may have. Formats that are many have fewer: each takes its time to
+// compile.
+template <class F>
+constexpr int next_tokens(int tokens) {
+    if constexpr (is_integer<F>)
+        if (F::has_read_scales && tokens >= 4) return tokens + 2;
+    return tokens + 1;
 }
 
 // Tokens dealt evenly to groups of `tokens`, the last one filled with zeros.
@@ -65,7 +75,9 @@ template <class F>
 Groups groups_of(const LinearArgs& args) {
     const int64_t count = (args.num_tokens + max_tokens<F> - 1) / max_tokens<F>;
     if constexpr (is_tile<F>) return {args.num_tokens <= max_tokens<F> / 2 ? max_tokens<F> / 2 : max_tokens<F>, count};
-    return {count == 0 ? 1 : (int)((args.num_tokens + count - 1) / count), count};
+    int tokens = 1;
+    while (tokens * count < args.num_tokens) tokens = next_tokens<F>(tokens);
+    return {tokens, count};
 }
 
 // One token of float32 in whole groups is what packing would make of it.
@@ -118,15 +130,19 @@ void pack_x(const LinearArgs& args, Share share) {
 // ---- Tiles: T tokens times P panels over a block of k ----
 
 struct TileArgs {
-    int64_t k_groups;      // of the block
-    const uint32_t* x;     // [k_groups][x_rows][T]
-    const char* weights;   // lines of the first panel
-    const char* scales;    // and its scales
-    int64_t scale_stride;  // bytes from panel to panel
-    int64_t panel_stride;  // bytes from panel to panel
-    int64_t ahead;         // bytes from what is read to what is prefetched; 0: nothing more
-    float* sums;           // [P][T][16]
-    bool first;            // the sums begin here
+    int64_t k_groups;            // of the block
+    const uint32_t* x;           // [k_groups][x_rows][T]
+    const char* weights;         // lines of the first panel
+    const char* scales;          // and its scales
+    const PackedWeight* weight;  // which these are of
+    ReadScales read_scales;      // of its format, or null
+    int64_t scale_stride;        // bytes from panel to panel
+    int64_t group_scale_bytes;   // bytes of a group
+    int64_t panel_stride;        // bytes from panel to panel
+    int64_t ahead;               // bytes from what is read to what is prefetched; 0: nothing more
+    int64_t scales_ahead;        // the same of the scales
+    float* sums;                 // [P][T][16]
+    bool first;                  // the sums begin here
 };
 
 template <int T, int P>
@@ -152,8 +168,7 @@ void multiply_floats(const TileArgs& args) {
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const uint32_t* x = args.x;
-    const char *line = args.weights, *const end =
-                                         line + args.k_groups * (group_size / k_per_line(F::format)) * line_bytes;
+    const char *line = args.weights, *const end = line + args.k_groups * lines_of_group(F::format) * line_bytes;
     for (; line < end; line += line_bytes) {
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) __builtin_prefetch(line + p * args.panel_stride + args.ahead);
@@ -179,35 +194,71 @@ void multiply_floats(const TileArgs& args) {
     store_sums<T, P>(sums, args);
 }
 
+// Scales that were read, of as many groups as are stored together.
+template <class F, bool = F::has_read_scales>
+struct ScalesRead {
+    alignas(64) float scales[most_scale_groups][F::halves][panel_outputs],
+        minima[most_scale_groups][F::halves][panel_outputs];
+};
+template <class F>
+struct ScalesRead<F, false> {};
+
 template <class F, int T, int P>
 void multiply_integers(const TileArgs& args) {
     using Dot = F::Dot;
+    F format;
+    format.read(*args.weight);
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const uint32_t* x = args.x;
     const char* lines = args.weights;
+    [[maybe_unused]] ScalesRead<F> read[P];
     for (int64_t group = 0; group < args.k_groups; ++group) {
-#pragma GCC unroll 8
-        for (int j = 0; j < P * panel_parts; ++j) {
-            const int panel = j / panel_parts, part = j % panel_parts;
-            const uint32_t* const scale = x + F::num_quads * T;
+        [[maybe_unused]] const int64_t of_read = group % most_scale_groups;
+        if constexpr (F::has_read_scales) {
+            const int count = (int)smaller(args.k_groups - group, most_scale_groups);
+            for (int p = 0; of_read == 0 && p < P; ++p) {
+                const char* const stored = args.scales + p * args.scale_stride + group * args.group_scale_bytes;
+                for (int64_t at = 0; at < count * args.group_scale_bytes; at += line_bytes)
+                    __builtin_prefetch(stored + at + args.scales_ahead);
+                args.read_scales(stored, count, &read[p].scales[0][0][0], &read[p].minima[0][0][0]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < P * panel_parts * F::halves; ++j) {
+            const int panel = j / F::halves / panel_parts, part = j / F::halves % panel_parts, half = j % F::halves;
+            constexpr int num_quads = F::num_quads / F::halves;
+            const uint32_t* const scale_of_x = x + F::num_quads * T;
+            const uint32_t* const sum_of_x = scale_of_x + (1 + half) * T;
+            const auto bias = [&](int i) __attribute__((always_inline)) {
+                return F::has_min ? ivec{} : F::broadcast(sum_of_x + i);
+            };
             typename Dot::Sum dots[T];
 #pragma GCC unroll 16
-            for (int i = 0; i < T; ++i) dots[i] = Dot::start(F::broadcast(scale + T + i));
+            for (int i = 0; i < T; ++i) dots[i] = Dot::start(bias(i));
 #pragma GCC unroll 8
-            for (int n = 0; n < F::num_quads; ++n) {
-                const char* const line = lines + panel * args.panel_stride + n / F::line_units * line_bytes;
-                if (part == 0 && n % F::line_units == 0) __builtin_prefetch(line + args.ahead);
-                const auto w = F::weight(line, n % F::line_units, part);
+            for (int n = half * num_quads; n < (half + 1) * num_quads; ++n) {
+                const char* const of_panel = lines + panel * args.panel_stride;
+                const int line = (n * F::group_lines + 7) / 8;  // that quad n is the first one to need, if any
+                if (part == 0 && line < ((n + 1) * F::group_lines + 7) / 8)
+                    __builtin_prefetch(of_panel + line * line_bytes + args.ahead);
+                const auto w = format.weight(of_panel, n, part);
 #pragma GCC unroll 16
                 for (int i = 0; i < T; ++i) dots[i] = Dot::add(dots[i], w, F::broadcast(x + n * T + i));
             }
-            const vec scale_of_group = F::group_scale(args.scales + panel * args.scale_stride, group, part);
+            vec scale, min = zero();
+            if constexpr (F::has_read_scales) {
+                scale = load(&read[panel].scales[of_read][half][part * width]);
+                if constexpr (F::has_min) min = load(&read[panel].minima[of_read][half][part * width]);
+            } else {
+                scale = F::group_scale(args.scales + panel * args.scale_stride, group, part);
+            }
 #pragma GCC unroll 16
             for (int i = 0; i < T; ++i) {
-                const vec total = __builtin_convertvector(Dot::total(dots[i], F::broadcast(scale + T + i)), vec);
-                const vec factor = F::scaled(set1(*(const float_mem*)(scale + i)), scale_of_group);
-                sums[i][panel][part] = fma(total, factor, sums[i][panel][part]);
+                vec& sum = sums[i][panel][part];
+                const vec total = __builtin_convertvector(Dot::total(dots[i], bias(i)), vec);
+                sum = fma(total, F::scaled(F::broadcast_float(scale_of_x + i), scale), sum);
+                if constexpr (F::has_min) sum = fma(F::broadcast_float(sum_of_x + i), min, sum);
             }
         }
         x += F::x_rows * T;
@@ -232,7 +283,7 @@ using MultiplyTile = void (*)(const TileArgs&);
 template <class F, int T = is_tile<F> ? max_tokens<F> / 2 : 1>
 MultiplyTile multiply_tile_of(int tokens) {
     if constexpr (T < max_tokens<F>)
-        if (tokens > T) return multiply_tile_of<F, is_tile<F> ? 2 * T : T + 1>(tokens);
+        if (tokens > T) return multiply_tile_of<F, is_tile<F> ? 2 * T : next_tokens<F>(T)>(tokens);
     return multiply_tile<F, T>;
 }
 
@@ -254,7 +305,7 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
                     return args.bias ? v + load(args.bias + at) : v;
                 };
                 vec v = value(p);
-                if (args.act_mul) v = activate(args.activation, v) * value(1);
+                if (args.act_mul) v = act_mul(args.activation, v, value(1));
                 const int64_t at = first + column + part * width;
                 const int count = (int)smaller(left, width);
                 float* const out = args.out + (token + i) * args.out_stride + at;
@@ -294,30 +345,40 @@ void multiply(const LinearArgs& args, Share share) {
     const int T = groups.tokens, P = num_panels<F>(T);
     const int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
     const MultiplyTile multiply_tile = multiply_tile_of<F>(T);
-    constexpr int64_t group_scale_bytes = scale_bytes_of_group(F::format);
-    constexpr int64_t group_bytes = group_size / k_per_line(F::format) * line_bytes;
+    const Format format = args.weight.format;
+    const int64_t group_scale_bytes = scale_bytes_of_group(format), group_bytes = lines_of_group(format) * line_bytes;
     const Area area = area_of(args, groups, share);
     const int64_t in_features = args.weight.in_features, k_groups = num_groups(in_features);
     const float* const first_row = args.x + (args.rows ? args.rows[0] : 0) * args.x_stride;
     const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)first_row);
     float* const scratch = (float*)args.scratch[share.thread];  // [pairs][groups][2 panels][T][16]
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
+    // No block of weights is read twice: panels are read from end to end, which is what memory does best.
+    const bool in_one_piece = groups.count == 1 && P == 1;
     TileArgs tile{};
     tile.panel_stride = k_groups * group_bytes;
-    tile.scale_stride = scale_bytes_of_panel(F::format, in_features);
+    tile.scale_stride = scale_bytes_of_panel(format, in_features);
+    tile.group_scale_bytes = group_scale_bytes;
+    tile.weight = &args.weight;
+    tile.read_scales = scale_reader(format);
     for (int64_t begin = area.group_begin; begin < area.group_end; begin += groups_at_a_time) {
         const int64_t num_groups = smaller(groups_at_a_time, area.group_end - begin);
         for (int64_t pair = area.pair_begin; pair < area.pair_end; pair += pairs_at_a_time) {
             const int64_t num_pairs = smaller(pairs_at_a_time, area.pair_end - pair);
-            for (int64_t first = 0; first < k_groups; first += block_groups) {
+            for (int64_t first = 0; first < k_groups; first += in_one_piece ? k_groups : block_groups) {
                 tile.first = first == 0;
-                tile.k_groups = smaller(block_groups, k_groups - first);
+                tile.k_groups = in_one_piece ? k_groups : smaller(block_groups, k_groups - first);
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / block_groups, begin + group);
                     // The first tokens fetch the next block for all; after the last one come the next panels.
-                    tile.ahead = tile.k_groups * group_bytes;
-                    if (first + block_groups >= k_groups) tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
-                    if (group > 0) tile.ahead = 0;
+                    const int64_t groups_ahead = smaller(tile.k_groups, block_groups);
+                    tile.ahead = groups_ahead * group_bytes;
+                    tile.scales_ahead = groups_ahead * group_scale_bytes;
+                    if (first + block_groups >= k_groups && !in_one_piece) {
+                        tile.ahead += (num_pairs * 2 - 1) * tile.panel_stride;
+                        tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
+                    }
+                    if (group > 0) tile.ahead = tile.scales_ahead = 0;
                     for (int64_t i = 0; i < 2 * num_pairs; i += P) {
                         const int64_t panel = 2 * pair + i;
                         tile.weights =

@@ -5,13 +5,23 @@ namespace infinilm::cpu::INFINILM_ISA {
 
 namespace {
 
-struct Integers {
+struct OfIntegers {
     template <class Use>
     static auto visit(const LinearArgs& args, Use use) {
         switch (args.weight.format) {
-            case Format::int4: return use(Int4{});
+            case Format::int4: return use(Int4<Bf16>{});
             case Format::q8_0: return use(Q8_0{});
-            case Format::q4_0: return use(Q4_0{});
+            case Format::q4_0: return use(Int4<F16>{});
+            case Format::q4_1:
+            case Format::q4_k: return use(Planes<4, 0, 1, true>{});
+            case Format::q5_0:  // minimum: scale * offset
+            case Format::q5_1:
+            case Format::q5_k: return use(Planes<5, 0, 1, true>{});
+            case Format::q6_k: return use(Planes<6, 32, 2>{});
+            case Format::q3_k: return use(Planes<3, 4, 2>{});
+            case Format::q2_k: return use(Planes<2, 0, 2, true>{});
+            case Format::iq4_nl:
+            case Format::mxfp4: return use(Values{});
             default: return use(Int8{});
         }
     }
@@ -19,6 +29,6 @@ struct Integers {
 
 }  // namespace
 
-extern const LinearKernels linear_integers = linear_kernels<Integers>;
+extern const LinearKernels linear_integers = linear_kernels<OfIntegers>;
 
 }  // namespace infinilm::cpu::INFINILM_ISA

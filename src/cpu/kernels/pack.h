@@ -3,12 +3,17 @@
 //   f32   [k][16]              a line holds 1 k
 //   bf16  [k / 2][16][2]       2
 //   f16   [k / 2][2][16]       2, one behind the other: they are widened 16 at a time
-//   int8  [k / 4][16][4]       4
-//   int4  [k / 8][16][4]       8: byte j of a lane has k j in its low half and k j + 4 in its high one, each plus 8
-//   q8_0, q4_0  as int8 and int4; the names are those of GGUF files, whose integers and scales they keep
-// k is padded with zeros to whole groups of 32, at least one, outputs to whole pairs of panels. Scales of int8 are
-// float32 [panels][16], one per output. Those of int4 (bfloat16), q8_0 and q4_0 (float16) are [panels][k / 32][16], one
-// per output and group.
+// Integers of b bits have b lines for each group of 32 k. A lane has 4 k beside each other, one a byte: k 4n .. 4n + 3
+// are quad n of the group. Integers of 8 bits are signed, others are not, and have a plane of lines for each bit of b,
+// the widest first: in a plane of p bits, a line holds 8 / p quads, quad n in the bits from p * (n % (8 / p)) on of
+// each byte. So 4 bits are the low halves of a line's bytes, then the high ones; 6 bits are the lower 4 in four lines
+// and the upper 2 in two.
+//
+// What an integer q stands for is scale * (q - offset) - minimum, or scale * values[q]. Scales of int8 are float32
+// [panels][16], one for each output. Those of others are [panels][k / (32 * scale_groups)][scale_bytes * 16], in which
+// number i of an output is at [i][16]; see read_scales.h.
+//
+// k is padded with zeros to whole groups of 32, at least one, outputs to whole pairs of panels.
 #pragma once
 
 #include "cpu/kernels/kernels.h"
@@ -21,25 +26,49 @@ constexpr int line_bytes = 64;
 constexpr int group_size = quantise::group;  // of k
 constexpr int int4_offset = 8;
 
-static inline constexpr int k_per_line(Format format) {
+// What formats of integers differ in.
+struct Integers {
+    int bits;
+    int offset = 0;
+    int scale_groups = 1;  // groups of 32 k whose scales are stored together
+    int scale_bytes = 2;   // of an output, of so many groups; int8: has one for all k
+    int halves = 1;        // 2: each 16 k of a group have a scale, and a minimum, of their own
+    bool has_min = false;
+    bool has_values = false;  // an integer is the number of one of PackedWeight::values
+};
+static inline constexpr Integers integers_of(Format format) {
     switch (format) {
-        case Format::f32: return 1;
-        case Format::int8:
-        case Format::q8_0: return 4;
+        case Format::int8: return {.bits = 8, .scale_bytes = 0};
+        case Format::q8_0: return {.bits = 8};
         case Format::int4:
-        case Format::q4_0: return 8;
-        default: return 2;
+        case Format::q4_0: return {.bits = 4, .offset = int4_offset};
+        case Format::q4_1: return {.bits = 4, .scale_bytes = 4, .has_min = true};
+        case Format::q5_0: return {.bits = 5, .offset = 16};
+        case Format::q5_1: return {.bits = 5, .scale_bytes = 4, .has_min = true};
+        case Format::q2_k: return {.bits = 2, .scale_groups = 8, .scale_bytes = 20, .halves = 2, .has_min = true};
+        case Format::q3_k: return {.bits = 3, .offset = 4, .scale_groups = 8, .scale_bytes = 18, .halves = 2};
+        case Format::q4_k: return {.bits = 4, .scale_groups = 8, .scale_bytes = 16, .has_min = true};
+        case Format::q5_k: return {.bits = 5, .scale_groups = 8, .scale_bytes = 16, .has_min = true};
+        case Format::q6_k: return {.bits = 6, .offset = 32, .scale_groups = 8, .scale_bytes = 18, .halves = 2};
+        case Format::iq4_nl:
+        case Format::mxfp4: return {.bits = 4, .has_values = true};
+        default: return {.bits = 0};  // floats
     }
+}
+
+static inline constexpr int lines_of_group(Format format) {
+    const int bits = integers_of(format).bits;
+    return bits > 0 ? bits : format == Format::f32 ? group_size : group_size / 2;
 }
 static inline constexpr int64_t num_groups(int64_t in_features) {
     return in_features == 0 ? 1 : (in_features + group_size - 1) / group_size;
 }
 static inline constexpr int64_t panel_bytes(Format format, int64_t in_features) {
-    return num_groups(in_features) * (group_size / k_per_line(format)) * line_bytes;
+    return num_groups(in_features) * lines_of_group(format) * line_bytes;
 }
 static inline constexpr int64_t scale_bytes_of_group(Format format) {
-    const bool grouped = format == Format::int4 || format == Format::q8_0 || format == Format::q4_0;
-    return grouped ? 2 * panel_outputs : 0;
+    const Integers integers = integers_of(format);
+    return integers.bits == 0 ? 0 : integers.scale_bytes * panel_outputs / integers.scale_groups;
 }
 static inline constexpr int64_t scale_bytes_of_panel(Format format, int64_t in_features) {
     if (format == Format::int8) return 4 * panel_outputs;

@@ -26,18 +26,12 @@ static void rotate(float* x, const float* cos_sin, int64_t half) {
     }
 }
 
-// Calls f(offset, count) for the vectors of a head, the last of which may be part of one.
-template <class F>
-INFINILM_INLINE void for_vectors(int head_dim, F f) {
-    for (int d = 0; d < head_dim; d += width) f(d, (int)smaller(width, head_dim - d));
-}
-
 // cache: [head_dim] of one slot; scale: of int8, else null
 static void store_head(const float* x, int8_t* cache, float* scale, int head_dim) {
     Int8Rounding rounding;
-    for_vectors(head_dim, [&](int d, int count) { rounding.see(load_partial(x + d, count)); });
+    for_vectors(head_dim, [&](int64_t d, int count) { rounding.see(load_partial(x + d, count)); });
     *scale = rounding.scale();
-    for_vectors(head_dim, [&](int d, int count) {
+    for_vectors(head_dim, [&](int64_t d, int count) {
         const bvec bytes = __builtin_convertvector(rounding.round(load_partial(x + d, count)), bvec);
         memcpy(cache + d, &bytes, (size_t)count);
     });
@@ -60,7 +54,8 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     if (head < value_begin) {
         const void* weight = head < a.num_heads ? a.q_norm : a.k_norm;
         if (weight) normalise(x, weight, a);
-        if (a.rotary_dim) rotate(x, a.cos_sin + token * a.rotary_dim, a.rotary_dim / 2);
+        const float* const table = head < a.num_heads ? a.q_cos_sin : a.cos_sin;
+        if (a.rotary_dim) rotate(x, table + token * a.rotary_dim, a.rotary_dim / 2);
     }
     if (head < a.num_heads || !a.slot_mapping) return;
     const int64_t slot = a.slot_mapping[token];

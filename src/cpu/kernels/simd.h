@@ -292,6 +292,32 @@ INFINILM_INLINE void store_partial(F16* p, vec v, int n) {
     memcpy(p, &bits, (size_t)n * 2);
 }
 
+// ---- Tables of 16 bytes ----
+
+// The same table in each 16 bytes of a vector.
+INFINILM_INLINE uvec repeat(const void* table) {
+    uvec all;
+    for (size_t at = 0; at < sizeof all; at += 16) memcpy((char*)&all + at, table, 16);
+    return all;
+}
+// The bytes of the table that the bytes of `index` name, each 0 to 15.
+INFINILM_INLINE uvec look_up(uvec table, uvec index) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return (uvec)_mm512_shuffle_epi8((__m512i)table, (__m512i)index);
+#elif !INFINILM_EMULATED && INFINILM_WIDTH == 8
+    return (uvec)_mm256_shuffle_epi8((__m256i)table, (__m256i)index);
+#elif !INFINILM_EMULATED && defined(__aarch64__)
+    return (uvec)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)index);
+#else
+    uint8_t values[sizeof table], bytes[sizeof index];
+    memcpy(values, &table, sizeof values);
+    memcpy(bytes, &index, sizeof bytes);
+    for (uint8_t& byte : bytes) byte = values[byte];
+    memcpy(&index, bytes, sizeof index);
+    return index;
+#endif
+}
+
 // ---- Functions ----
 
 // e^x to about 1 ulp: x = n ln2 + r, |r| <= ln2 / 2, e^r by a polynomial, 2^n multiplied in two halves so that results
@@ -325,8 +351,18 @@ INFINILM_INLINE vec gelu_tanh(vec x) {
     const vec u = x * fma(x * x, set1(0.044715f), set1(1.0f));
     return x / (1.0f + exp(u * -1.5957691f));
 }
+// See core/activation.h. A NaN stays one: a comparison with it is false.
+INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
+    gate = gate > 7.0f ? set1(7.0f) : gate;
+    up = up > 7.0f ? set1(7.0f) : up;
+    up = up < -7.0f ? set1(-7.0f) : up;
+    return gate / (1.0f + exp(gate * -1.702f)) * (up + 1.0f);
+}
 INFINILM_INLINE vec activate(Activation activation, vec x) {
     return activation == Activation::silu ? silu(x) : gelu_tanh(x);
+}
+INFINILM_INLINE vec act_mul(Activation activation, vec gate, vec up) {
+    return activation == Activation::clamped_swiglu ? clamped_swiglu(gate, up) : activate(activation, gate) * up;
 }
 
 // cap * tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)): off by some 1e-7 of the cap.

@@ -31,27 +31,11 @@ int run_attention(int type, const void* q, const void* k_cache, const void* v_ca
                   const int* cu_seqlens_q, const int* context_lens, void* out, const void* work, void* workspace,
                   int num_decode, int most_decode, int num_prefill, int q_stride, int out_stride,
                   int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim, int block_size,
-                  int max_query_len, float softmax_scale, float score_cap, int sliding_window) {
-    const AttentionArgs a{q,
-                          k_cache,
-                          v_cache,
-                          block_table,
-                          cu_seqlens_q,
-                          context_lens,
-                          out,
-                          q_stride,
-                          out_stride,
-                          block_table_stride,
-                          num_seqs,
-                          num_heads,
-                          num_kv_heads,
-                          head_dim,
-                          block_size,
-                          max_query_len,
-                          softmax_scale,
-                          score_cap,
-                          sliding_window,
-                          static_cast<Type>(type)};
+                  int max_query_len, float softmax_scale, float score_cap, int sliding_window, const float* sinks) {
+    const AttentionArgs a{
+        q,        k_cache,    v_cache,       block_table,        cu_seqlens_q, context_lens,   sinks,
+        out,      q_stride,   out_stride,    block_table_stride, num_seqs,     num_heads,      num_kv_heads,
+        head_dim, block_size, max_query_len, softmax_scale,      score_cap,    sliding_window, static_cast<Type>(type)};
     if (a.type == Type::f32) return attention_f32(a, nullptr);
     return attention(a, {static_cast<const int4*>(work), 0, most_decode, 1 + num_decode, num_prefill, workspace},
                      nullptr);

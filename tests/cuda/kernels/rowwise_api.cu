@@ -13,23 +13,25 @@ static PackedWeight packed(const void* data, const float* bias, int n, int k, in
 
 extern "C" {
 
-int norm_rows(const void* x, void* residual, const float* weight, void* out, int64_t x_stride, int64_t residual_stride,
-              int64_t out_stride, int num_tokens, int hidden_size, float eps, float multiplier, int type) {
-    return rms_norm({x, residual, weight, out, x_stride, residual_stride, out_stride, num_tokens, hidden_size, eps,
-                     multiplier, static_cast<Type>(type)},
+int norm_rows(const void* x, void* residual, const float* weight, const float* bias, float* mean_square, void* out,
+              int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int hidden_size, float eps,
+              float multiplier, int type) {
+    return rms_norm({x, residual, weight, bias, mean_square, out, x_stride, residual_stride, out_stride, num_tokens,
+                     hidden_size, eps, multiplier, static_cast<Type>(type)},
                     nullptr);
 }
 
 int make_rope_table(const int* positions, const float* inv_freq, float* cos_sin, int num_tokens, int half,
-                    float attention_factor) {
-    return rope_table({positions, inv_freq, cos_sin, num_tokens, half, attention_factor}, nullptr);
+                    float attention_factor, float scale_beta, int scale_positions) {
+    return rope_table({positions, inv_freq, cos_sin, num_tokens, half, attention_factor, scale_beta, scale_positions},
+                      nullptr);
 }
 
 int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_sin, const float* q_norm,
                const float* k_norm, const int64_t* slot_mapping, void* k_cache, void* v_cache, int num_heads,
                int num_kv_heads, int head_dim, int rotary_dim, int block_size, float eps, int type) {
-    const RopeStoreArgs rope{cos_sin,   q_norm,       k_norm,   slot_mapping, k_cache,    v_cache,
-                             num_heads, num_kv_heads, head_dim, rotary_dim,   block_size, eps};
+    const RopeStoreArgs rope{cos_sin,   cos_sin,      q_norm,   k_norm,     slot_mapping, k_cache, v_cache,
+                             num_heads, num_kv_heads, head_dim, rotary_dim, block_size,   eps};
     return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Type>(type)}, nullptr);
 }
 
@@ -40,8 +42,8 @@ int embed(const int* ids, const void* table, int n, int k, int type, void* out, 
 }
 
 int multiply_gate(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
-                  int intermediate_size, int activation, int type) {
-    return act_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size,
+                  int intermediate_size, int has_up, int activation, int type) {
+    return act_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size, has_up != 0,
                     static_cast<Activation>(activation), static_cast<Type>(type)},
                    nullptr);
 }

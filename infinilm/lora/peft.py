@@ -1,0 +1,216 @@
+"""A folder of PEFT as changes of the engine's parameters.
+
+The tensors are called by the modules of the model as transformers has it, `base_model.model.<module>.lora_A.weight`.
+Which of the engine's parameters a module holds, in which rows and in which order, is what `find_tensors` knows of its
+weight: an adapter of Phi-3's `qkv_proj` is one of q, of k and of v, with the same A and some rows of B each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.folder import FLOATS, Checkpoint
+from infinilm.checkpoint.sources import Source, find_tensors
+from infinilm.checks import DTYPES, short_repr
+from infinilm.config.families import build_spec, family_of
+from infinilm.config.llama_config import LlamaConfig
+from infinilm.errors import WeightError
+from infinilm.lora.settings import CONFIG_FILE, LoraSettings
+
+__all__ = ["LoraWeight", "PeftAdapter", "read_adapter"]
+
+Array = npt.NDArray[Any]
+
+_FILE = "adapter_model.safetensors"
+_TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+_CHANGED = re.compile(r"model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj\.weight")
+_ROUND = 32  # outputs and inputs of packed weights are filled up to a multiple of this
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraWeight:
+    """What is added to a parameter: scale * b @ a.
+
+    Attributes
+    ----------
+    a, b : numpy.ndarray
+        [rank, in_features], [out_features, rank]; bfloat16 as uint16.
+    a_dtype, b_dtype : str
+    scale : float
+    """
+
+    a: Array
+    b: Array
+    a_dtype: str
+    b_dtype: str
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Rows of a."""
+        return len(self.a)
+
+    def delta(self, dtype: str = "float32") -> Array:
+        """The whole change, [out_features, in_features] in float32 or float64."""
+        a, b = (convert(*part, "float32").astype(dtype) for part in ((self.a, self.a_dtype), (self.b, self.b_dtype)))
+        result: Array = a.dtype.type(self.scale) * (b @ a)
+        return result
+
+    def packed_bytes(self, num_ranks: int, *, is_row_cut: bool) -> int:
+        """Bytes that it takes on a CPU, of all ranks: each has a part of one of the two, and the other whole."""
+
+        def filled(size: int) -> int:
+            return -(-size // _ROUND) * _ROUND
+
+        width = 2 if self.a_dtype != "float32" else 4
+        a, b = (filled(self.rank) * filled(size) * width for size in (self.a.shape[1], len(self.b)))
+        return num_ranks * a + b if is_row_cut else a + num_ranks * b
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeftAdapter:
+    """An adapter that fits a model.
+
+    Attributes
+    ----------
+    folder : Path
+    weights : Mapping of str to LoraWeight
+        By the engine's names of parameters.
+    """
+
+    folder: Path
+    weights: Mapping[str, LoraWeight]
+
+    @property
+    def most_rank(self) -> int:
+        """The largest rank of its weights."""
+        return max(weight.rank for weight in self.weights.values())
+
+    def packed_bytes(self, num_ranks: int) -> int:
+        """Bytes that it takes on a CPU, of all ranks."""
+        return sum(
+            weight.packed_bytes(num_ranks, is_row_cut=not name.endswith(("o_proj.weight", "down_proj.weight")))
+            for name, weight in self.weights.items()
+        )
+
+
+def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAdapter:
+    """Read the adapter of a model from a folder that PEFT saved.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such folder, or no adapter_config.json in it.
+    ConfigError
+        The adapter is of a kind that is not supported: names the key.
+    WeightError
+        Its tensors do not fit the model, or are damaged: names the tensor.
+    """
+    path = Path(folder).expanduser()
+    if not (path / CONFIG_FILE).exists():
+        raise FileNotFoundError(
+            f"{path}: expected the folder of a LoRA adapter as PEFT saves it, with {CONFIG_FILE} and {_FILE}"
+        )
+    settings = LoraSettings.read(path)
+    file = path / _FILE
+    if not file.exists():
+        pickled = " (adapter_model.bin is not read; save it again with safe_serialization=True)"
+        raise WeightError(f"{file}: there is no such file{pickled if (path / 'adapter_model.bin').exists() else ''}")
+    with Checkpoint(file) as checkpoint:
+        pairs = _pairs(checkpoint, settings)
+        places = _places(config)
+        weights: dict[str, LoraWeight] = {}
+        for module, (name_a, name_b) in pairs.items():
+            if module not in places:
+                raise WeightError(
+                    f"{file}: tensor {name_a!r} is of a module that an adapter cannot change here: linears of "
+                    "attention and of dense MLPs can be, not embeddings, the lm_head, routers, experts or other models'"
+                )
+            (a, a_dtype), (b, b_dtype) = _array(checkpoint, name_a), _array(checkpoint, name_b)
+            rows, columns, params = places[module]
+            rank = settings.rank_of(module)
+            for name, got, expected in ((name_a, a.shape, (rank, columns)), (name_b, b.shape, (rows, rank))):
+                if got != expected:
+                    raise WeightError(
+                        f"{file}: tensor {name!r}: expected shape {list(expected)}, of rank {rank} for a weight of "
+                        f"{[rows, columns]}, got {list(got)}; is the adapter of another model?"
+                    )
+            scale = settings.scale_of(module)
+            for param, source in params:
+                weights[param] = LoraWeight(a, np.ascontiguousarray(source.take(b)), a_dtype, b_dtype, scale)
+    return PeftAdapter(path, weights)
+
+
+def _pairs(checkpoint: Checkpoint, settings: LoraSettings) -> dict[str, tuple[str, str]]:
+    """The names of A and B by module; what is neither is refused."""
+    found: dict[str, dict[str, str]] = {}
+    for name in checkpoint.tensors:
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise WeightError(
+                f"{checkpoint.path}: tensor {name!r} is not supported: expected lora_A.weight and lora_B.weight of "
+                "linears alone, base_model.model.<module> before them"
+            )
+        module, part = match.groups()
+        if part in found.setdefault(module, {}):
+            raise WeightError(f"{checkpoint.path}: tensors {found[module][part]!r} and {name!r} are the same")
+        found[module][part] = name
+    for module, parts in found.items():
+        if len(parts) < 2:
+            (name,) = parts.values()
+            raise WeightError(f"{checkpoint.path}: tensor {name!r} has no partner: A and B belong together")
+        if not settings.is_target(module):
+            raise WeightError(
+                f"{checkpoint.path}: tensor {parts['A']!r} is of no module that target_modules of {settings.path} "
+                f"means: {short_repr(settings.target_modules)}"
+            )
+    targets = settings.target_modules
+    for target in () if isinstance(targets, str) else targets:
+        if not any(module == target or module.endswith(f".{target}") for module in found):
+            raise WeightError(
+                f"{checkpoint.path}: no tensor is of {target!r}, which target_modules of "
+                f"{settings.path} names; is the file complete?"
+            )
+    if not found:
+        raise WeightError(f"{checkpoint.path}: there are no tensors")
+    return {module: (parts["A"], parts["B"]) for module, parts in found.items()}
+
+
+def _places(config: LlamaConfig) -> dict[str, tuple[int, int, list[tuple[str, Source]]]]:
+    """Rows and columns of the weight of each module that an adapter can change, and the parameters it holds."""
+    spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
+    expected = {name: shape for name, shape in _core.param_shapes(spec).items()}
+    places: dict[str, tuple[int, int, list[tuple[str, Source]]]] = {}
+    for prefix, _ in family_of(config.architecture).names.prefixes:  # transformers has renamed some in time
+        found = find_tensors(config, expected, [f"{prefix}embed_tokens.weight"])
+        for name, source in found.sources.items():
+            if _CHANGED.fullmatch(name):
+                rows, columns = found.shapes[source.tensor]
+                module = source.tensor.removesuffix(".weight")
+                params = places.setdefault(module, (rows, columns, []))[2]
+                if all(param != name for param, _ in params):
+                    params.append((name, source))
+    return places
+
+
+def _array(checkpoint: Checkpoint, name: str) -> tuple[Array, str]:
+    """A tensor, a copy, and its dtype."""
+    stored = checkpoint.info(name).dtype
+    if stored not in FLOATS:
+        raise WeightError(f"{checkpoint.path}: tensor {name!r}: expected a floating dtype, got {stored}")
+    array = checkpoint.array(name)
+    if array.ndim != 2:
+        raise WeightError(f"{checkpoint.path}: tensor {name!r}: expected a matrix, got shape {list(array.shape)}")
+    if stored not in DTYPES:
+        return convert(array, stored, "float32", name=name), "float32"
+    return array.copy(), stored

@@ -1,0 +1,239 @@
+// ModelSpec, and what is known of a model without an engine.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bind.h"
+#include "cpu/packed_linear.h"
+#include "engine/workspace.h"
+#include "model/kv_cache.h"
+#include "model/params.h"
+
+namespace infinilm {
+
+nb::dict param_shapes(const std::vector<ParamRow>& rows) {
+    nb::dict out;
+    for (const ParamRow& row : rows) {
+        nb::list shape;
+        for (int64_t size : row.shape) shape.append(size);
+        out[row.name.c_str()] = nb::tuple(shape);
+    }
+    return out;
+}
+
+namespace {
+
+cpu::Format format_from_string(const std::string& text) {
+    using cpu::Format;
+    for (const auto& [name, format] : {std::pair("float32", Format::f32),
+                                       {"bfloat16", Format::bf16},
+                                       {"float16", Format::f16},
+                                       {"int8", Format::int8},
+                                       {"int4", Format::int4}})
+        if (text == name) return format;
+    throw ConfigError("unknown format '" + text + "' of weights; expected float32, bfloat16, float16, int8 or int4");
+}
+
+nb::dict packed_shapes(const Params& params, const std::string& format) {
+    nb::dict out;
+    for (const LinearWeights* linear : params.linears()) {
+        int64_t out_features = 0, in_features = 0;
+        for (const size_t index : linear->rows) {
+            const ParamRow& row = params.rows()[index];
+            if (row.shape.size() != 2) continue;
+            if (linear->kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
+            in_features = row.shape[1];
+        }
+        const cpu::PackedShapes shapes =
+            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features);
+        const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
+            nb::list shape;
+            for (const int64_t size : tensor.shape) shape.append(size);
+            if (!tensor.shape.empty())
+                out[(linear->name + suffix).c_str()] =
+                    nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
+        };
+        add(".panels", shapes.panels);
+        add(".scales", shapes.scales);
+    }
+    return out;
+}
+
+QkNorm qk_norm_from_string(const std::string& text) {
+    for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::all})
+        if (text == name(norm)) return norm;
+    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all"));
+}
+
+NormKind norm_kind_from_string(const std::string& text) {
+    for (const NormKind kind : {NormKind::rms, NormKind::layer, NormKind::layer_bias})
+        if (text == name(kind)) return kind;
+    throw ConfigError(concat("norm '", text, "' is not one of rms, layer, layer_bias"));
+}
+
+}  // namespace
+
+void bind_spec(nb::module_& m) {
+    nb::class_<AttentionSpec>(m, "AttentionSpec")
+        .def_rw("num_heads", &AttentionSpec::num_heads)
+        .def_rw("num_kv_heads", &AttentionSpec::num_kv_heads)
+        .def_rw("head_dim", &AttentionSpec::head_dim)
+        .def_rw("softmax_scale", &AttentionSpec::softmax_scale)
+        .def_rw("score_cap", &AttentionSpec::score_cap)
+        .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
+        .def_rw("out_bias", &AttentionSpec::out_bias)
+        .def_rw("sinks", &AttentionSpec::sinks)
+        .def_prop_rw(
+            "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
+            [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
+    nb::class_<MlpSpec>(m, "MlpSpec")
+        .def_rw("intermediate_size", &MlpSpec::intermediate_size)
+        .def_rw("bias", &MlpSpec::bias)
+        .def_rw("gated", &MlpSpec::gated)
+        .def_prop_rw(
+            "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
+            [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
+    nb::class_<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.")
+        .def_rw("count", &ExpertsSpec::count, "0: no layer has any.")
+        .def_rw("top_k", &ExpertsSpec::top_k)
+        .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
+        .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
+                "Of one that all tokens go to; 0: there is none.")
+        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
+        .def_rw("bias", &ExpertsSpec::bias, "Of the router and of each expert.");
+    nb::class_<RopeSpec>(m, "RopeSpec")
+        .def(
+            "__init__",
+            [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor, float scale_beta,
+               int scale_positions) {
+                new (self) RopeSpec{std::move(inv_freq), attention_factor, scale_beta, scale_positions};
+            },
+            nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f, nb::arg("scale_beta") = 0.0f,
+            nb::arg("scale_positions") = 1)
+        .def_rw("scale_beta", &RopeSpec::scale_beta)
+        .def_rw("scale_positions", &RopeSpec::scale_positions)
+        .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
+        .def_rw("attention_factor", &RopeSpec::attention_factor);
+    nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
+        .def(
+            "__init__",
+            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts) {
+                new (self) LayerSpec{sliding_window, rope, q_rope, experts};
+            },
+            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false)
+        .def_rw("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.")
+        .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
+        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
+        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP.");
+    nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
+        .def(nb::init<>())
+        .def_prop_rw(
+            "dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
+            [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
+        .def_prop_rw(
+            "quantization", [](const ModelSpec& s) { return std::string(name(s.quantization)); },
+            [](ModelSpec& s, const std::string& text) { s.quantization = quantization_from_string(text); })
+        .def_rw("vocab_size", &ModelSpec::vocab_size)
+        .def_rw("hidden_size", &ModelSpec::hidden_size)
+        .def_rw("num_layers", &ModelSpec::num_layers)
+        .def_rw("max_model_len", &ModelSpec::max_model_len)
+        .def_rw("rms_norm_eps", &ModelSpec::rms_norm_eps)
+        .def_prop_rw(
+            "norm", [](const ModelSpec& s) { return std::string(name(s.norm)); },
+            [](ModelSpec& s, const std::string& text) { s.norm = norm_kind_from_string(text); })
+        .def_rw("pre_norms", &ModelSpec::pre_norms)
+        .def_rw("post_norms", &ModelSpec::post_norms)
+        .def_rw("parallel_blocks", &ModelSpec::parallel_blocks)
+        .def_rw("norm_offset", &ModelSpec::norm_offset)
+        .def_rw("embedding_multiplier", &ModelSpec::embedding_multiplier)
+        .def_rw("residual_multiplier", &ModelSpec::residual_multiplier)
+        .def_rw("logit_multiplier", &ModelSpec::logit_multiplier)
+        .def_rw("logit_cap", &ModelSpec::logit_cap)
+        .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
+        .def_rw("attention", &ModelSpec::attention)
+        .def_rw("mlp", &ModelSpec::mlp)
+        .def_rw("experts", &ModelSpec::experts)
+        .def_rw("ropes", &ModelSpec::ropes)
+        .def_rw("layers", &ModelSpec::layers, "[num_layers]")
+        .def(
+            "kv_bytes_per_token",
+            [](const ModelSpec& s, const std::string& dtype) {
+                return KvCache::bytes_per_token(s, dtype_from_string(dtype));
+            },
+            nb::arg("dtype"), "Of a KV cache in this dtype: all layers, keys and values.");
+    m.def(
+        "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
+        nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
+        "What a checkpoint of this model holds, without an engine.");
+    m.def(
+        "packed_shapes",
+        [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
+        nb::arg("spec"), nb::arg("format"),
+        nb::sig("def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]"),
+        "Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: "
+        "float32, bfloat16, float16, int8 or int4.");
+    m.def(
+        "linears",
+        [](const ModelSpec& spec, int num_ranks) {
+            const Params params(spec, {0, num_ranks});
+            nb::dict out;
+            for (const LinearWeights* linear : params.linears()) {
+                nb::list names;
+                for (const size_t index : linear->rows)
+                    if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
+                const bool pairs = linear->kind == LinearKind::act_mul;
+                out[linear->name.c_str()] = nb::make_tuple(names, pairs, params.column_unit(*linear));
+            }
+            return out;
+        },
+        nb::arg("spec"), nb::arg("num_ranks") = 1,
+        nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]"),
+        "By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and "
+        "what divides all places where ranks cut its inputs (0: they do not).");
+    m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
+    m.def(
+        "weight_bytes",
+        [](const ModelSpec& spec, const std::string& dtype, int num_ranks) {
+            return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
+        "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
+    m.def(
+        "param_bytes",
+        [](const ModelSpec& spec, const std::string& dtype) {
+            const Params params(spec);
+            nb::dict out;
+            for (const ParamRow& row : params.rows())
+                out[nb::str(row.name.c_str())] = params.prepared_bytes(row, dtype_from_string(dtype));
+            return out;
+        },
+        nb::arg("spec"), nb::arg("dtype"), nb::sig("def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]"),
+        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.");
+    m.def(
+        "workspace_bytes",
+        [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
+           int64_t num_rows, int64_t num_returned_rows, int64_t num_adapters, int64_t most_rank) {
+            return workspace_bytes(
+                spec,
+                {.num_tokens = num_tokens,
+                 .num_rows = num_rows,
+                 .num_returned_rows = num_returned_rows,
+                 .num_adapters = num_adapters,
+                 .most_rank = most_rank},
+                {.num_ranks = num_ranks, .device = device_from_string(device).kind, .num_threads = num_threads});
+        },
+        nb::arg("spec"), nb::kw_only(), nb::arg("device"), nb::arg("num_ranks"), nb::arg("num_threads"),
+        nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"), nb::arg("num_adapters") = 0,
+        nb::arg("most_rank") = 0,
+        "Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the "
+        "whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws "
+        "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, "
+        "most_rank: of a step, and of them.");
+    m.def(
+        "local_spec",
+        [](const ModelSpec& spec, int tp_rank, int tp_size) { return local_spec(spec, {tp_rank, tp_size}); },
+        nb::arg("spec"), nb::arg("tp_rank"), nb::arg("tp_size"),
+        "The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a "
+        "tp_size that does not fit the model.");
+}
+
+}  // namespace infinilm

@@ -1,0 +1,97 @@
+// The scales of a panel as numbers, for formats that store them otherwise than one float for a group. Numbers of an
+// output and scale_groups groups of 32 k are, each [16 outputs]:
+//   q4_1, q5_1        scale, then what is added, which is minus the minimum, float16
+//   q5_0, iq4_nl      scale, float16
+//   mxfp4             scale, bfloat16
+//   q4_k, q5_k        of 8 groups: factor of the scales and of the minima, float16; 3 words of 6-bit numbers, which are
+//                     the 12 bytes of a file
+//   q3_k, q6_k        of 16 halves of groups: 4 words of int8 scales, in the order of k; their factor, float16
+//   q2_k              4 words of bytes: scale in the low half, minimum in the high one; factors of both, float16
+// Every product here is exact in float32.
+#pragma once
+
+#include "cpu/kernels/pack.h"
+#include "cpu/kernels/simd.h"
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+constexpr int most_scale_groups = 8;
+
+// Scales and minima as [group][half of it, where halves have their own][16].
+using ReadScales = void (*)(const char* stored, int num_groups, float* scales, float* minima);
+
+INFINILM_INLINE vec from_bits(uvec v) { return __builtin_convertvector((ivec)v, vec); }
+
+template <Format format>
+static void read_scales(const char* stored, int num_groups, float* scales, float* minima) {
+    constexpr Integers integers = integers_of(format);
+    constexpr int64_t row = panel_outputs;
+    if constexpr (integers.scale_groups == 1) {
+        for (int group = 0; group < num_groups; ++group, stored += integers.scale_bytes * panel_outputs)
+            for (int64_t at = 0; at < panel_outputs; at += width) {
+                const int64_t to = group * row + at;
+                const vec scale =
+                    format == Format::mxfp4 ? load((const Bf16*)stored + at) : load((const F16*)stored + at);
+                store(scales + to, scale);
+                if constexpr (integers.has_min) store(minima + to, -load((const F16*)stored + row + at));
+                if constexpr (format == Format::q5_0) store(minima + to, scale * (float)integers.offset);
+            }
+    } else if constexpr (integers.bits >= 4 && integers.has_min) {
+        for (int64_t at = 0; at < panel_outputs; at += width) {
+            const vec scale = load((const F16*)stored + at), min = load((const F16*)stored + row + at);
+            const auto word = [&](int i) { return load_uint(stored + i * line_bytes + 4 * at); };
+            // Byte j: of group j, then of group j + 4, whose upper 2 bits are beside those of group j.
+            const uvec first = word(1), second = word(2), third = word(3);
+            const uvec low_scales = first & 0x3f3f3f3fu, low_minima = second & 0x3f3f3f3fu;
+            const uvec high_scales = (third & 0x0f0f0f0fu) | (first >> 2 & 0x30303030u);
+            const uvec high_minima = (third >> 4 & 0x0f0f0f0fu) | (second >> 2 & 0x30303030u);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) {
+                const auto byte = [&](uvec v) { return from_bits(v >> (8 * j) & 0xffu); };
+                store(scales + j * row + at, scale * byte(low_scales));
+                store(minima + j * row + at, min * byte(low_minima));
+                store(scales + (j + 4) * row + at, scale * byte(high_scales));
+                store(minima + (j + 4) * row + at, min * byte(high_minima));
+            }
+        }
+    } else {
+        for (int64_t at = 0; at < panel_outputs; at += width) {
+            const char* const factors = stored + 4 * line_bytes;
+            const vec scale = load((const F16*)factors + at);
+            const vec min = integers.has_min ? load((const F16*)factors + row + at) : zero();
+#pragma GCC unroll 4
+            for (int line = 0; line < 4; ++line) {
+                const uvec word = load_uint(stored + line * line_bytes + 4 * at);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) {
+                    const int64_t to = (4 * line + j) * row + at;
+                    if constexpr (integers.has_min) {
+                        store(scales + to, scale * from_bits(word >> (8 * j) & 15u));
+                        store(minima + to, min * from_bits(word >> (8 * j + 4) & 15u));
+                    } else {
+                        const ivec number = (ivec)(word << (24 - 8 * j)) >> 24;
+                        store(scales + to, scale * __builtin_convertvector(number, vec));
+                    }
+                }
+            }
+        }
+    }
+}
+
+INFINILM_INLINE ReadScales scale_reader(Format format) {
+    switch (format) {
+        case Format::q4_1: return read_scales<Format::q4_1>;
+        case Format::q5_0: return read_scales<Format::q5_0>;
+        case Format::q5_1: return read_scales<Format::q5_1>;
+        case Format::q2_k: return read_scales<Format::q2_k>;
+        case Format::q3_k: return read_scales<Format::q3_k>;
+        case Format::q4_k: return read_scales<Format::q4_k>;
+        case Format::q5_k: return read_scales<Format::q5_k>;
+        case Format::q6_k: return read_scales<Format::q6_k>;
+        case Format::iq4_nl: return read_scales<Format::iq4_nl>;
+        case Format::mxfp4: return read_scales<Format::mxfp4>;
+        default: return nullptr;  // one float for a group or an output
+    }
+}
+
+}  // namespace infinilm::cpu::INFINILM_ISA

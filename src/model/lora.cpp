@@ -1,0 +1,109 @@
+#include "model/lora.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "ops/ops.h"
+
+namespace infinilm {
+
+namespace {
+
+struct Place {
+    int layer;
+    size_t site;  // of lora_sites
+};
+
+// Where a weight is: "model.layers.3.mlp.up_proj.weight". WeightError: at none of lora_sites.
+Place place_of(const std::string& name) {
+    constexpr std::string_view prefix = "model.layers.", suffix = ".weight";
+    if (name.starts_with(prefix) && name.ends_with(suffix)) {
+        Place place{};
+        const char* const end = name.data() + name.size();
+        const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, place.layer);
+        const std::string_view module(rest, static_cast<size_t>(end - rest) - suffix.size());
+        for (; error == std::errc() && place.site < lora_sites.size(); ++place.site) {
+            const Site site = lora_sites[place.site];
+            const bool in_attention = site <= Site::o_proj;
+            if (module == concat(in_attention ? ".self_attn." : ".mlp.", site_names[static_cast<size_t>(site)]))
+                return place;
+        }
+    }
+    throw WeightError(concat("an adapter cannot change '", name,
+                             "': expected the weight of a linear of attention or of a dense MLP"));
+}
+
+void check_shapes(const ParamRow& row, const LoraTensors& tensors) {
+    const auto refuse = [&](const char* which, const Tensor& tensor, const char* expected) {
+        throw WeightError(concat("adapter of '", row.name, "': ", which, ": expected ", expected, " of a weight of ",
+                                 shape_string(row.shape), ", in a floating dtype, got ", shape_string(tensor.shape()),
+                                 " ", name(tensor.dtype())));
+    };
+    const Tensor &a = tensors.a, &b = tensors.b;
+    if (a.ndim() != 2 || a.shape(0) < 1 || a.shape(1) != row.shape[1] || !is_floating(a.dtype()))
+        refuse("A", a, "[rank, in_features]");
+    if (b.ndim() != 2 || b.shape(0) != row.shape[0] || b.shape(1) != a.shape(0) || !is_floating(b.dtype()))
+        refuse("B", b, "[out_features, rank]");
+}
+
+std::unique_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight) {
+    return ops::prepare_linear(backend, {{.weight = std::move(weight), .bias = {}}}, LinearKind::plain);
+}
+
+}  // namespace
+
+Adapter::Adapter(Backend& backend, const Params& params, const std::vector<LoraTensors>& tensors)
+    : layers_(static_cast<size_t>(params.spec().num_layers)) {
+    for (const LoraTensors& own : tensors) {
+        const Place place = place_of(own.name);
+        const ParamRow* const row = params.find(own.name);
+        if (!row) throw WeightError(concat("adapter of '", own.name, "': the model has no such weight"));
+        check_shapes(*row, own);
+        Linear& linear = layers_[static_cast<size_t>(place.layer)][place.site];
+        if (linear.a) throw WeightError(concat("adapter of '", own.name, "': it is there twice"));
+        const bool columns = is_columns(row->cut);
+        linear = {.a = prepare(backend, columns ? params.part(*row, own.a) : own.a),
+                  .b = prepare(backend, columns ? own.b : params.part(*row, own.b)),
+                  .scale = own.scale};
+        most_rank_ = std::max(most_rank_, own.a.shape(0));
+    }
+}
+
+const Adapter::Linear* Adapter::find(Site site, int layer) const {
+    const auto at = static_cast<size_t>(std::ranges::find(lora_sites, site) - lora_sites.begin());
+    const Linear& linear = layers_[static_cast<size_t>(layer)][at];
+    return linear.a ? &linear : nullptr;
+}
+
+LoraStep::LoraStep(const Adapters& adapters, const Batch& batch) {
+    if (!batch.adapter_ids) return;
+    const auto *ids = batch.adapter_ids.as<const int32_t>(), *starts = batch.cu_seqlens_q.as<const int32_t>();
+    std::map<int32_t, size_t> group_of;
+    for (int64_t s = 0; s < batch.adapter_ids.shape(0); ++s) {
+        if (ids[s] < 0 || starts[s] == starts[s + 1]) continue;
+        const auto found = adapters.find(ids[s]);
+        if (found == adapters.end())
+            throw RequestError(concat("forward: adapter_ids[", s, "] is ", ids[s], ", and no adapter has this id"));
+        const auto [group, is_new] = group_of.emplace(ids[s], groups_.size());
+        if (is_new) groups_.push_back({.adapter = found->second.get(), .rows = {}});
+        for (int32_t row = starts[s]; row < starts[s + 1]; ++row) groups_[group->second].rows.push_back(row);
+    }
+    for (const Group& group : groups_) {
+        num_rows_ += static_cast<int64_t>(group.rows.size());
+        most_rank_ = std::max(most_rank_, group.adapter->most_rank());
+    }
+}
+
+std::span<const LoraPart> LoraStep::parts(Site site, int layer) const {
+    parts_.clear();
+    for (const Group& group : groups_)
+        if (const Adapter::Linear* const linear = group.adapter->find(site, layer))
+            parts_.push_back({.a = linear->a.get(),
+                              .b = linear->b.get(),
+                              .scale = linear->scale,
+                              .rows = TensorView(const_cast<int32_t*>(group.rows.data()), DType::int32,
+                                                 {static_cast<int64_t>(group.rows.size())})});
+    return parts_;
+}
+
+}  // namespace infinilm

@@ -1,0 +1,69 @@
+"""LoRA adapters as models of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from lora.adapters import make_adapter
+
+from infinilm import LLM
+from server.support import SECONDS, hosted
+
+GREEDY = {"temperature": 0, "max_tokens": 8, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    adapter = make_adapter(tmp_path_factory.mktemp("adapter"), tiny_folder)
+    with LLM(tiny_folder, lora={"polite": adapter}, use_tqdm=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> Iterator[httpx.Client]:
+    with hosted(llm) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as made:
+        yield made
+
+
+def post(client: httpx.Client, path: str, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_adapters_are_listed(client: httpx.Client) -> None:
+    base, adapter = client.get("/v1/models").json()["data"]
+    assert (base["id"], "parent" in base) == ("tiny", False)
+    assert (adapter["id"], adapter["parent"], adapter["root"]) == ("polite", "tiny", "tiny")
+    assert client.get("/v1/models/polite").json() == adapter
+    missing = client.get("/v1/models/rude").json()["error"]
+    assert missing["message"] == "the model 'rude' does not exist here; served: 'tiny', 'polite'"
+
+
+@pytest.mark.parametrize("name", ["tiny", "polite"])
+def test_the_model_field_names_what_answers(client: httpx.Client, llm: LLM, name: str) -> None:
+    lora = None if name == "tiny" else name
+    (want,) = llm.generate("the", lora=lora, temperature=0, max_tokens=8)
+    got = post(client, "/v1/completions", model=name, prompt="the", **GREEDY)
+    assert (got["model"], got["choices"][0]["token_ids"]) == (name, want.outputs[0].token_ids)
+    messages = [{"role": "user", "content": "hello"}]
+    (want,) = llm.chat(messages, lora=lora, temperature=0, max_tokens=8)
+    got = post(client, "/v1/chat/completions", model=name, messages=messages, **GREEDY)
+    assert (got["model"], got["choices"][0]["token_ids"]) == (name, want.outputs[0].token_ids)
+    got = post(client, "/v1/messages", model=name, messages=messages, max_tokens=8, temperature=0)
+    assert (got["model"], got["content"][0]["text"]) == (name, want.outputs[0].text)
+    got = post(client, "/v1/embeddings", model=name, input="the")
+    np.testing.assert_allclose(got["data"][0]["embedding"], llm.embed("the", lora=lora)[0], rtol=1e-6)
+
+
+def test_an_adapter_can_come_and_go(client: httpx.Client, llm: LLM) -> None:
+    llm.add_lora("late", llm.loras["polite"])
+    post(client, "/v1/completions", model="late", prompt="the", **GREEDY)
+    llm.remove_lora("late")
+    answer = client.post("/v1/completions", json={"model": "late", "prompt": "the"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
