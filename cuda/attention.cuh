@@ -14,14 +14,14 @@
 // keys: Flash-Decoding (Dao et al. 2023); query heads of a kv head as rows of one tile: GQA packing of both.
 #pragma once
 
+#include "../src/ops/attention_work.h"
 #include "kernels.h"
 #include "ptx.cuh"
 
 namespace infinilm::cuda {
 
-constexpr int kChunk = 128;      // keys
-constexpr int kTileRows = 16;    // query rows of a warp
-constexpr int kDecodeRows = 32;  // a (sequence, kv head) with at most this many rows is attention_decode's
+constexpr int kChunk = attention_chunk;         // keys
+constexpr int kTileRows = attention_tile_rows;  // query rows of a warp
 
 // n / divisor of 0 <= n < 2^31 by one multiplication (Granlund and Montgomery, PLDI 1994).
 struct Divider {
@@ -40,35 +40,14 @@ struct AttentionKernelArgs : AttentionArgs {
     int group;          // query heads of a kv head
     float scale;        // softmax_scale * log2(e)
     Divider per_block;  // by block_size
-    // of attention_decode
-    int width;       // chunks that a block takes at a time, at most its warps
-    int row_tiles;   // tiles of kTileRows rows, bound
-    int max_chunks;  // chunks that a tile sees, bound; partial results have as many slots
-    int slot_rows;   // rows of a slot, at most kTileRows
+    AttentionWorkArgs work;
 };
 
-// The workspace: counters of the blocks that have arrived at a tile, zero between calls, then partial results. Fewer
-// tiles than counters, or no partial results.
-constexpr size_t kCounters = 16384;
-__host__ __device__ inline unsigned* attention_counters(void* workspace) { return static_cast<unsigned*>(workspace); }
-__host__ __device__ inline float* attention_slots(void* workspace) {
-    return static_cast<float*>(workspace) + kCounters;
-}
-
-// attention_decode.cu, attention_prefill.cu. The grid of decode has rounds of `width` chunks as x.
-cudaError_t launch_attention_decode(const AttentionKernelArgs&, unsigned rounds, cudaStream_t);
+// attention_decode.cu, attention_prefill.cu
+cudaError_t launch_attention_decode(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_prefill(const AttentionKernelArgs&, cudaStream_t);
 
-// Kernels are compiled for these widths of a head; columns from head_dim on are zeros.
-constexpr int kernel_dim(int head_dim) {
-    return head_dim <= 32    ? 32
-           : head_dim <= 64  ? 64
-           : head_dim <= 80  ? 80
-           : head_dim <= 96  ? 96
-           : head_dim <= 128 ? 128
-                             : 256;
-}
-constexpr int slot_stride(int dim) { return dim + 4; }  // floats of a row of partial results: o, m, l, padding
+constexpr int slot_stride(int dim) { return attention_row_floats(dim); }  // of a row of partial results
 
 // Calls f(Dim<D>{}) with the kernel's width.
 template <int D>
@@ -77,7 +56,7 @@ struct Dim {
 };
 template <class F>
 cudaError_t visit_dim(int head_dim, F f) {
-    switch (kernel_dim(head_dim)) {
+    switch (attention_kernel_dim(head_dim)) {
         case 32: return f(Dim<32>{});
         case 64: return f(Dim<64>{});
         case 80: return f(Dim<80>{});

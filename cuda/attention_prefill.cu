@@ -1,7 +1,7 @@
 // Attention of the sequences with many rows: prompts, whole or in part. A block takes 64 rows of a (sequence, kv head),
 // 16 to a warp, and goes through the chunks that any of them sees; the warps share keys and values.
-// Grid (num_kv_heads, num_seqs, tiles of the longest query), 128 threads, the longest rows first; blocks without rows
-// end at once. A chunk comes in four pieces through a ring of cp.async stages: keys 0 .. 63, keys 64 .. 127, the left
+// Grid (num_kv_heads, tiles), 128 threads; the tiles are those of the list of work, which has the ones with most keys
+// first. A chunk comes in four pieces through a ring of cp.async stages: keys 0 .. 63, keys 64 .. 127, the left
 // columns of all values, the right ones. So a whole chunk of scores is in registers, its softmax needs no rescaling,
 // and outputs are made and merged a few columns at a time. Idea: FlashAttention-2 (Dao 2023).
 // Floor: 4 * head_dim operations for each (row, visible key) at the rate of mma.sync. Bytes: q and out once; keys and
@@ -12,7 +12,8 @@
 
 namespace infinilm::cuda {
 
-constexpr int kPrefillWarps = 4, kPrefillThreads = 32 * kPrefillWarps, kBlockRows = kTileRows * kPrefillWarps;
+constexpr int kBlockRows = attention_prefill_rows, kPrefillWarps = kBlockRows / kTileRows,
+              kPrefillThreads = 32 * kPrefillWarps;
 
 template <int D>
 struct PrefillShape {
@@ -111,11 +112,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     using Shape = PrefillShape<D>;
     constexpr int kUnits = Shape::kUnits, kLeft = Shape::kLeftUnits;
     INFINILM_DYNAMIC_SHARED(smem);
-    const int seq = blockIdx.y, kv_head = blockIdx.x, warp = warp_id(), lane = lane_id();
+    const int4 item = p.work.array[p.work.prefill_begin + blockIdx.y];  // AttentionPrefillItem
+    const int seq = item.x, kv_head = blockIdx.x, warp = warp_id(), lane = lane_id();
     const Rows rows(p, seq, kv_head);
-    const int tile = ceil_div(rows.count, kBlockRows) - 1 - static_cast<int>(blockIdx.z);
-    if (rows.count <= kDecodeRows || tile < 0) return;
-    const int block_row0 = tile * kBlockRows, row0 = block_row0 + warp * kTileRows, last = rows.count - 1;
+    const int block_row0 = item.y * kBlockRows, row0 = block_row0 + warp * kTileRows, last = rows.count - 1;
     const int block_begin = rows.begin(block_row0), block_end = rows.end(min(block_row0 + kBlockRows - 1, last));
     const int first_chunk = block_begin / kChunk, end_chunk = ceil_div(block_end, kChunk);
     T* queries = reinterpret_cast<T*>(smem);
@@ -168,9 +168,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
 
 template <class T, int D>
 cudaError_t launch_prefill(const AttentionKernelArgs& p, cudaStream_t stream) {
-    const int64_t tiles = ceil_div<int64_t>(int64_t{p.group} * p.max_query_len, kBlockRows);
-    const dim3 grid(static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(p.num_seqs),
-                    static_cast<unsigned>(tiles));
+    const dim3 grid(static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(p.work.num_prefill));
     return launch<attention_prefill_kernel<T, D>>({grid, dim3(kPrefillThreads), PrefillShape<D>::kBytes, stream}, p);
 }
 

@@ -47,6 +47,7 @@ public:
         require(device.major >= 8, "device '", to_string(device_), "' (", device.name, ") has compute capability ",
                 device.major, ".", device.minor, "; infinilm needs 8.0 or later");
         is_hopper_ = device.major == 9;
+        num_sms_ = device.num_sms;
         activate();
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         pinned_ = std::make_unique<PinnedMemory>(pinned_bytes);
@@ -74,7 +75,8 @@ public:
 
     void* stream() const override { return stream_; }
     void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
-    std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
+    std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) override;
+    int num_sms() const override { return num_sms_; }
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
         activate();
@@ -144,9 +146,9 @@ private:
     const Device device_;
     const bool sync_ = sync_launches();
     bool is_hopper_ = false;
+    int num_sms_ = 0;
     cudaStream_t stream_ = nullptr;
     StreamRecorder recorder_{stream_};
-    Tensor attention_workspace_;      // uint8
     std::array<Staging, 2> staging_;  // of upload, by purpose
     Tensor load_staging_;             // uint8: of pack
     std::unique_ptr<PinnedMemory> pinned_;
@@ -169,7 +171,7 @@ void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
     cuda::copy(src, dst, *pinned_, stream_);
 }
 
-std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const TensorView> arrays) {
+std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const UploadArray> arrays) {
     activate();
     Staging& staging = staging_[static_cast<size_t>(purpose)];
     if (!staging.fits(arrays)) {
@@ -457,41 +459,35 @@ void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
-    AttentionArgs args{.q = p.q.data(),
-                       .k_cache = p.k_cache.data(),
-                       .v_cache = p.v_cache.data(),
-                       .block_table = p.block_table.as<const int>(),
-                       .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
-                       .context_lens = p.context_lens.as<const int>(),
-                       .sinks = p.sinks.as<const float>(),
-                       .out = p.out.data(),
-                       .q_stride = p.q.stride(0),
-                       .out_stride = p.out.stride(0),
-                       .block_table_stride = p.block_table.stride(0),
-                       .num_seqs = count(p.context_lens.shape(0)),
-                       .num_heads = count(p.q.shape(1)),
-                       .num_kv_heads = count(p.k_cache.shape(1)),
-                       .head_dim = count(p.q.shape(2)),
-                       .block_size = count(p.k_cache.shape(2)),
-                       .max_query_len = p.max_query_len,
-                       .max_context_len = p.max_context_len,
-                       .softmax_scale = p.softmax_scale,
-                       .score_cap = p.score_cap,
-                       .sliding_window = p.sliding_window,
-                       .workspace = nullptr,
-                       .type = type_};
+    const AttentionArgs args{.q = p.q.data(),
+                             .k_cache = p.k_cache.data(),
+                             .v_cache = p.v_cache.data(),
+                             .block_table = p.block_table.as<const int>(),
+                             .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
+                             .context_lens = p.context_lens.as<const int>(),
+                             .sinks = p.sinks.as<const float>(),
+                             .out = p.out.data(),
+                             .q_stride = p.q.stride(0),
+                             .out_stride = p.out.stride(0),
+                             .block_table_stride = p.block_table.stride(0),
+                             .num_seqs = count(p.context_lens.shape(0)),
+                             .num_heads = count(p.q.shape(1)),
+                             .num_kv_heads = count(p.k_cache.shape(1)),
+                             .head_dim = count(p.q.shape(2)),
+                             .block_size = count(p.k_cache.shape(2)),
+                             .max_query_len = p.max_query_len,
+                             .softmax_scale = p.softmax_scale,
+                             .score_cap = p.score_cap,
+                             .sliding_window = p.sliding_window,
+                             .type = type_};
     if (type_ == Type::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
-    const auto bytes = static_cast<int64_t>(attention_workspace_bytes(args));
-    if (bytes > 0 && (!attention_workspace_ || attention_workspace_.bytes() < bytes)) {
-        const int64_t old_bytes = attention_workspace_ ? attention_workspace_.bytes() : 0;
-        while_quiet([&] {
-            attention_workspace_ = {};
-            // Contexts grow a token a step: not a new one each time.
-            attention_workspace_ = allocate(DType::uint8, std::array{std::max(bytes, 2 * old_bytes)});
-        });
-    }
-    args.workspace = attention_workspace_.data();
-    run(attention(args, stream_), "paged_attention", p.q.shape());
+    const AttentionWorkArgs work{.array = p.work.as<const int4>(),
+                                 .list = p.list,
+                                 .most_decode = count(p.known.num_decode),
+                                 .prefill_begin = count(p.known.prefill_begin),
+                                 .num_prefill = count(p.known.num_prefill),
+                                 .workspace = p.workspace.data()};
+    run(attention(args, work, stream_), "paged_attention", p.q.shape());
 }
 
 void CudaBackend::act_mul(const ActMulParams& p) {

@@ -252,15 +252,22 @@ struct AttentionArgs {
     void* out;                      // [num_tokens, num_heads, head_dim] T, tokens out_stride elements apart
     int64_t q_stride, out_stride, block_table_stride;
     int num_seqs, num_heads, num_kv_heads, head_dim, block_size;
-    int max_query_len, max_context_len;  // no sequence has more: bounds of the grid
-    float softmax_scale, score_cap;      // score_cap 0: none
-    int sliding_window;                  // 0: none
-    void* workspace;                     // attention_workspace_bytes(), aligned to 256; zero before the first use
+    int max_query_len;               // no sequence has more; for attention_f32
+    float softmax_scale, score_cap;  // score_cap 0: none
+    int sliding_window;              // 0: none
     Type type;
 };
-size_t attention_workspace_bytes(const AttentionArgs&);
-cudaError_t attention(const AttentionArgs&, cudaStream_t);      // bf16, f16
-cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);  // Type::f32
+// What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and what the host
+// knows of the list of this window.
+struct AttentionWorkArgs {
+    const int4* array;
+    int list;         // its number, which is the element that its head is
+    int most_decode;  // items of decode, or more: in a graph the most of any step that it is launched for
+    int prefill_begin, num_prefill;
+    void* workspace;  // aligned to 256; zero before the first use
+};
+cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // bf16, f16
+cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                        // Type::f32
 
 // ---- sampling ----------------------------------------------------------------------------------------------------
 

@@ -75,9 +75,9 @@ void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_v
           op);
 }
 
-int64_t Staging::bytes_of(std::span<const TensorView> arrays) {
+int64_t Staging::bytes_of(std::span<const UploadArray> arrays) {
     int64_t bytes = 0;
-    for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
+    for (const UploadArray& array : arrays) bytes += aligned(array.bytes());
     return bytes;
 }
 
@@ -88,16 +88,28 @@ void Staging::reset(Tensor device) {
     device_ = std::move(device);  // last: without the host's memory, nothing fits
 }
 
-std::vector<TensorView> Staging::upload(std::span<const TensorView> arrays, cudaStream_t stream) {
+std::vector<TensorView> Staging::upload(std::span<const UploadArray> arrays, cudaStream_t stream) {
     std::vector<TensorView> out;
     int64_t offset = 0;
-    for (const TensorView& array : arrays) {
-        if (!array) {
+    for (const UploadArray& array : arrays) {
+        const TensorView& source = array.source;
+        if (!source) {
             out.emplace_back();
             continue;
         }
-        std::memcpy(host_->data + offset, array.data(), static_cast<size_t>(array.bytes()));
-        out.emplace_back(device_.as<std::byte>() + offset, array.dtype(), array.shape(), device_.device());
+        std::byte* const to = host_->data + offset;
+        if (array.columns) {
+            const int64_t rows = source.shape(0), size = size_bytes(source.dtype());
+            const int64_t given = source.shape(1) * size, kept = array.columns * size;
+            for (int64_t row = 0; row < rows; ++row)
+                std::memcpy(to + row * kept, source.as<const std::byte>() + row * given,
+                            static_cast<size_t>(std::min(given, kept)));
+            out.emplace_back(device_.as<std::byte>() + offset, source.dtype(),
+                             std::initializer_list<int64_t>{rows, array.columns}, device_.device());
+        } else {
+            std::memcpy(to, source.data(), static_cast<size_t>(source.bytes()));
+            out.emplace_back(device_.as<std::byte>() + offset, source.dtype(), source.shape(), device_.device());
+        }
         offset += aligned(array.bytes());
     }
     check(cudaMemcpyAsync(device_.data(), host_->data, static_cast<size_t>(offset), cudaMemcpyHostToDevice, stream),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "ops/device_queue.h"
 
 namespace infinilm::cuda {
 
@@ -34,14 +35,14 @@ void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_v
 // Where arrays of a step lie side by side, so that one transfer takes them all to the device.
 class Staging {
 public:
-    static int64_t bytes_of(std::span<const TensorView> arrays);
+    static int64_t bytes_of(std::span<const UploadArray> arrays);
 
-    bool fits(std::span<const TensorView> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
+    bool fits(std::span<const UploadArray> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
     // device: uint8, for arrays of that many bytes; absent gives all memory back.
     void reset(Tensor device);
     // Enqueues the transfer of arrays that fit. What it gives is on the device, valid until the next one; absent arrays
     // stay absent. By then this one must be done, since they share the host's memory.
-    std::vector<TensorView> upload(std::span<const TensorView> arrays, cudaStream_t stream);
+    std::vector<TensorView> upload(std::span<const UploadArray> arrays, cudaStream_t stream);
 
 private:
     Tensor device_;

@@ -119,7 +119,7 @@ def main() -> None:
     if unknown := set(toolkits) - set(TOOLKITS):
         parser.error(f"--toolkits: {', '.join(sorted(unknown))} is none of {', '.join(TOOLKITS)}")
     CACHE.mkdir(parents=True, exist_ok=True)
-    folders = (ROOT / "cuda", ROOT / "src/numerics")
+    folders = (ROOT / "cuda", ROOT / "src/numerics", ROOT / "src/ops")
     headers = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.*h")))
     compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits}
     sources = args.sources or sorted((ROOT / "cuda").glob("*.cu"))

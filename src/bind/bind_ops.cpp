@@ -319,9 +319,7 @@ void bind_ops(nb::module_& m) {
                                          .sinks = optional_view(sinks),
                                          .softmax_scale = softmax_scale,
                                          .score_cap = score_cap,
-                                         .sliding_window = sliding_window,
-                                         .max_query_len = 0,
-                                         .max_context_len = 0});  // a CPU reads the lengths
+                                         .sliding_window = sliding_window});
             },
             "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),

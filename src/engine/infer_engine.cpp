@@ -382,14 +382,17 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
         };
+        const auto stage_step = [&rank](const Batch& batch) {
+            return stage(*rank.backend, rank.params.spec(), rank.cache, batch);
+        };
         if (rank.tap || lora) {
-            const Batch staged = stage(*rank.backend, step);
+            const Batch staged = stage_step(step);
             const StepTap tap{.lora = lora ? &lora : nullptr, .hooks = rank.tap.get()};
             return finish(staged, compute(rank, staged, tap));
         }
         return rank.graphs->run(
-            step, rank.cache.spec().block_size, [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); },
-            finish);
+            step, rank.cache.spec().block_size, stage_step,
+            [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
     });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
     output = to_host(*rank.backend, output, spec_.vocab_size);

@@ -14,22 +14,11 @@ constexpr size_t max_entries = 64;
 // Contexts up to here have the same graph: they are one chunk of attention.
 constexpr uint64_t least_context_len = 128;
 
+// Lists of attention up to here have the same graph: the blocks that find nothing to do are few.
+constexpr uint64_t least_items = 16;
+
 bool is_decode(const Batch& batch) {
     return batch.max_query_len == 1 && batch.input_ids.shape(0) == batch.context_lens.shape(0);
-}
-
-// The batch of a longest context of context_len tokens, for which its block table has just enough columns.
-Batch fit(const Batch& batch, int64_t context_len, int64_t block_size) {
-    Batch out = batch;
-    out.max_context_len = static_cast<int>(context_len);
-    const int64_t num_seqs = batch.block_table.shape(0), columns = batch.block_table.shape(1);
-    const int64_t wanted = (context_len + block_size - 1) / block_size;
-    if (wanted == columns) return out;
-    out.block_table = allocate_host(DType::int32, {num_seqs, wanted});  // zeros, which nobody reads
-    for (int64_t s = 0; s < num_seqs; ++s)
-        std::copy_n(batch.block_table.as<const int32_t>() + s * columns, std::min(columns, wanted),
-                    out.block_table.as<int32_t>() + s * wanted);
-    return out;
 }
 
 // Without owners: a workspace is freed before a larger one is made.
@@ -39,19 +28,29 @@ StepOutput views(const StepOutput& output) {
 
 }  // namespace
 
-StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Compute& compute, const Finish& finish) {
+StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& stage, const Compute& compute,
+                           const Finish& finish) {
     if (!recorder_ || !is_decode(batch)) {
-        const Batch staged = stage(backend_, batch);
+        const Batch staged = stage(batch);
         return finish(staged, compute(staged));
     }
-    const Key key{.num_seqs = batch.context_lens.shape(0),
-                  .num_rows = batch.logits_rows.shape(0),
-                  .context_len = static_cast<int64_t>(std::bit_ceil(
-                      std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
-                  .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
-                  .samples = static_cast<bool>(batch.temperature),
-                  .masked = static_cast<bool>(batch.allowed)};
-    const Batch staged = stage(backend_, fit(batch, key.context_len, block_size));
+    Key key{.num_seqs = batch.context_lens.shape(0),
+            .num_rows = batch.logits_rows.shape(0),
+            .context_len = static_cast<int64_t>(
+                std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
+            .most_items = {},
+            .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
+            .samples = static_cast<bool>(batch.temperature),
+            .masked = static_cast<bool>(batch.allowed)};
+    Batch padded = batch;
+    padded.table_columns = (key.context_len + block_size - 1) / block_size;
+    Batch staged = stage(padded);
+    for (AttentionList& list : staged.attention_lists) {
+        if (list.num_decode > 0)
+            list.num_decode = static_cast<int64_t>(
+                std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(list.num_decode), least_items)));
+        key.most_items.push_back(list.num_decode);
+    }
     check_generation();
     Entry* const entry = find(key);
     if (!entry) {

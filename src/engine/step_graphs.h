@@ -3,8 +3,8 @@
 //
 // The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
 // then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
-// counts as the next power of two, and the block table gets as many columns as that needs. Attention sums keys in
-// chunks at fixed positions whatever the grid, so the bits are those of the step as it came.
+// counts as the next power of two, and the block table gets as many columns as that needs. What attention has to do is
+// a list that comes with the step's arrays, and its length counts as the next power of two, too.
 //
 // Masks come while the step runs, so a graph of a step with masks ends with the logits, and its tokens are sampled
 // behind it.
@@ -46,22 +46,25 @@ public:
     using Compute = std::function<StepOutput(const Batch& staged)>;
 
     StepGraphs(Backend& backend, Communicator& communicator, bool wanted)
-        : backend_(backend),
-          communicator_(communicator),
+        : communicator_(communicator),
           recorder_(wanted && communicator.capturable() && backend.queue() ? backend.queue()->recorder() : nullptr) {}
 
+    // Takes a batch in host memory to the device.
+    using Stage = std::function<Batch(const Batch& batch)>;
     // What follows the graph, which waits for the host: the output of compute() and what it lacks.
     using Finish = std::function<StepOutput(const Batch& staged, const StepOutput& computed)>;
     // The batch is in host memory; block_size: of the cache.
-    StepOutput run(const Batch& batch, int64_t block_size, const Compute& compute, const Finish& finish);
+    StepOutput run(const Batch& batch, int64_t block_size, const Stage& stage, const Compute& compute,
+                   const Finish& finish);
     void clear() { keep(0); }
     GraphCounts counts() const;
 
 private:
     struct Key {
         int64_t num_seqs, num_rows, context_len;
-        int num_candidates;    // of a rank, where there are several
-        bool samples, masked;  // sampling with masks is no part of the graph
+        std::vector<int64_t> most_items;  // of attention, for each of its lists
+        int num_candidates;               // of a rank, where there are several
+        bool samples, masked;             // sampling with masks is no part of the graph
         bool operator==(const Key&) const = default;
     };
     struct Entry {
@@ -77,7 +80,6 @@ private:
     // False: it cannot be, now or later.
     bool record(Entry& entry, const Batch& staged, const Compute& compute);
 
-    Backend& backend_;
     Communicator& communicator_;
     GraphRecorder* recorder_;     // null: every step runs eagerly
     uint64_t generation_ = 0;     // of the entries

@@ -23,7 +23,7 @@ struct RankPlan {
     int num_threads = 0;                  // CPU threads of all ranks together; 0: one per physical core
 };
 
-// Of all ranks on a CPU, whose memory they share; else of one GPU, whose attention takes some megabytes more.
+// Of all ranks on a CPU, whose memory they share; else of one GPU.
 int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const RankPlan& plan);
 
 // Of the rank that has most, as tensors of that dtype.

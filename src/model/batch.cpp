@@ -1,6 +1,7 @@
 #include "model/batch.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "ops/device_queue.h"
@@ -39,6 +40,15 @@ int count_candidates(const Batch& b) {
         most = std::max(most, top_k);
     }
     return static_cast<int>(std::bit_ceil(static_cast<unsigned>(most)));
+}
+
+// Each once, in the order of the layers.
+std::vector<int> windows_of(const ModelSpec& spec) {
+    std::vector<int> windows;
+    if (spec.dtype == DType::float32) return windows;  // whose attention needs no list
+    for (const LayerSpec& layer : spec.layers)
+        if (std::ranges::find(windows, layer.sliding_window) == windows.end()) windows.push_back(layer.sliding_window);
+    return windows;
 }
 
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
@@ -95,25 +105,35 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 
-Batch stage(Backend& backend, const Batch& batch) {
+Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const Batch& batch) {
     Batch staged = batch;
     DeviceQueue* const queue = backend.queue();
     if (!queue) return staged;
+    AttentionWork work =
+        list_attention_work({.num_seqs = batch.context_lens.shape(0),
+                             .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
+                             .context_lens = batch.context_lens.as<const int32_t>()},
+                            heads_of(spec.attention), windows_of(spec), queue->num_sms(), cache.workspace().bytes());
+    staged.attention_lists = std::move(work.lists);
     Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
                               &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
                               &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val,
                               &staged.allowed_row};
-    std::vector<TensorView> arrays;
-    for (const Tensor* field : fields) arrays.push_back(*field);
-    arrays = queue->upload(Upload::step, arrays);
-    for (size_t i = 0; i < arrays.size(); ++i) *fields[i] = Tensor(arrays[i], nullptr);
+    std::vector<UploadArray> arrays;
+    for (const Tensor* field : fields)
+        arrays.push_back({*field, field == &staged.block_table ? batch.table_columns : 0});
+    // Last: its size is that of the step, and graphs find all arrays where they were.
+    arrays.push_back({TensorView(work.array.data(), DType::int32, {static_cast<int64_t>(work.array.size() / 4), 4})});
+    const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
+    staged.attention_work = Tensor(uploaded.back(), nullptr);
+    for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = Tensor(uploaded[i], nullptr);
     return staged;
 }
 
 Batch stage_allowed(Backend& backend, const Batch& staged) {
     Batch out = staged;
     if (DeviceQueue* const queue = backend.queue())
-        out.allowed = Tensor(queue->upload(Upload::masks, {{staged.allowed}})[0], nullptr);
+        out.allowed = Tensor(queue->upload(Upload::masks, std::array{UploadArray{staged.allowed}})[0], nullptr);
     return out;
 }
 

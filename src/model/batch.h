@@ -35,6 +35,10 @@ struct Batch {
     Tensor allowed;      // [num_masks, ceil(vocab_size / 32)] int32
     Tensor allowed_row;  // [num_rows] int32, -1: no mask
     bool return_logits = false;
+    // Set by stage() on a device with a queue: for each window of the layers, what attention has to do.
+    Tensor attention_work;                       // [num_elements, 4] int32, see AttentionWork
+    std::vector<AttentionList> attention_lists;  // in its order
+    int64_t table_columns = 0;                   // of block_table on a device, where the host's has others; 0: the same
     // Set by resolve().
     int max_query_len = 0, max_context_len = 0;
     int num_candidates = 0;      // so many of the best logits of a row decide all that is wanted; 0: all of them may
@@ -53,8 +57,9 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
 // that others run would let them wait. All ranks find the same.
 void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
-// The batch on the backend's device, in one transfer, valid until the next call; but for `allowed`, which stays.
-Batch stage(Backend& backend, const Batch& batch);
+// The batch on the backend's device, in one transfer, valid until the next call; but for `allowed`, which stays. spec:
+// of the rank.
+Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const Batch& batch);
 // A staged batch with `allowed` on the device, too, valid until the next call.
 Batch stage_allowed(Backend& backend, const Batch& staged);
 // Bytes that it takes on a device, at most, for steps with so many masks; nothing on a CPU.

@@ -271,6 +271,9 @@ void Decoder::norm_all_heads(const Step& s, const LayerWeights& w) {
 template <class Tap>
 void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     const TensorView out(s.a.attn.data(), s.a.attn.dtype(), s.a.q.shape(), s.a.attn.device());
+    const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
+    const auto& lists = s.batch.attention_lists;
+    const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
     ops::paged_attention(backend_, {.q = s.a.q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
@@ -283,9 +286,12 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .sinks = weights_.layers[layer].sinks.prepared,
                                     .softmax_scale = spec_.attention.softmax_scale,
                                     .score_cap = spec_.attention.score_cap,
-                                    .sliding_window = spec_.layers[static_cast<size_t>(layer)].sliding_window,
+                                    .sliding_window = window,
                                     .max_query_len = s.batch.max_query_len,
-                                    .max_context_len = s.batch.max_context_len});
+                                    .work = s.batch.attention_work,
+                                    .list = static_cast<int>(list - lists.begin()),
+                                    .known = list == lists.end() ? AttentionList() : *list,
+                                    .workspace = s.cache.workspace()});
     if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, s.a.attn, work_.attn);
 }
 

@@ -1,5 +1,7 @@
 #include "model/kv_cache.h"
 
+#include <array>
+
 namespace infinilm {
 
 namespace {
@@ -24,6 +26,9 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         k_scales_ = backend.allocate(DType::float32, std::span(shape).first(4));
         v_scales_ = backend.allocate(DType::float32, std::span(shape).first(4));
     }
+    if (backend.device().kind == DeviceKind::cuda)
+        workspace_ =
+            backend.allocate(DType::uint8, std::array{workspace_bytes(model, spec.num_blocks * spec.block_size)});
     // Attention jumps from block to block, and small pages make each jump a walk of page tables. Where a layer is small
     // or rows are long, whole large pages would be taken for a few tokens.
     const bool dense = k_.bytes() / model.num_layers >= large_layer && spec.block_size <= small_block;
@@ -31,6 +36,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         prefer_huge_pages(k_);
         prefer_huge_pages(v_);
     }
+}
+
+int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
+    return model.dtype == DType::float32 ? 0 : attention_workspace_bytes(heads_of(model.attention), num_tokens);
 }
 
 int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {

@@ -1,6 +1,6 @@
 // The KV cache of one rank: two tensors, cut into blocks, and two of scales where they are int8. No policy here: who
 // owns which block is the scheduler's. A static cache is the case block_size = max_cache_len and one block per batch
-// row.
+// row. On a GPU it has the memory for partial results of attention, too, which depends on the number of its tokens.
 #pragma once
 
 #include "model/spec.h"
@@ -15,6 +15,8 @@ struct KvCacheSpec {
     bool operator==(const KvCacheSpec&) const = default;
 };
 
+inline AttentionHeads heads_of(const AttentionSpec& a) { return {a.num_heads, a.num_kv_heads, a.head_dim}; }
+
 class KvCache {
 public:
     KvCache() = default;
@@ -26,12 +28,16 @@ public:
     // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
     TensorView k_scales(int layer) const { return k_scales_ ? k_scales_.select(0, layer) : TensorView(); }
     TensorView v_scales(int layer) const { return v_scales_ ? v_scales_.select(0, layer) : TensorView(); }
+    TensorView workspace() const { return workspace_; }                   // of attention on a GPU; else absent
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V
+    static int64_t workspace_bytes(const ModelSpec& model,
+                                   int64_t num_tokens);  // on a GPU, of a cache of so many tokens
 
 private:
     KvCacheSpec spec_;
     Tensor k_, v_;                // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
     Tensor k_scales_, v_scales_;  // [num_layers, num_blocks, num_kv_heads, block_size]
+    Tensor workspace_;            // uint8
 };
 
 }  // namespace infinilm

@@ -16,6 +16,7 @@
 #include "core/activation.h"
 #include "core/range.h"
 #include "core/tensor.h"
+#include "ops/attention_work.h"
 
 namespace infinilm {
 
@@ -176,8 +177,12 @@ struct AttentionParams {
     float softmax_scale;
     float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
-    // No sequence of this step has more queries or keys: what a device needs to know of lengths it cannot read.
-    int max_query_len, max_context_len;
+    // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
+    int max_query_len = 0;      // no sequence of this step has more
+    TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array
+    int list = 0;               // of that, for this window
+    AttentionList known = {};   // of that list
+    TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
 };
 
 struct ActMulParams {

@@ -59,14 +59,25 @@ enum class Upload { step, masks };  // masks follow when the forward pass is und
 // Where upload() has to take more memory, it takes so many times what it needs, for steps that grow.
 inline constexpr int64_t upload_growth = 2;
 
+// An array of a step, in host memory.
+struct UploadArray {
+    TensorView source;  // contiguous, or absent
+    int64_t columns =
+        0;  // of a matrix on the device, where they are more, which are not written, or fewer; 0: the same
+    int64_t bytes() const {
+        return columns ? source.shape(0) * columns * size_bytes(source.dtype()) : source ? source.bytes() : 0;
+    }
+};
+
 class DeviceQueue {
 public:
     virtual void* stream() const = 0;  // a cudaStream_t, for libraries that add to the queue
     virtual void activate() = 0;       // makes the device current for the calling thread, for libraries it calls
     virtual void synchronize() = 0;    // waits until all work submitted is done
+    virtual int num_sms() const = 0;   // multiprocessors of the device
     // Arrays of a step, from the host to the device in one transfer; valid until the next call with the same purpose.
     // Absent stays absent.
-    virtual std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) = 0;
+    virtual std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) = 0;
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
     // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
     virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;

@@ -23,6 +23,7 @@ import nvcc_build  # noqa: E402
 from emulation import BACKEND, load_build  # noqa: E402
 
 BENCH = HERE / "gpu_kernels.cu"
+WORK = ROOT / "src/ops/attention_work.cpp"  # a part of the core, not of the CUDA library
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ def build(folder: Path, device: nvcc_build.Device, seconds: float) -> Built:
     objects = sorted((folder / "cuda").glob("*.cu.o"))
     hopper = (folder / "cuda/linear_sm90.cu.o") in objects
     bench = nvcc_build.build(
-        [BENCH],
+        [BENCH, WORK],
         folder / "bench",
         defines=[f"INFINILM_SM90={int(hopper)}"],
+        includes=[ROOT / "src"],
         architecture=device.architecture,
         objects=objects,
         cudart="static",
@@ -79,7 +81,7 @@ def make_site(folder: Path) -> Path:
 
 def simulate(cache: Path) -> Built:
     """The same with the emulator: one library that is the backend and the benchmark, for the installed infinilm."""
-    library = load_build().build([*BACKEND, BENCH], cache, defines=["INFINILM_SM90=1"], includes=[ROOT / "src"])
+    library = load_build().build([*BACKEND, BENCH, WORK], cache, defines=["INFINILM_SM90=1"], includes=[ROOT / "src"])
     environment = {**os.environ, "INFINILM_CUDA_LIBRARY": str(library), "INFINILM_EMULATOR_SMS": "4"}
     return Built(library, cache, environment)
 

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "../../src/ops/attention_work.h"
 #include "device.cuh"
 #include "kernels.h"
 #include "launch.cuh"
@@ -159,6 +160,7 @@ std::vector<int> shuffled(int count) {
 }  // namespace bench
 }  // namespace infinilm::cuda
 
+using namespace infinilm;
 using namespace infinilm::cuda;
 using namespace infinilm::cuda::bench;
 
@@ -260,24 +262,37 @@ int bench_attention(int num_seqs, int queries, int context, int num_heads, int n
         std::vector<int> edges(static_cast<size_t>(num_seqs) + 1);
         for (size_t i = 0; i < edges.size(); ++i) edges[i] = static_cast<int>(i) * queries;
         const Memory table(shuffled(num_blocks)), cu_seqlens(edges);
-        const Memory lengths(std::vector<int>(static_cast<size_t>(num_seqs), context));
+        const std::vector<int> lens(static_cast<size_t>(num_seqs), context);
+        const Memory lengths(lens);
         AttentionArgs args{};
         args.q = q.as<void>(), args.out = out.as<void>(), args.q_stride = args.out_stride = width;
         args.block_table = table.as<int>(), args.block_table_stride = per_seq;
         args.cu_seqlens_q = cu_seqlens.as<int>(), args.context_lens = lengths.as<int>();
         args.num_seqs = num_seqs, args.num_heads = num_heads, args.num_kv_heads = num_kv_heads;
         args.head_dim = head_dim, args.block_size = block_size;
-        args.max_query_len = queries, args.max_context_len = context;
+        args.max_query_len = queries;
         args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
         args.type = Type::bf16;
-        const size_t workspace_bytes = attention_workspace_bytes(args);
-        const Memory workspace(workspace_bytes);
-        if (workspace_bytes > 0) check(cudaMemset(workspace.as<void>(), 0, workspace_bytes));
+        const AttentionHeads heads{num_heads, num_kv_heads, head_dim};
+        const int64_t workspace_bytes = attention_workspace_bytes(heads, int64_t{num_seqs} * context);
+        const Memory workspace(static_cast<size_t>(workspace_bytes));
+        if (workspace_bytes > 0) check(cudaMemset(workspace.as<void>(), 0, static_cast<size_t>(workspace_bytes)));
         check(cudaStreamSynchronize(nullptr));
-        args.workspace = workspace.as<void>();
+        int sms = 0;
+        check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+        const AttentionWork listed =
+            list_attention_work({num_seqs, edges.data(), lens.data()}, heads, {0}, sms, workspace_bytes);
+        const AttentionList& list = listed.lists[0];
+        const Memory array(listed.array);
+        const AttentionWorkArgs work{array.as<int4>(),
+                                     0,
+                                     static_cast<int>(list.num_decode),
+                                     static_cast<int>(list.prefill_begin),
+                                     static_cast<int>(list.num_prefill),
+                                     workspace.as<void>()};
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             args.k_cache = k.at(i % count, 2 * elements), args.v_cache = v.at(i % count, 2 * elements);
-            return attention(args, stream);
+            return attention(args, work, stream);
         });
     });
 }

@@ -28,6 +28,7 @@ public:
         if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));
     }
     void synchronize() override {}
+    int num_sms() const override { return 1; }
     GraphRecorder* recorder() override { return nullptr; }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) override { return one_shot ? one_shot() : nullptr; }
     std::function<std::unique_ptr<OneShot>()> one_shot;
@@ -38,7 +39,7 @@ public:
         infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, 0, p.out.numel());
     }
 
-    std::vector<TensorView> upload(Upload, std::span<const TensorView>) override {
+    std::vector<TensorView> upload(Upload, std::span<const UploadArray>) override {
         return unused(), std::vector<TensorView>();
     }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart>, LinearKind, int, Quantization) override {

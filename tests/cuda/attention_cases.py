@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from emulation import ROOT, Array, Buffer, Gpu, from_16, to_16
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(ROOT / "tests"))
 from reference import ops as oracle
@@ -21,9 +23,9 @@ from reference import ops as oracle
 F64 = np.float64
 TYPES = {"f32": 0, "bf16": 1, "f16": 2}
 UNIT = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}  # half of the distance between neighbours of 1
-COUNTERS = 16384  # of the workspace, zero between calls
-MOST_SLOTS = 32 << 20  # floats of partial results in the workspace
-LOOSE = 1 << 30  # a bound of the context under which partial results do not fit, but with a window
+AMPLE = 1 << 20  # rows of partial results: there is room for all
+CHUNK, AT_ONCE = 128, 4  # keys; chunks that a block takes at a time
+NUM_SMS = 4  # that lists are made for, unless said otherwise
 Part = tuple[int, int, int]  # sequence, first query, past the last query
 
 
@@ -33,6 +35,60 @@ def _store(values: Array, kind: str) -> Array:
 
 def _load(bits: Array, kind: str) -> Array:
     return (bits if kind == "f32" else from_16(bits, kind)).astype(F64)
+
+
+def row_floats(head_dim: int) -> int:
+    """Of a row of partial results."""
+    return next(width for width in (32, 64, 80, 96, 128, 256) if head_dim <= width) + 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """The list of one window: `array` as kernels read it, and its parts."""
+
+    array: NDArray[np.int32]  # [1 + len(decode) + len(prefill), 4]
+    decode: NDArray[np.int32]  # [.., 4]: seq, row0, first_chunk, slot
+    prefill: NDArray[np.int32]  # [.., 4]: seq, tile
+    num_rows: int  # of partial results
+
+    @property
+    def width(self) -> int:
+        """Chunks of an item that is not all of its tile."""
+        return int(self.array[0, 2])
+
+
+def list_work(
+    gpu: Gpu,
+    edges: NDArray[np.int32],
+    contexts: Sequence[int],
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int,
+    num_rows: int,
+    num_sms: int,
+) -> Work:
+    """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`."""
+    capacity = 1 + sum(contexts) * heads[0] + 2 * len(contexts)
+    array, known, lengths = np.empty((capacity, 4), np.int32), np.empty(2, np.int64), np.array(contexts, np.int32)
+    listing, pointers = gpu.lib.attention_list, [ctypes.c_void_p(a.ctypes.data) for a in (edges, lengths, array, known)]
+    listing.restype = ctypes.c_int64
+    room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
+    count = listing(
+        len(contexts), *pointers[:2], *heads, head_dim, window, num_sms, room, pointers[2], ctypes.c_int64(capacity),
+        pointers[3],
+    )  # fmt: skip
+    assert count == 1 + known.sum(), (count, known)
+    decode = array[1 : 1 + known[0]]
+    used, group = 0, heads[0] // heads[1]
+    for seq, row0, _, slot in decode[decode[:, 3] >= 0]:
+        queries = int(edges[seq + 1] - edges[seq])
+        last = min(row0 + 16, queries * group) - 1
+        first = contexts[seq] - queries + 1 + row0 // group
+        end = contexts[seq] - queries + 1 + last // group
+        chunks = -(-end // CHUNK) - (max(0, first - window) // CHUNK if window else 0)
+        used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
+    assert used <= num_rows
+    return Work(array[:count], decode, array[1 + known[0] : count], used)
 
 
 @dataclass(frozen=True)
@@ -82,19 +138,12 @@ class Problem:
     def whole(self) -> list[Part]:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
 
-    def workspace(self, num_seqs: int, max_query_len: int, max_context_len: int) -> Buffer:
-        """NaN but for the counters. Nothing else of it is used where partial results reach their limit."""
-        size = self.gpu.lib.attention_bytes
-        size.restype = ctypes.c_size_t
-        case = self.case
-        arguments = num_seqs, *case.heads, case.head_dim, max_query_len, max_context_len, case.window
-        num_slots = size(TYPES[case.kind], *arguments) // 4 - COUNTERS
-        words = np.full(COUNTERS + (max(num_slots, 0) if num_slots < MOST_SLOTS else 0), -1, np.int32)
-        words[:COUNTERS] = 0
-        return self.gpu.upload(words)
+    def run(self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, spare: int = 0) -> list[Array]:
+        """One call whose sequences are the parts, in their order: the bits of out, by part.
 
-    def run(self, parts: list[Part], max_context_len: int | None = None) -> list[Array]:
-        """One call whose sequences are the parts, in their order: the bits of out, by part."""
+        num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; spare:
+        items of decode that the launch has room for, beyond the list.
+        """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
         width, kind = heads * case.head_dim, case.kind
@@ -107,23 +156,27 @@ class Problem:
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
-        bounds = max(queries), max_context_len or max(contexts)
+        work = list_work(gpu, edges, contexts, case.heads, case.head_dim, case.window, num_rows, num_sms)
+        rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
+        rows[:, -2] = 0  # where blocks are counted
+        workspace = gpu.upload(rows)
+        arrays = q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32), work.array
+        inputs = [gpu.upload(a) for a in arrays]
         sinks = None if self.sinks is None else gpu.upload(self.sinks)
-        workspace = self.workspace(len(parts), *bounds)
-        inputs = [gpu.upload(a) for a in (q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32))]
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
-            "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:], row, workspace, q_stride, out_stride,
-            self.table.shape[1], len(parts), heads, kv_heads, case.head_dim, self.block_size, *bounds, self.scale,
+            "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
+            len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
+            len(parts), heads, kv_heads, case.head_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, sinks,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, width:] == guard).all(), "wrote outside of out"
-        assert not gpu.download(workspace)[:COUNTERS].any(), "a counter was left behind"
+        assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
         for buffer in (out, workspace, *inputs, *([] if sinks is None else [sinks])):
             gpu.free(buffer)
-        rows = got[1:-1, :width].view(np.float32) if kind == "f32" else got[1:-1, :width]
-        return np.split(rows.reshape(-1, heads, case.head_dim), edges[1:-1])
+        values = got[1:-1, :width].view(np.float32) if kind == "f32" else got[1:-1, :width]
+        return np.split(values.reshape(-1, heads, case.head_dim), edges[1:-1])
 
     def check(self, got: list[Array]) -> None:
         """Against float64.
@@ -150,7 +203,7 @@ class Problem:
 
 
 def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None) -> None:
-    """Whole against float64; then, if there are cuts, bit for bit: alone, backwards, in parts, with loose bounds."""
+    """Whole against float64; then, if there are cuts, bit for bit: alone, backwards, in parts, in little memory."""
     problem = Problem(gpu, Case(**shape))
     whole = problem.whole()
     want = problem.run(whole)
@@ -158,19 +211,20 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None) 
     if cuts is None:
         return
 
-    def same(parts: list[Part], what: str, max_context_len: int | None = None) -> None:
-        for (s, begin, end), bits in zip(parts, problem.run(parts, max_context_len), strict=True):
+    def same(parts: list[Part], what: str, **how: int) -> None:
+        for (s, begin, end), bits in zip(parts, problem.run(parts, **how), strict=True):
             unequal = np.argwhere(bits.view(np.uint8) != want[s][begin:end].view(np.uint8))
             assert len(unequal) == 0, f"{problem.case}, {what}: sequence {s}, first at {unequal[0]} from query {begin}"
 
     for part in whole[:2]:
         same([part], "alone")
-    same(whole[::-1], "backwards", LOOSE)
+    same(whole[::-1], "backwards, by many blocks", num_sms=200, spare=3)
     edges = [sorted({0, n, *(round(c * n) for c in cuts)}) for _, n in problem.case.sequences]
     same([(s, *pair) for s, e in enumerate(edges) for pair in itertools.pairwise(e)], f"cut at {edges}")
     single = [(s, i, i + 1) for s, _, n in whole for i in {0, n // 2, *range(max(0, n - 5), n)} if i < n]
     same(single, "token by token")
-    same(single[::-1], "token by token, not split", LOOSE)
+    same(single[::-1], "token by token, not cut", num_rows=0)
+    same(single, "token by token, some cut", num_rows=40, num_sms=200)
 
 
 def not_a_number(gpu: Gpu, kind: str) -> None:
@@ -187,3 +241,52 @@ def not_a_number(gpu: Gpu, kind: str) -> None:
             others = np.ones(values.shape[:2], bool)
             others[bad[s] - begin, 1] = False
             assert (got[others] == want[s][begin:end][others]).all(), f"sequence {s}: other rows changed"
+
+
+def lists(gpu: Gpu, seed: int) -> None:
+    """Every chunk that a row sees is in one item, blocks have about as much to do, and each has its own workspace."""
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        kv_heads, group = int(rng.choice([1, 2, 8])), int(rng.choice([1, 3, 4, 8, 40]))
+        window, num_sms = int(rng.choice([0, 0, 100, 1000])), int(rng.choice([1, 16, 132]))
+        num_seqs = int(rng.integers(1, 20))
+        queries = rng.choice([0, 1, 1, 1, 5, 70], num_seqs)
+        contexts = np.maximum(queries, rng.integers(0, 3000, num_seqs)).astype(int)
+        edges = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+        num_rows = int(rng.choice([0, 3000, AMPLE]))
+        work = list_work(gpu, edges, contexts.tolist(), (kv_heads * group, kv_heads), 128, window, num_rows, num_sms)
+        want, used = {}, np.zeros(num_rows, np.int64)
+        got: dict[tuple[int, int], list[int]] = {}
+        slots: dict[tuple[int, int], int] = {}
+        for seq, row0, first_chunk, slot in work.decode.tolist():
+            got.setdefault((seq, row0), []).append(first_chunk)
+            slots.setdefault((seq, row0), slot)
+        for seq in np.flatnonzero((queries > 0) & (queries * group <= 32)).tolist():
+            for row0 in range(0, int(queries[seq]) * group, 16):
+                rows = min(int(queries[seq]) * group - row0, 16)
+                ends = contexts[seq] - queries[seq] + 1 + np.arange(row0, row0 + rows) // group
+                first = max(0, int(ends[0]) - window) // CHUNK if window else 0
+                chunks = -(-int(ends[-1]) // CHUNK) - first
+                slot = slots[seq, row0]
+                want[seq, row0] = [0] if slot < 0 else list(range(0, chunks, work.width))
+                if slot >= 0:
+                    used[slot : slot + chunks * rows * kv_heads] += 1
+                else:
+                    assert num_rows < AMPLE or chunks <= work.width, "no block has more to do than others"
+        assert got == want
+        assert (used <= 1).all(), "two tiles have the same workspace"
+        rows = (queries * group).tolist()
+        tiles = [(seq, tile) for seq, n in enumerate(rows) if n > 32 for tile in range(-(-n // 64))]
+        assert sorted(map(tuple, work.prefill[:, :2].tolist())) == tiles
+
+
+def one_long(gpu: Gpu) -> None:
+    """A long sequence among many short ones, of which one block would have to take all keys where bounds were cut."""
+    contexts = [131072, *[1000] * 63]
+    edges = np.arange(65, dtype=np.int32)
+    gpu.lib.attention_bytes.restype = ctypes.c_int64
+    room = gpu.lib.attention_bytes(32, 8, 128, ctypes.c_int64(sum(contexts))) // (4 * row_floats(128))
+    work = list_work(gpu, edges, contexts, (32, 8), 128, 0, room, 132)
+    assert len(work.decode) == 1024 // AT_ONCE + 63 * 2  # nothing beyond what the keys need
+    assert (work.decode[:, 3] >= 0).all() and len(work.prefill) == 0
+    assert gpu.lib.attention_bytes(32, 8, 128, ctypes.c_int64(1 << 40)) == 128 << 20

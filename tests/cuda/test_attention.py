@@ -11,7 +11,7 @@ from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 FILES = ("attention.cu", "attention_decode.cu", "attention_prefill.cu", "attention_f32.cu")
-SOURCES = [*(ROOT / "cuda" / name for name in FILES), "attention_api.cu"]
+SOURCES = [*(ROOT / "cuda" / name for name in FILES), ROOT / "src/ops/attention_work.cpp", "attention_api.cu"]
 HEADS = ((1, 1), (3, 1), (6, 2), (7, 1), (8, 1), (32, 1))
 HEAD_DIMS = (8, 24, 64, 72, 80, 96, 128, 256)
 QUERIES = (0, 1, 2, 5, 17, 64, 130)
@@ -96,6 +96,17 @@ def test_other_devices(emulate: Run) -> None:
     for head_dim in (96, 256):
         case = dataclasses.asdict(Case("f16", (8, 2), head_dim, ((300, 10), (385, 1)), 37, 0, 8))
         check(emulate, case, [0.4], settings={"INFINILM_EMULATOR_CC": "89", "INFINILM_EMULATOR_SMS": "132"})
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_lists(emulate: Run, seed: int) -> None:
+    outcome = emulate(SOURCES, "attention_cases:lists", seed=seed)
+    assert outcome.ok, outcome.text
+
+
+def test_one_long_sequence(emulate: Run) -> None:
+    outcome = emulate(SOURCES, "attention_cases:one_long")
+    assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f32"])

@@ -24,6 +24,7 @@ CORE = [
             "core/process",
             "core/tensor",
             "core/topology",
+            "ops/attention_work",
             "ops/backend_defaults",
             "ops/ops",
             "ops/values",

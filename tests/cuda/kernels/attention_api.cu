@@ -1,46 +1,43 @@
-// attention() and attention_f32() for tests/cuda/attention_cases.py.
+// attention() and attention_f32(), and the lists of work, for tests/cuda/attention_cases.py.
+#include <algorithm>
+
+#include "../../../src/ops/attention_work.h"
 #include "kernels.h"
 
+using namespace infinilm;
 using namespace infinilm::cuda;
 
 extern "C" {
-size_t attention_bytes(int type, int num_seqs, int num_heads, int num_kv_heads, int head_dim, int max_query_len,
-                       int max_context_len, int sliding_window) {
-    AttentionArgs a{};
-    a.type = static_cast<Type>(type), a.num_seqs = num_seqs, a.head_dim = head_dim, a.block_size = 1;
-    a.num_heads = num_heads, a.num_kv_heads = num_kv_heads, a.sliding_window = sliding_window;
-    a.max_query_len = max_query_len, a.max_context_len = max_context_len;
-    return attention_workspace_bytes(a);
+int64_t attention_bytes(int num_heads, int num_kv_heads, int head_dim, int64_t num_tokens) {
+    return attention_workspace_bytes({num_heads, num_kv_heads, head_dim}, num_tokens);
+}
+
+// The array for one window into `array`, where there is room for so many elements; known: the number of items of decode
+// and of prefill. Returns the number of elements, or -1.
+int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context_lens, int num_heads, int num_kv_heads,
+                       int head_dim, int sliding_window, int num_sms, int64_t workspace_bytes, int* array,
+                       int64_t capacity, int64_t* known) {
+    const AttentionWork work =
+        list_attention_work({num_seqs, cu_seqlens_q, context_lens}, {num_heads, num_kv_heads, head_dim},
+                            {sliding_window}, num_sms, workspace_bytes);
+    const int64_t count = static_cast<int64_t>(work.array.size()) / 4;
+    if (count > capacity) return -1;
+    std::copy(work.array.begin(), work.array.end(), array);
+    known[0] = work.lists[0].num_decode, known[1] = work.lists[0].num_prefill;
+    return count;
 }
 
 int run_attention(int type, const void* q, const void* k_cache, const void* v_cache, const int* block_table,
-                  const int* cu_seqlens_q, const int* context_lens, void* out, void* workspace, int q_stride,
-                  int out_stride, int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim,
-                  int block_size, int max_query_len, int max_context_len, float softmax_scale, float score_cap,
-                  int sliding_window, const float* sinks) {
-    const AttentionArgs a{q,
-                          k_cache,
-                          v_cache,
-                          block_table,
-                          cu_seqlens_q,
-                          context_lens,
-                          sinks,
-                          out,
-                          q_stride,
-                          out_stride,
-                          block_table_stride,
-                          num_seqs,
-                          num_heads,
-                          num_kv_heads,
-                          head_dim,
-                          block_size,
-                          max_query_len,
-                          max_context_len,
-                          softmax_scale,
-                          score_cap,
-                          sliding_window,
-                          workspace,
-                          static_cast<Type>(type)};
-    return a.type == Type::f32 ? attention_f32(a, nullptr) : attention(a, nullptr);
+                  const int* cu_seqlens_q, const int* context_lens, void* out, const void* work, void* workspace,
+                  int num_decode, int most_decode, int num_prefill, int q_stride, int out_stride,
+                  int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim, int block_size,
+                  int max_query_len, float softmax_scale, float score_cap, int sliding_window, const float* sinks) {
+    const AttentionArgs a{
+        q,        k_cache,    v_cache,       block_table,        cu_seqlens_q, context_lens,   sinks,
+        out,      q_stride,   out_stride,    block_table_stride, num_seqs,     num_heads,      num_kv_heads,
+        head_dim, block_size, max_query_len, softmax_scale,      score_cap,    sliding_window, static_cast<Type>(type)};
+    if (a.type == Type::f32) return attention_f32(a, nullptr);
+    return attention(a, {static_cast<const int4*>(work), 0, most_decode, 1 + num_decode, num_prefill, workspace},
+                     nullptr);
 }
 }

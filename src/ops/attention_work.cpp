@@ -1,0 +1,133 @@
+#include "ops/attention_work.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+namespace infinilm {
+
+namespace {
+
+constexpr int64_t most_workspace_bytes = int64_t{128} << 20;
+
+// Rows of one tile, and the chunks of keys that any of them sees.
+struct Tile {
+    int32_t seq, row0;
+    int num_rows;
+    int chunks;
+    int slot = -1;
+};
+
+class Lister {
+public:
+    Lister(const AttentionLengths& lengths, const AttentionHeads& heads, int window)
+        : lengths_(lengths), group_(heads.group()), window_(window > 0 ? window : std::numeric_limits<int>::max()) {
+        for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
+            const int rows = num_rows(seq);
+            const bool few = rows <= attention_decode_rows;
+            const int tile_rows = few ? attention_tile_rows : attention_prefill_rows;
+            for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
+                (few ? decode : prefill).push_back(make_tile(seq, row0, std::min(rows - row0, tile_rows)));
+        }
+        // The last tile of a prompt sees most keys. Blocks begin in the order of the list.
+        std::stable_sort(prefill.begin(), prefill.end(),
+                         [](const Tile& a, const Tile& b) { return a.chunks > b.chunks; });
+    }
+
+    std::vector<Tile> decode, prefill;
+
+private:
+    int num_rows(int32_t seq) const { return (lengths_.cu_seqlens_q[seq + 1] - lengths_.cu_seqlens_q[seq]) * group_; }
+    // As Rows of cuda/attention.cuh: a row sees keys [end - window, end).
+    Tile make_tile(int32_t seq, int32_t row0, int rows) const {
+        const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
+        const int first_end = first_position + row0 / group_ + 1, end = first_position + (row0 + rows - 1) / group_ + 1;
+        const int begin = std::max(0, first_end - window_);
+        return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
+    }
+
+    const AttentionLengths& lengths_;
+    const int group_, window_;
+};
+
+int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / width; }
+
+// Few chunks: one or two to a block, so that they spread over the device.
+int choose_width(const std::vector<Tile>& tiles, int num_kv_heads, int num_sms) {
+    int width = attention_chunks_at_once;
+    for (; width > 1; width /= 2) {
+        int64_t blocks = 0;
+        for (const Tile& tile : tiles) blocks += rounds(tile, width);
+        if (blocks * num_kv_heads >= 2 * num_sms) break;
+    }
+    return width;
+}
+
+// Gives places to the partial results of tiles of several items; where there is no room for all, to the longest, whose
+// blocks the others would wait for.
+void place(std::vector<Tile>& tiles, int width, int num_kv_heads, int64_t num_slots) {
+    std::vector<Tile*> cut;
+    int64_t needed = 0;
+    for (Tile& tile : tiles) {
+        if (rounds(tile, width) == 1) continue;
+        cut.push_back(&tile);
+        needed += int64_t{tile.chunks} * tile.num_rows * num_kv_heads;
+    }
+    if (needed > num_slots)
+        std::stable_sort(cut.begin(), cut.end(), [](const Tile* a, const Tile* b) { return a->chunks > b->chunks; });
+    int64_t slot = 0;
+    for (Tile* tile : cut) {
+        const int64_t rows = int64_t{tile->chunks} * tile->num_rows * num_kv_heads;
+        if (slot + rows > num_slots) continue;
+        tile->slot = static_cast<int>(slot);
+        slot += rows;
+    }
+}
+
+}  // namespace
+
+int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens) {
+    if (heads.group() > attention_decode_rows) return 0;  // all sequences are prefill's
+    // A tile that is cut has at least two chunks, the first of them whole: it has fewer than context / 64 chunks.
+    const int64_t chunks = num_tokens / (attention_chunk / 2);
+    const int64_t of_a_chunk = int64_t{heads.num_heads} * attention_row_floats(heads.head_dim) * int64_t{sizeof(float)};
+    return chunks < most_workspace_bytes / of_a_chunk ? chunks * of_a_chunk : most_workspace_bytes;
+}
+
+AttentionWork list_attention_work(const AttentionLengths& lengths, const AttentionHeads& heads,
+                                  const std::vector<int>& windows, int num_sms, int64_t workspace_bytes) {
+    const int64_t num_slots =
+        workspace_bytes / (attention_row_floats(heads.head_dim) * static_cast<int64_t>(sizeof(float)));
+    AttentionWork work;
+    auto& array = work.array;
+    array.resize(4 * windows.size());
+    const auto size = [&] { return static_cast<int64_t>(array.size() / 4); };
+    const auto append = [&](const std::array<int32_t, 4>& item) {
+        array.insert(array.end(), item.begin(), item.end());
+    };
+    for (size_t i = 0; i < windows.size(); ++i) {
+        Lister tiles(lengths, heads, windows[i]);
+        const int width = choose_width(tiles.decode, heads.num_kv_heads, num_sms);
+        place(tiles.decode, width, heads.num_kv_heads, num_slots);
+        const int64_t begin = size();
+        // Tiles that one block walks through alone come first: they end last.
+        for (const bool walked : {true, false})
+            for (const Tile& tile : tiles.decode) {
+                const int items = tile.slot < 0 ? 1 : rounds(tile, width);
+                if (walked != (tile.slot < 0 && tile.chunks > width)) continue;
+                for (int item = 0; item < items; ++item) append({tile.seq, tile.row0, item * width, tile.slot});
+            }
+        AttentionList list;
+        list.sliding_window = windows[i];
+        list.num_decode = size() - begin;
+        const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(list.num_decode), width, 0};
+        std::copy(std::begin(head), std::end(head), array.begin() + 4 * static_cast<ptrdiff_t>(i));
+        list.prefill_begin = size();
+        for (const Tile& tile : tiles.prefill) append({tile.seq, tile.row0 / attention_prefill_rows, 0, 0});
+        list.num_prefill = size() - list.prefill_begin;
+        work.lists.push_back(list);
+    }
+    return work;
+}
+
+}  // namespace infinilm

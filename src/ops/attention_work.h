@@ -1,0 +1,88 @@
+// What a GPU's attention has to do in a step, as a list made on the host: a grid knows neither how many keys a sequence
+// has nor how many sequences are long. A block takes an item of the list, so that a step costs what its keys cost,
+// however they are spread over sequences, and a graph of it holds for any lengths with as many items or fewer.
+//
+// Decode: the sequences with few query rows (a row is a query token and a head of its kv head's group). Their rows are
+// cut into tiles of 16, and the keys of a tile into chunks of 128 at fixed positions. An item is some neighbouring
+// chunks of a tile. Where a tile has several items, each chunk leaves a partial result in the workspace, and the last
+// block to arrive merges them in order; a tile of one item is merged by its block. Neither changes a bit.
+// Prefill: the other sequences, tiles of 64 rows with all keys that these see, those with most keys first.
+// Idea: plans of flashinfer (attention/scheduler.cuh). C++17, as the kernels include it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace infinilm {
+
+constexpr int attention_chunk = 128;         // keys
+constexpr int attention_tile_rows = 16;      // of decode
+constexpr int attention_decode_rows = 32;    // a sequence with at most this many rows a kv head is decode's
+constexpr int attention_prefill_rows = 64;   // of a tile
+constexpr int attention_chunks_at_once = 4;  // that a block of decode takes at a time, at most
+
+// The kernels are compiled for these widths of a head; columns from head_dim on are zeros.
+constexpr int attention_kernel_dim(int head_dim) {
+    return head_dim <= 32    ? 32
+           : head_dim <= 64  ? 64
+           : head_dim <= 80  ? 80
+           : head_dim <= 96  ? 96
+           : head_dim <= 128 ? 128
+                             : 256;
+}
+// A row of partial results: the floats of the output, its largest score, its sum of weights, and two more. In the first
+// row of a (tile, kv head) the first of these counts the blocks that have arrived; it is zero between calls.
+constexpr int attention_row_floats(int head_dim) { return attention_kernel_dim(head_dim) + 4; }
+
+// Heads of a rank.
+struct AttentionHeads {
+    int num_heads, num_kv_heads, head_dim;
+    int group() const { return num_heads / num_kv_heads; }
+};
+
+// Bytes for the partial results of decode steps over a cache of so many tokens, at most 128 MiB, which are a million
+// tokens of an 8B model. A step that would need more, since sequences share tokens or have several queries, has its
+// shortest tiles taken whole, each by one block.
+int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens);
+
+// The elements of the list, 16 bytes each. A list begins with its head. `slot`: the row of partial results where those
+// of the tile begin, [num_kv_heads][chunks of the tile][rows of the tile]; -1: the item is all of the tile.
+struct AttentionListHead {
+    int32_t begin, count;  // of the items of decode, elements of the array
+    int32_t width;         // chunks of an item that is not all of its tile
+    int32_t padding;
+};
+struct AttentionDecodeItem {
+    int32_t seq, row0;    // the tile's first row
+    int32_t first_chunk;  // from the first that any row of the tile sees
+    int32_t slot;
+};
+struct AttentionPrefillItem {
+    int32_t seq, tile;  // rows [64 * tile, ..)
+    int32_t padding[2];
+};
+
+// The sequences of a step, in host memory; see AttentionParams.
+struct AttentionLengths {
+    int64_t num_seqs;
+    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
+    const int32_t* context_lens;  // [num_seqs]
+};
+
+// Of layers with this window, what the host knows of their list: the launches are made by it.
+struct AttentionList {
+    int sliding_window = 0;                   // 0: none
+    int64_t num_decode = 0, num_prefill = 0;  // items; a graph may be made for more of decode
+    int64_t prefill_begin = 0;                // element of the array
+};
+struct AttentionWork {
+    std::vector<AttentionList> lists;
+    std::vector<int32_t> array;  // [num_elements, 4]: the heads of all lists, then their items
+};
+
+// Lists for each of these windows. num_sms: of the device. workspace_bytes: see attention_workspace_bytes.
+AttentionWork list_attention_work(const AttentionLengths& lengths, const AttentionHeads& heads,
+                                  const std::vector<int>& windows, int num_sms, int64_t workspace_bytes);
+
+}  // namespace infinilm
