@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.checkpoint.folder import FLOATS
+from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.families import family_of, rotary_dim
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
@@ -84,7 +86,9 @@ class FoundTensors:
     not_read: tuple[str, ...] = ()
 
 
-def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stored: Collection[str]) -> FoundTensors:
+def find_tensors(
+    config: LlamaConfig | None, expected: Mapping[str, Shape], stored: Collection[str] | Mapping[str, TensorInfo]
+) -> FoundTensors:
     """Find parameters in a checkpoint.
 
     Parameters
@@ -94,7 +98,8 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
     expected : mapping of str to shape
         The parameters.
     stored : collection of str
-        Names of the tensors in the files.
+        Names of the tensors in the files. Stacked ones that are quantised, as a mapping tells, are [outputs, inputs]
+        in all families.
     """
     if config is None:
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
@@ -136,7 +141,7 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
         begin = sum(sizes[: parts.index(module)])
         turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
         if is_stacked:
-            matrix, columns = int(number), names.stacked_columns
+            matrix, columns = int(number), names.stacked_columns and _is_plain(stored, tensor)
             num_experts = max(matrix + 1, shapes.get(tensor, (0,))[0])
             whole_shape = (sum(sizes), *shape[1:])
             shapes[tensor] = (num_experts, *(whole_shape[::-1] if columns else whole_shape))
@@ -148,6 +153,10 @@ def find_tensors(config: LlamaConfig | None, expected: Mapping[str, Shape], stor
         sources[name] = Source(tensor, begin, begin + rows, _of_heads(order, rows) if turned else None)
         shapes[tensor] = (sum(sizes), *shape[1:])
     return FoundTensors(sources, shapes, not_read)
+
+
+def _is_plain(stored: Collection[str] | Mapping[str, TensorInfo], tensor: str) -> bool:
+    return not isinstance(stored, Mapping) or tensor not in stored or stored[tensor].dtype in FLOATS
 
 
 def _prefix(names: TensorNames, stored: Collection[str]) -> tuple[str, str]:

@@ -18,7 +18,7 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Groups = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using HalfTable = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ByteTable = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 codes::Order order_from_string(const std::string& text) {
     using codes::Order;
@@ -87,7 +87,7 @@ Tensor dequantise(const Bytes& data, const std::string& order, int bits, const s
 }
 
 Tensor make_blocks(const Bytes& data, const std::string& order, int bits, const std::vector<int64_t>& shape,
-                   const HalfTable& scales, int64_t group_size, int flip, int64_t begin, int64_t end, int num_threads) {
+                   const ByteTable& scales, int64_t group_size, int flip, int64_t begin, int64_t end, int num_threads) {
     const codes::Matrix matrix = matrix_of(data, order, bits, shape);
     check_rows(matrix, begin, end);
     const auto num_groups = static_cast<int64_t>(scales.shape(1));
@@ -96,10 +96,12 @@ Tensor make_blocks(const Bytes& data, const std::string& order, int bits, const 
                       (matrix.num_columns + group_size - 1) / group_size <= num_groups &&
                       static_cast<int64_t>(scales.shape(0)) == matrix.num_rows;
     if (!fits) throw Error("codes: these are no blocks of 32 with a scale each");
-    const Tensor out = allocate_host(DType::uint8, {end - begin, matrix.num_columns / 32 * (bits == 4 ? 18 : 34)});
+    const codes::BlockScales of_blocks{scales.data(), num_groups, static_cast<int64_t>(scales.shape(2)), group_size};
+    const Tensor out =
+        allocate_host(DType::uint8, {end - begin, matrix.num_columns / 32 * of_blocks.block_bytes(bits)});
     const ReleaseGil release;
-    codes::make_blocks(matrix, {scales.data(), num_groups, group_size}, static_cast<uint8_t>(flip), begin, end - begin,
-                       out.as<uint8_t>(), threads(num_threads));
+    codes::make_blocks(matrix, of_blocks, static_cast<uint8_t>(flip), begin, end - begin, out.as<uint8_t>(),
+                       threads(num_threads));
     return out;
 }
 
@@ -131,9 +133,8 @@ void bind_codes(nb::module_& m) {
     m.def("make_blocks", make_blocks, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
           nb::kw_only(), nb::arg("scales"), nb::arg("group_size"), nb::arg("flip") = 0, nb::arg("begin"),
           nb::arg("end"), nb::arg("num_threads") = 0,
-          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0 or Q8_0 of a GGUF file, as load_param "
-          "takes them. "
-          "scales: [rows, groups], the bits of 16-bit numbers. flip: xored to codes of 8 bits.");
+          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0, MXFP4 or Q8_0 of a GGUF file, as "
+          "load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.");
     m.def("quantise_int4", quantise_int4, nb::arg("weights"), nb::arg("group_size"), nb::kw_only(),
           nb::arg("num_threads") = 0,
           nb::sig("def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]"),

@@ -43,12 +43,13 @@ int64_t code_bytes(Order order, int bits, int64_t num_rows, int64_t num_columns)
 void dequantise(const Matrix& matrix, int64_t begin, const TensorView& out, int num_threads);
 
 // The rows [begin, begin + count) in the form of a GGUF file's blocks, which packed linears are made of: for each 32
-// columns a scale of 16 bits as it is, and Q4_0's (4 bits) or Q8_0's (8 bits) codes. Of the matrix only the codes
-// count; those of 8 bits get `flip` xored. scales: [num_rows, num_groups] of group_size columns, a multiple of 32 or
-// all. out: [count, columns / 32, 18 or 34].
+// columns the bytes of a scale as they are (2 of float16, 1 of MXFP4's exponent), and Q4_0's and MXFP4's (4 bits) or
+// Q8_0's (8 bits) codes. Of the matrix only the codes count; those of 8 bits get `flip` xored. scales: [num_rows,
+// num_groups, bytes] of group_size columns, a multiple of 32 or all. out: [count, columns / 32, bytes + 16 or 32].
 struct BlockScales {
-    const uint16_t* scales;
-    int64_t num_groups, group_size;
+    const uint8_t* scales;
+    int64_t num_groups, bytes, group_size;
+    int64_t block_bytes(int bits) const { return bytes + 4 * bits; }
 };
 void make_blocks(const Matrix& matrix, const BlockScales& scales, uint8_t flip, int64_t begin, int64_t count,
                  uint8_t* out, int num_threads);

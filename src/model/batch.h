@@ -38,7 +38,7 @@ struct Batch {
     // Set by stage() on a device with a queue: for each window of the layers, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
-    int64_t table_columns = 0;                   // of block_table on a device, where the host's has others; 0: the same
+    int64_t table_columns = 0;  // of block_table on a device, where the host's has others; 0: the same
     // Set by resolve().
     int max_query_len = 0, max_context_len = 0;
     int num_candidates = 0;      // so many of the best logits of a row decide all that is wanted; 0: all of them may

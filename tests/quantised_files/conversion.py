@@ -56,7 +56,8 @@ def resized(source: Path, folder: Path, **sizes: Any) -> Path:
     config = json.loads((source / "config.json").read_text()) | {"dtype": "float32", "torch_dtype": "float32"} | sizes
     (folder / "config.json").write_text(json.dumps(config))
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype="float32", max_model_len=32)
-    found = find_tensors(AutoConfig.from_pretrained(folder), _core.param_shapes(spec), ())
+    with Checkpoint(source) as checkpoint:
+        found = find_tensors(AutoConfig.from_pretrained(folder), _core.param_shapes(spec), list(checkpoint.tensors))
     rng = np.random.default_rng(0)
     random = {name: rng.normal(1 if len(shape) == 1 else 0, 0.05, shape) for name, shape in found.shapes.items()}
     tensors: Tensors = {name: ("F32", weights.astype(np.float32)) for name, weights in random.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,24 @@ import numpy as np
 import pytest
 
 from infinilm import LLM, plan_memory
-from infinilm.checkpoint import resolve_model
+from infinilm.checkpoint import Checkpoint, resolve_model
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.models.reference import ReferenceModel
 from quantised_files.conversion import quantise, resized, write_plain
-from quantised_files.writers import FORMATS, Format, awq, bnb4, ct_fp4, ct_int8, ct_packed, fp8_block, gptq
+from quantised_files.writers import (
+    FORMATS,
+    Format,
+    Tensors,
+    awq,
+    bnb4,
+    ct_fp4,
+    ct_int8,
+    ct_packed,
+    fp8_block,
+    gptq,
+    save,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DEMO = resolve_model("demo")
@@ -138,3 +151,40 @@ def test_integers_of_other_families(name: str, form: Format, tmp_path: Path) -> 
         for key, tensor in engine.state_dict()[0].items():
             np.testing.assert_allclose(state[key], tensor.numpy(), rtol=1e-6, err_msg=key)
     assert 1e-4 < rms(got - exact) / rms(exact) < 0.05
+
+
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    """Its experts in MXFP4, as they are downloaded: outputs are rows there, and columns where they are plain."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    plain = resized(GOLDEN / "gpt-oss", tmp_path / "source", **sizes)
+    tensors: Tensors = {}
+    weights: dict[str, np.ndarray] = {}
+    rng = np.random.default_rng(0)
+    with Checkpoint(plain) as checkpoint:
+        for name in checkpoint.tensors:
+            weights[name] = checkpoint.array(name)
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                tensors[name] = "F32", weights[name]
+                continue
+            experts, inputs, outputs = weights[name].shape
+            parts, exact = ct_fp4("mxfp4").write(rng, experts * outputs, inputs)
+            blocks, scales = parts[".weight_packed"][1], parts[".weight_scale"][1]
+            tensors[f"{name}_blocks"] = "U8", blocks.reshape(experts, outputs, inputs // 32, 16)
+            tensors[f"{name}_scales"] = "U8", scales.reshape(experts, outputs, inputs // 32)
+            weights[name] = np.ascontiguousarray(exact.reshape(experts, outputs, inputs).swapaxes(1, 2), np.float32)
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    save(folder / "model.safetensors", tensors)
+    exact_logits = logits(write_plain(plain, tmp_path / "plain", weights))
+    np.testing.assert_allclose(logits(folder), exact_logits, rtol=0, atol=2e-5 * rms(exact_logits))
+    with LLM(folder, max_model_len=32, use_tqdm=False) as llm:
+        assert llm._plan.native_types == ("mxfp4 g32",)
+        got = llm.forward(IDS)
+        state = {key: tensor.numpy() for key, tensor in llm._engine.state_dict()[0].items()}
+    gate_up = weights["model.layers.1.mlp.experts.gate_up_proj"][3]  # [inputs, outputs]: gate and up take turns
+    np.testing.assert_array_equal(state["model.layers.1.mlp.experts.3.gate_proj.weight"], gate_up[:, ::2].T)
+    np.testing.assert_array_equal(state["model.layers.1.mlp.experts.3.up_proj.weight"], gate_up[:, 1::2].T)
+    assert 1e-4 < rms(got - exact_logits) / rms(exact_logits) < 0.05
+    np.testing.assert_allclose(logits(folder, "auto", tensor_parallel_size=2), got, rtol=0, atol=0.05 * rms(got))

@@ -66,7 +66,7 @@ def test_files_of_the_tools(name: str) -> None:
     with checkpoint:
         assert set(checkpoint.tensors) == set(expected)
         for key, weights in expected.items():
-            matrices = weights if weights.ndim == 3 else weights[None]
-            for matrix, exact in enumerate(matrices):
+            matrices = dict(enumerate(weights)) if weights.ndim == 3 else {None: weights}
+            for matrix, exact in matrices.items():
                 got = checkpoint.read(Source(key, 0, len(exact), matrix=matrix), "float32")
                 np.testing.assert_allclose(got, exact, rtol=2**-8 + 2**-11, atol=0)

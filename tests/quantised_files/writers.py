@@ -269,7 +269,7 @@ def ct_fp4(kind: str) -> Format:
 
     strategy = "tensor_group" if kind == "nvfp4" else "group"
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
-    return Format(write, ct_config(f"{kind}-pack-quantized", weights), f"ct-{kind}")
+    return Format(write, ct_config(f"{kind}-pack-quantized", weights), f"ct-{kind}", native=kind == "mxfp4")
 
 
 def bnb4(double: bool, block: int = 64) -> Format:

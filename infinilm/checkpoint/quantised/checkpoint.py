@@ -65,9 +65,8 @@ class QuantisedCheckpoint(Checkpoint):
     def __init__(self, folder: str | os.PathLike[str], linears: QuantisedLinears) -> None:
         super().__init__(folder)
         self._linears = linears
-        self._last: tuple[str, Codes] | None = (
-            None  # of the tensor that was read last: the next source may be another part of it
-        )
+        # Of what was read last: the next source may be another part of it.
+        self._last: tuple[tuple[str, int | None], Codes] | None = None
         self._weights: dict[str, _Weight] = {}
         stored = self.tensors
         used: set[str] = set()
@@ -140,9 +139,9 @@ class QuantisedCheckpoint(Checkpoint):
         weight = self._weights.get(name)
         if weight is None:
             super().release(name, rows)
-        elif rows in (slice(None), slice(0, weight.shape[0])):
+        elif rows in (slice(None), slice(0, weight.shape[0])) or len(weight.shape) == 3:  # of these, some matrices
             for part in weight.parts.values():
-                self._release(part)
+                self._release(part, rows)
 
     def read(self, source: Source, dtype: str) -> npt.NDArray[Any]:
         """Return the rows of a quantised weight as plain numbers, bfloat16 as uint16: exact, then rounded to `dtype`.
@@ -159,34 +158,40 @@ class QuantisedCheckpoint(Checkpoint):
         except WeightError as error:
             raise WeightError(f"{self.path}: tensor {source.tensor!r}, which is {weight.scheme}: {error}") from None
         array = np.asarray(tensor.memory()).view(_NUMPY[dtype]).reshape(end - begin, weight.shape[-1])
-        return array if source.order is None else array[source.order]
+        return _rows_of(source, array)
 
     def _codes(self, source: Source) -> tuple[Codes, int, int]:
-        """The codes of a weight, and which rows of them a source is."""
+        """The codes of a weight, or of the one of its matrices that a source is of, and which rows a source is."""
         weight = self._weights[source.tensor]
-        skipped = (source.matrix or 0) * weight.shape[-2]
-        if self._last and self._last[0] == source.tensor:
-            return self._last[1], skipped + source.begin, skipped + source.end
+        if self._last and self._last[0] == (source.tensor, source.matrix):
+            return self._last[1], source.begin, source.end
+        shape = weight.shape if source.matrix is None else (1, *weight.shape[1:])
         with np.errstate(all="ignore"):  # what overflows is infinite, here as in the formats
             try:
                 parts = {p: self._view(info) for p, info in weight.parts.items() if weight.layout.parts[p].read}
                 for part, info in weight.parts.items():
                     if part in parts and info.dtype == "bfloat16" and part != weight.layout.scale:
                         parts[part] = as_float32(parts[part])
-                codes = weight.layout.codes(weight.scheme, weight.shape, parts)
+                if source.matrix is not None:
+                    parts = {part: array[source.places] for part, array in parts.items()}
+                codes = weight.layout.codes(weight.scheme, shape, parts)
             except WeightError as error:
                 raise WeightError(f"{self.path}: tensor {source.tensor!r}, which is {weight.scheme}: {error}") from None
-        self._last = (source.tensor, codes)
-        return codes, skipped + source.begin, skipped + source.end
+        self._last = ((source.tensor, source.matrix), codes)
+        return codes, source.begin, source.end
 
     # ---- integers as they are ----
 
     def native_type(self, source: Source) -> str | None:
         """Return the type of a GGUF file's blocks that a weight can be kept in, by its headers; None: there is none."""
         weight = self._weights.get(source.tensor)
-        if weight is None or not weight.scheme.kind.startswith("int") or not weight.layout.scale:
+        if weight is None:
             return None
         scheme = weight.scheme
+        if scheme.kind == "mxfp4":
+            return "MXFP4" if weight.shape[-1] % 32 == 0 else None
+        if not scheme.kind.startswith("int") or not weight.layout.scale:
+            return None
         if not scheme.symmetric or scheme.reordered or scheme.block or weight.shape[-1] % 32 or scheme.group_size % 32:
             return None
         if weight.parts[weight.layout.scale].dtype == "float32":
@@ -211,24 +216,22 @@ class QuantisedCheckpoint(Checkpoint):
         for names, pairs, unit in linears.values():
             types = {name: self.native_type(sources[name]) for name in names if name in sources}
             if not by_headers:
-                types = {name: t if t and self._fits_blocks(sources[name]) else None for name, t in types.items()}
+                types = {name: t if t and self._fits_blocks(sources[name], t) else None for name, t in types.items()}
             if unit % 32 == 0 and not (pairs and len(set(types.values())) > 1):
                 native |= {name: t for name, t in types.items() if t}
         return native
 
-    def _fits_blocks(self, source: Source) -> bool:
+    def _fits_blocks(self, source: Source, block_type: str) -> bool:
         codes, _, _ = self._codes(source)
-        return codes.is_symmetric() and codes.block_scales() is not None
+        return codes.block_scales(block_type) is not None
 
     def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
         """Give an engine a weight's integers and scales; return the names of those that it does not read again."""
         codes, begin, end = self._codes(source)
-        blocks = codes.blocks(begin, end)
-        if source.order is not None:
-            blocks = np.ascontiguousarray(blocks[source.order])
-        self.release(source.tensor, source.places)
         type_name = self.native_type(source)
         assert type_name is not None
+        blocks = _rows_of(source, codes.blocks(type_name, begin, end))
+        self.release(source.tensor, source.places)
         return engine.load_param(name, _core.from_numpy(blocks), type_name)
 
     # ---- what plan and info tell ----
@@ -238,7 +241,7 @@ class QuantisedCheckpoint(Checkpoint):
         weight = self._weights.get(source.tensor)
         if weight is None:
             return None
-        count = (source.end - source.begin) * weight.shape[-1]
+        count = len(range(source.begin, source.end, source.step)) * weight.shape[-1]
         if type_name is None:
             return count * size
         block, _, _, packed = _core.gguf_type(type_name)
@@ -260,6 +263,12 @@ class QuantisedCheckpoint(Checkpoint):
         weight = name.removesuffix(".bias") + ".weight"
         is_bias = self._linears.zero_biases and name.endswith(".bias") and weight in self._weights
         return is_bias and self.tensors[name].dtype in FLOATS and not self.array(name).any()
+
+
+def _rows_of(source: Source, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Those of the rows from begin to end that a source is, in its order."""
+    rows = np.ascontiguousarray(array[:: source.step])
+    return rows if source.order is None else rows[source.order]
 
 
 def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.checkpoint.quantised.scheme import Codes, Layout, Part, Parts, Scheme, Shape, as_float32
+from infinilm.checkpoint.quantised.scheme import POWERS, Codes, Layout, Part, Parts, Scheme, Shape, as_float32
 from infinilm.errors import WeightError
 
 __all__ = ["LAYOUTS"]
@@ -37,7 +37,6 @@ def _fp8_values() -> Floats:
 _INT8 = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
 _FP8 = _fp8_values()
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # E2M1
-_POWERS = np.append(2.0 ** (np.arange(255) - 127.0), np.nan).astype(np.float32)  # E8M0
 
 
 def _bytes(array: Array) -> npt.NDArray[np.uint8]:
@@ -221,7 +220,7 @@ def _fp8_codes(scale: str) -> Any:
     def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         stored = parts[scale]
         if stored.dtype == np.uint8:
-            stored = _POWERS[stored]
+            stored = POWERS[stored]
         scales, zeros, group_size, scale_rows = _scaled(scheme, shape, stored)
         return Codes(_bytes(parts[".weight"]), "rows", 8, shape, _FP8, scales, zeros, group_size, scale_rows)
 
@@ -247,7 +246,7 @@ def _nvfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
 
 
 def _mxfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
-    scales = _POWERS[parts[".weight_scale"]]
+    scales = POWERS[parts[".weight_scale"]]
     return Codes(_bytes(parts[".weight_packed"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
 
 
@@ -265,7 +264,7 @@ def _experts_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape,
 
 def _experts_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     experts, outputs, inputs = shape
-    scales = _POWERS[parts["_scales"].reshape(experts * outputs, -1)]
+    scales = POWERS[parts["_scales"].reshape(experts * outputs, -1)]
     return Codes(_bytes(parts["_blocks"]), "rows", 4, (experts * outputs, inputs), _FP4, scales, group_size=32)
 
 

@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 from infinilm import _core
 
-__all__ = ["Codes", "Layout", "Part", "Parts", "Scheme", "Shape"]
+__all__ = ["POWERS", "Codes", "Layout", "Part", "Parts", "Scheme", "Shape"]
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
+POWERS: npt.NDArray[np.float32] = np.append(2.0 ** (np.arange(255) - 127.0), np.nan).astype(np.float32)
+"""[256]: scales of MXFP4 by their bytes (E8M0)."""
 Parts = Mapping[str, Array]
 """The tensors of a linear as they are stored, by suffix; bfloat16 as uint16 and float8 as uint8."""
 
@@ -140,10 +142,8 @@ class Codes:
             end=end,
         )
 
-    def is_symmetric(self) -> bool:
-        """Whether codes stand for integers around the middle one, in groups of neighbours, as packed linears need."""
-        if self.group_of is not None:
-            return False
+    def _is_symmetric(self) -> bool:
+        """Whether codes stand for integers around the middle one."""
         signed = np.arange(2**self.bits, dtype=np.float32)
         if self.values[0] == 0 and self.values[-1] == -1:  # two's complement
             signed = signed.astype(np.uint8).view(np.int8).astype(np.float32)
@@ -153,25 +153,30 @@ class Codes:
         zeros = np.zeros(1, np.float32) if self.zeros is None else self.zeros
         return bool((self.values - self.values[0] == signed).all() and (zeros == zero).all())
 
-    def block_scales(self) -> npt.NDArray[np.float16] | None:
-        """Return the scales as float16, [outputs, groups]; None: they are none exactly."""
+    def block_scales(self, block_type: str) -> npt.NDArray[np.uint8] | None:
+        """Return the scales as GGUF's blocks have them, [outputs, groups, bytes]; None: the codes do not fit such."""
         exact = as_float32(self.scales)
-        with np.errstate(over="ignore"):
-            halves = exact.astype(np.float16)
-        if not np.array_equal(halves.astype(np.float32), exact):
-            return None
-        return np.ascontiguousarray(np.broadcast_to(halves, (self.shape[0], halves.shape[1])))
+        if block_type == "MXFP4":  # the exponents of powers of two; the largest byte stands for none
+            exponents = (exact.view(np.uint32) >> 23).astype(np.uint8)
+            fits = (exponents < 255).all() and np.array_equal(POWERS[exponents], exact)
+            stored = exponents[:, :, None]
+        else:
+            with np.errstate(over="ignore"):
+                halves = exact.astype(np.float16)
+            fits = self.group_of is None and self._is_symmetric() and np.array_equal(halves.astype(np.float32), exact)
+            stored = halves.view(np.uint8).reshape(*halves.shape, 2)
+        return np.ascontiguousarray(np.broadcast_to(stored, (self.shape[0], *stored.shape[1:]))) if fits else None
 
-    def blocks(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return rows as blocks of GGUF's Q4_0 or Q8_0, [rows, bytes]; they must fit such."""
-        scales = self.block_scales()
+    def blocks(self, block_type: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
+        """Return rows as blocks of GGUF's Q4_0, MXFP4 or Q8_0, [rows, bytes]; they must fit such."""
+        scales = self.block_scales(block_type)
         assert scales is not None
         tensor = _core.make_blocks(
             self.data,
             self.order,
             self.bits,
             self.shape,
-            scales=scales.view(np.uint16),
+            scales=scales,
             group_size=self.group_size,
             flip=0x80 if self.values[0] != 0 or self.zeros is not None else 0,
             begin=begin,
