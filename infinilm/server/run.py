@@ -129,6 +129,7 @@ async def _serve(
             service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile, log_level=level, access_log=log_requests
         )
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     num_signals = 0
@@ -172,6 +173,11 @@ async def _serve(
         loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether a line of the log is of something else than a request that the end of the process has cancelled."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _in_daemon(load: Callable[[], LLM]) -> asyncio.Future[LLM]:

@@ -52,7 +52,7 @@ def start_long(server: ServerProcess) -> threading.Thread:
 
     def read() -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
-        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 32}
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 128}
         try:
             url = f"{server.url}/v1/completions"
             with httpx.stream("POST", url, json=body, headers=headers, timeout=SECONDS) as answer:
@@ -80,7 +80,7 @@ def test_a_signal_lets_what_runs_end(tmp_path: Path, number: signal.Signals) -> 
 
 
 def test_draining_has_an_end(tmp_path: Path) -> None:
-    with served("--drain-timeout", "0.1", folder=tmp_path) as server:
+    with served("--drain-timeout", "0.01", folder=tmp_path) as server:
         reader: Any = start_long(server)
         assert server.stop() == 0, server.lines
         reader.join(SECONDS)

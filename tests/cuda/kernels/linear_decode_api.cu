@@ -42,8 +42,8 @@ int run_linear_decode(int type, const void* x, int x_stride, int num_tokens, con
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
     args.has_rope = has_rope != 0;
     if (args.has_rope)
-        args.rope = {cos_sin,   nullptr,      nullptr,  slot_mapping, k_cache,    v_cache,
-                     num_heads, num_kv_heads, head_dim, head_dim,     block_size, eps};
+        args.rope = {cos_sin,   cos_sin,      nullptr,  nullptr,  slot_mapping, k_cache, v_cache,
+                     num_heads, num_kv_heads, head_dim, head_dim, block_size,   eps};
     return linear_decode(args, nullptr);
 }
 int run_norm_rows(int type, const void* x, int x_stride, const float* weight, void* out, int num_tokens, int width,
