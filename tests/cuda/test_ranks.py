@@ -45,7 +45,7 @@ def test_ranks_with_a_device_each(
 
 
 @pytest.mark.parametrize(
-    ("delay", "peers", "queue", "layers"), [(20, 1, 1024, 1), (500, 0, 1024, 1), (500, 1, 128, 20)]
+    ("delay", "peers", "queue", "layers"), [(20, 1, 1024, 1), (500, 0, 1024, 1), (500, 1, 160, 20)]
 )
 def test_a_rank_that_is_late(
     simulate: Run, models: str, fake_nccl: str, delay: int, peers: int, queue: int, layers: int
