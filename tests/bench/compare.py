@@ -129,7 +129,7 @@ SECTIONS = [
     Section("b4", 4, 8, 8),
     Section("b8", 8, 8, 8),
     Section("b32", 32, 8, 4),
-    Section("b1 after 2,048", 1, 2048, 8),
+    Section("b1 after 2048", 1, 2048, 8),
 ]
 MIXED = tuple((8 + 23 * i % 57, 8 + 11 * i % 57) for i in range(32))  # 8 to 64 tokens each, in no order
 REQUESTS = [Section("32 requests", 32, 0, requests=MIXED, kinds=("infinilm", "llama.cpp"))]
