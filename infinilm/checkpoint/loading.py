@@ -5,6 +5,7 @@ Called by the `LLM` and engine layers, and by `pack_writer.py`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -343,7 +344,6 @@ def load_weights(
                 prepared = engine.load_param(param, make(array, dtype=kept)) or ()
             for name in prepared:
                 release(name)  # packed: not read again
-            source = found.sources[param]
-            info = checkpoint.info(source.tensor)
-            advance(info.nbytes * (source.end - source.begin) // max(info.shape[0], 1))
+            info = checkpoint.info(found.sources[param].tensor)  # which may hold other parameters, too
+            advance(info.nbytes * math.prod(expected[param]) // max(math.prod(info.shape), 1))
     checkpoint.check_unchanged()

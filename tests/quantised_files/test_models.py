@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from infinilm import LLM, plan_memory
-from infinilm.checkpoint import Checkpoint, resolve_model
+from infinilm.checkpoint import Checkpoint, loading, resolve_model
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.models.reference import ReferenceModel
@@ -43,6 +45,20 @@ def logits(model: Path, dtype: str = "float32", **settings: Any) -> np.ndarray:
 
 def rms(values: np.ndarray) -> float:
     return float(np.sqrt((values**2).mean()))
+
+
+def progress_of(model: Path) -> float:
+    """What share of its bytes loading a model has told at the end."""
+    told: list[float] = []
+
+    @contextmanager
+    def bar(total: int, *_: Any, **__: Any) -> Iterator[Callable[[int], None]]:
+        yield lambda count: told.append(count / total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "progress_bar", bar)
+        logits(model)
+    return sum(told)
 
 
 PLAIN = [
@@ -178,6 +194,7 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
     save(folder / "model.safetensors", tensors)
     exact_logits = logits(write_plain(plain, tmp_path / "plain", weights))
+    assert [progress_of(model) for model in (folder, tmp_path / "plain")] == [pytest.approx(1, abs=0.01)] * 2
     np.testing.assert_allclose(logits(folder), exact_logits, rtol=0, atol=2e-5 * rms(exact_logits))
     with LLM(folder, max_model_len=32, use_tqdm=False) as llm:
         assert llm._plan.native_types == ("mxfp4 g32",)
