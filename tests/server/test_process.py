@@ -209,6 +209,7 @@ def test_https(tmp_path: Path) -> None:
         (["--api-key-file", "no/such/file"], "no/such/file"),
         (["--api-key-file", "/dev/null"], "a key is empty"),
         (["--chat-template", "no/such/template"], "no/such/template"),
+        (["--chat-template", "{% if %}"], "not valid Jinja"),
     ],
 )
 def test_what_cannot_start_says_why(
