@@ -222,7 +222,9 @@ def measure_decode(
     return DecodeRun(ends[0] - started, steps, context, per_step(times) if ops else {})
 
 
-def measure_decode_ops(llm: LLM, batch_size: int, context_len: int, num_steps: int, rng: np.random.Generator) -> DecodeRun:
+def measure_decode_ops(
+    llm: LLM, batch_size: int, context_len: int, num_steps: int, rng: np.random.Generator
+) -> DecodeRun:
     """`measure_decode` with the time of each op.
 
     The engine does not wait for this thread: on a busy machine it may have made all tokens of a small model before it
