@@ -27,10 +27,10 @@ logger = logging.getLogger("infinilm.server")
 
 T = TypeVar("T")
 
-# Every event of a stream takes some 20 us of CPU (docs/benchmarks.md, "Serving"), which the engine may need. So the
-# next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
+# Every event of a stream takes some 80 us of CPU with its sockets (docs/benchmarks.md, "Serving"), which the engine may
+# need. So the next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
 _REST_SECONDS = 0.02  # faster than people read
-_EVENTS_PER_SECOND = 2500  # of all streams together, about
+_EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of a core
 
 # Variables of a template that `chat_template_kwargs` cannot set.
 _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
