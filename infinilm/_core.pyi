@@ -311,10 +311,32 @@ class RopeSpec:
     @attention_factor.setter
     def attention_factor(self, arg: float, /) -> None: ...
 
+class CacheSpec:
+    """What a layer keeps of the tokens before."""
+
+    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0) -> None: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """0: as the model has them."""
+
+    @property
+    def head_dim(self) -> int:
+        """0: as the model has it."""
+
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ...) -> None: ...
+
+    @property
+    def cache(self) -> CacheSpec: ...
+
+    @cache.setter
+    def cache(self, arg: CacheSpec, /) -> None: ...
 
     @property
     def q_rope(self) -> int:

@@ -42,7 +42,6 @@ std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions
 }
 
 void validate(const ModelSpec& spec) {
-    const AttentionSpec& a = spec.attention;
     auto require = [](bool ok, auto&&... parts) {
         if (!ok) throw ConfigError(concat("model spec: ", parts...));
     };
@@ -52,9 +51,6 @@ void validate(const ModelSpec& spec) {
             "vocab_size, hidden_size, num_layers, intermediate_size and max_model_len must be positive, got ",
             spec.vocab_size, ", ", spec.hidden_size, ", ", spec.num_layers, ", ", spec.mlp.intermediate_size, ", ",
             spec.max_model_len);
-    require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
-            ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
-    require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
     require(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
     require(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(), " entries for ",
             spec.num_layers, " layers");
@@ -64,11 +60,28 @@ void validate(const ModelSpec& spec) {
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
     const int num_ropes = static_cast<int>(spec.ropes.size());
-    for (const LayerSpec& layer : spec.layers)
+    for (int i = 0; i < spec.num_layers; ++i) {
+        const AttentionSpec a = spec.attention_of(i);
+        require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
+                ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
+        require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
+        const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
         require(layer.rope >= -1 && layer.rope < num_ropes, "a layer has rope ", layer.rope, " of ", num_ropes);
-    for (const RopeSpec& rope : spec.ropes)
-        require(!rope.inv_freq.empty() && static_cast<int>(2 * rope.inv_freq.size()) <= a.head_dim, "a rope has ",
-                rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
+        for (const int own : {layer.rope, layer.q_rope}) {
+            if (own < 0) continue;
+            const auto& inv_freq = spec.ropes[static_cast<size_t>(own)].inv_freq;
+            require(!inv_freq.empty() && static_cast<int>(2 * inv_freq.size()) <= a.head_dim, "a rope has ",
+                    inv_freq.size(), " frequencies for head_dim ", a.head_dim);
+        }
+    }
+}
+
+// What a model has that GPUs have no kernels for; null: nothing.
+const char* only_on_cpus(const ModelSpec& spec) {
+    if (spec.experts.count > 0) return "experts";
+    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
+        return "layers that differ in their cache";
+    return nullptr;
 }
 
 }  // namespace
@@ -87,9 +100,9 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
     for (const Device& device : options.devices)
-        if (device.kind == DeviceKind::cuda && spec.experts.count > 0)
-            throw ConfigError(
-                concat("models with experts do not run on ", to_string(device), " in this version; use device 'cpu'"));
+        if (const char* const what = only_on_cpus(spec); what && device.kind == DeviceKind::cuda)
+            throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
+                                     " in this version; use device 'cpu'"));
     for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
     group_ = make_group({.devices = options.devices,
                          .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
