@@ -330,7 +330,10 @@ def load_weights(
             _tell_not_native(checkpoint, others, dtype)
         elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
             kept_blocks = checkpoint.native_weights(linears, found.sources, by_headers=False)
-            native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
+            native = {
+                name: partial(checkpoint.load_blocks, engine, name, found.sources[name], type_name)
+                for name, type_name in kept_blocks.items()
+            }
             expected_native = checkpoint.native_weights(linears, found.sources)
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)

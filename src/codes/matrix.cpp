@@ -208,22 +208,24 @@ void dequantise(const Matrix& m, int64_t begin, const TensorView& out, int num_t
 
 void make_blocks(const Matrix& m, const BlockScales& scales, uint8_t flip, int64_t begin, int64_t count, uint8_t* out,
                  int num_threads) {
-    const int64_t bytes = scales.block_bytes(m.bits), row_bytes = m.num_columns / 32 * bytes;
+    const int64_t bytes = scales.block_bytes(m.bits), row_bytes = m.num_columns / scales.block * bytes;
     for_tiles(m, begin, count, num_threads,
               [&](const uint8_t* codes, int64_t row, int64_t rows, int64_t column, int64_t columns) {
                   for (int64_t r = row; r < row + rows; ++r, codes += tile_columns) {
-                      uint8_t* to = out + (r - begin) * row_bytes + column / 32 * bytes;
-                      for (int64_t c = 0; c < columns; c += 32, to += bytes) {
+                      uint8_t* to = out + (r - begin) * row_bytes + column / scales.block * bytes;
+                      for (int64_t c = 0; c < columns; c += 32) {
                           const uint8_t* const block = codes + c;
-                          const int64_t group = r * scales.num_groups + (column + c) / scales.group_size;
-                          std::memcpy(to, scales.scales + group * scales.bytes, static_cast<size_t>(scales.bytes));
-                          uint8_t* const quants = to + scales.bytes;
-                          if (m.bits == 4) {
-                              for (int i = 0; i < 16; ++i)
-                                  quants[i] = static_cast<uint8_t>(block[i] | block[i + 16] << 4);
-                          } else {
-                              for (int i = 0; i < 32; ++i) quants[i] = block[i] ^ flip;
+                          if (c % scales.block == 0) {
+                              const int64_t group = r * scales.num_groups + (column + c) / scales.group_size;
+                              std::memcpy(to, scales.scales + group * scales.bytes, static_cast<size_t>(scales.bytes));
+                              to += scales.bytes;
                           }
+                          if (m.bits == 4) {
+                              for (int i = 0; i < 16; ++i) to[i] = static_cast<uint8_t>(block[i] | block[i + 16] << 4);
+                          } else {
+                              for (int i = 0; i < 32; ++i) to[i] = block[i] ^ flip;
+                          }
+                          to += 4 * m.bits;
                       }
                   }
               });

@@ -62,6 +62,9 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
         Block::scales(b, &scale, nullptr);
         const bf16 exact = from_float<bf16>(scale);
         out.write<2>(&exact, 1);
+    } else if constexpr (std::is_same_v<Block, blocks::Z4<Block::block>>) {
+        out.write<2>(b, 1);
+        out.write<1>(b + 2, 1);
     } else if constexpr (Block::block == 32) {
         out.write<2>(b, Block::has_min ? 2 : 1);
     } else if constexpr (std::is_same_v<Block, blocks::Q4_K> || std::is_same_v<Block, blocks::Q5_K>) {
@@ -126,6 +129,9 @@ constexpr NativeType native_types[] = {
     {"Q6_K", Format::q6_k, pack_panels<blocks::Q6_K, Format::q6_k>},
     {"IQ4_NL", Format::iq4_nl, pack_panels<blocks::IQ4_NL, Format::iq4_nl>, blocks::iq4_values},
     {"MXFP4", Format::mxfp4, pack_panels<blocks::MXFP4, Format::mxfp4>, blocks::mxfp4_values},
+    {"Z4_32", Format::z4_32, pack_panels<blocks::Z4_32, Format::z4_32>},
+    {"Z4_64", Format::z4_64, pack_panels<blocks::Z4_64, Format::z4_64>},
+    {"Z4_128", Format::z4_128, pack_panels<blocks::Z4_128, Format::z4_128>},
 };
 
 }  // namespace

@@ -117,7 +117,7 @@ def gptq(bits: int, group: int, sym: bool = True, v2: bool = False, act: bool = 
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": act}
     config["checkpoint_format"] = "gptq_v2" if v2 else "gptq"
-    native = sym and not act and (bits == 4 or bits == 8)
+    native = not act and (bits == 4 or (bits == 8 and sym))
     name = f"gptq-{bits}-g{group}{'' if sym else '-asym'}{'-v2' if v2 else ''}{'-act' if act else ''}-{dtype}"
     return Format(write, config, name, native)
 
@@ -139,7 +139,7 @@ def awq(group: int) -> Format:
         }, weights.T
 
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
-    return Format(write, config, f"awq-g{group}")
+    return Format(write, config, f"awq-g{group}", native=True)
 
 
 def ct_config(stored: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def ct_packed(bits: int, group: int, sym: bool = True, act: bool = False, dtype:
 
     strategy = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
     weights = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": "group" if act else None, **strategy}
-    native = sym and not act
+    native = (sym or bits == 4) and not act
     name = f"ct-packed-{bits}-g{group}{'' if sym else '-asym'}{'-act' if act else ''}-{dtype}"
     return Format(write, ct_config("pack-quantized", weights), name, native)
 
@@ -341,6 +341,7 @@ FORMATS = [
     gptq(4, 32, sym=False, act=True),
     gptq(4, 32, dtype="BF16"),
     awq(64),
+    awq(32),
     awq(-1),
     bnb4(double=True),
     bnb4(double=False),

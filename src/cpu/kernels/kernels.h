@@ -42,6 +42,9 @@ enum class Format : uint8_t {
     q6_k,
     iq4_nl,
     mxfp4,
+    z4_32,  // 4 bits with zero points, of groups of so many
+    z4_64,
+    z4_128,
 };
 
 // Rows of a linear before they are packed.

@@ -13,6 +13,9 @@ struct OfIntegers {
             case Format::q8_0: return use(Q8_0{});
             case Format::q4_0: return use(Int4<F16>{});
             case Format::q4_1:
+            case Format::z4_32:
+            case Format::z4_64:
+            case Format::z4_128:
             case Format::q4_k: return use(Planes<4, 0, 1, true>{});
             case Format::q5_0:  // minimum: scale * offset
             case Format::q5_1:
