@@ -55,6 +55,7 @@ def make_app(service: Service) -> App:
     if service.settings.page:
         routes.append(route("/", "GET", _page))
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    app.router.redirect_slashes = False  # the guard takes slashes too many off
     return Guard(app, service.settings)
 
 
