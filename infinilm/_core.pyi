@@ -596,6 +596,12 @@ class GraphCounts:
     def launched(self) -> int: ...
 
     @property
+    def launched_ahead(self) -> int:
+        """
+        Of those launched, how many while the device worked on the step before; without those with masks.
+        """
+
+    @property
     def kept(self) -> int: ...
 
     @property

@@ -203,6 +203,13 @@ struct GatherRowsParams {
     TensorView out;   // [num_rows, hidden_size] activation
 };
 
+// ids[t] = previous_ids[rows[t]] wherever rows[t] is not negative; 0 for a SampleFault, so that there is an id.
+struct TakeIdsParams {
+    TensorView previous_ids;  // [num_rows] int32: what the step before sampled
+    TensorView rows;          // [num_tokens] int32, below num_rows
+    TensorView ids;           // [num_tokens] int32, in place
+};
+
 // How a router's logits become scores: softmax over all experts, or the sigmoid of each.
 enum class Scoring : uint8_t { softmax, sigmoid };
 constexpr std::string_view name(Scoring scoring) { return scoring == Scoring::softmax ? "softmax" : "sigmoid"; }
@@ -367,6 +374,7 @@ public:
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void take_ids(const TakeIdsParams&);  // unless it says otherwise, in memory of the host
     virtual void route(const RouteParams&);
     virtual void experts(const ExpertsParams&);
     virtual void lora(const LoraParams&);

@@ -240,6 +240,14 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
+void take_ids(Backend& backend, const TakeIdsParams& p) {
+    OpCheck check("take_ids", backend);
+    check.tensor("previous_ids", p.previous_ids, {"num_rows"}, DType::int32);
+    check.tensor("rows", p.rows, {"num_tokens"}, DType::int32);
+    check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
+    backend.take_ids(p);
+}
+
 void route(Backend& backend, const RouteParams& p) {
     OpCheck check("route", backend);
     check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);
