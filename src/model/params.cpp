@@ -112,6 +112,8 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     auto experts = [&](LayerWeights& w, const std::string& name) {
         const ExpertsSpec& spec = model.experts;
         linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
+        if (spec.correction_bias)
+            row(name + "gate.e_score_correction_bias", {spec.count}, Cut::whole, w.router_correction.loaded);
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
         w.experts_down.resize(static_cast<size_t>(spec.count));
         for (size_t e = 0; e < w.experts_down.size(); ++e)
@@ -119,8 +121,9 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
                 spec.bias);
         if (spec.shared_intermediate_size == 0) return;
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
-        linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
-               {{name + "shared_expert_gate", 1, Cut::whole}});
+        if (spec.shared_gate)
+            linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
+                   {{name + "shared_expert_gate", 1, Cut::whole}});
     };
 
     linear(weights_.embed_tokens, "model.embed_tokens", hidden, false,
@@ -428,12 +431,13 @@ void Params::prepare(Backend& backend) {
     };
     for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
-    for (LayerWeights& layer : weights_.layers) {
-        if (!layer.sinks.loaded) continue;
-        const Tensor sinks = allocate_host(DType::float32, layer.sinks.loaded.shape());
-        fill_from(backend, layer.sinks.loaded, 0, 1, sinks);
-        layer.sinks.prepared = backend.prepare_vector(sinks);
-    }
+    for (LayerWeights& layer : weights_.layers)
+        for (VectorWeights* vector : {&layer.sinks, &layer.router_correction}) {
+            if (!vector->loaded) continue;
+            const Tensor wide = allocate_host(DType::float32, vector->loaded.shape());
+            fill_from(backend, vector->loaded, 0, 1, wide);
+            vector->prepared = backend.prepare_vector(wide);
+        }
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
@@ -462,6 +466,7 @@ void Params::clear() {
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
         drop(layer.sinks);
+        drop(layer.router_correction);
         layer.experts = {};
     }
     drop(weights_.norm);

@@ -15,6 +15,7 @@
 
 #include "core/activation.h"
 #include "core/range.h"
+#include "core/scoring.h"
 #include "core/tensor.h"
 #include "ops/attention_work.h"
 
@@ -210,10 +211,6 @@ struct TakeIdsParams {
     TensorView ids;           // [num_tokens] int32, in place
 };
 
-// How a router's logits become scores: softmax over all experts, or the sigmoid of each.
-enum class Scoring : uint8_t { softmax, sigmoid };
-constexpr std::string_view name(Scoring scoring) { return scoring == Scoring::softmax ? "softmax" : "sigmoid"; }
-
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
 // good as its two best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
@@ -251,7 +248,9 @@ struct ExpertsParams {
     TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
     TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
+    TensorView lists = {};        // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
 };
+inline constexpr int64_t expert_list_ints = 12;
 
 // One adapter's change of a linear, and the rows of a step that it is for.
 struct LoraPart {

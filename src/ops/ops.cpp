@@ -278,6 +278,10 @@ void experts(Backend& backend, const ExpertsParams& p) {
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
     check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
+    if (p.lists || backend.device().kind != DeviceKind::cpu) {
+        check.tensor("lists", p.lists, {num_parts, expert_list_ints}, DType::int32);
+        check.contiguous("lists", p.lists);
+    }
     if (readable(p.ids))
         for (int64_t t = 0; t < check["num_tokens"]; ++t)
             for (int64_t k = 0; k < check["top_k"]; ++k)
