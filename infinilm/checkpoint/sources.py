@@ -19,7 +19,7 @@ from infinilm.config.families import family_of, rotary_dim
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 
-__all__ = ["FoundTensors", "Source", "find_tensors"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs"]
 
 Shape = tuple[int, ...]
 
@@ -104,14 +104,26 @@ def find_tensors(
     if config is None:
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
-    names = family.names
+    order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
+    return find_by_names(family.names, order, expected, stored)
+
+
+def find_by_names(
+    names: TensorNames,
+    order: npt.NDArray[np.int64] | None,
+    expected: Mapping[str, Shape],
+    stored: Collection[str] | Mapping[str, TensorInfo],
+) -> FoundTensors:
+    """Find parameters in files that call them so; the other arguments are those of `find_tensors`.
+
+    `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them.
+    """
     not_read = tuple(name for name in stored if name.startswith(names.not_read)) if names.not_read else ()
     model, head = _prefix(names, stored)
     joined, stacked = (
         {part: (whole, parts) for whole, parts in table.items() for part in parts}
         for table in (names.joined, names.stacked)
     )
-    order = _halves_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
 
     sources: dict[str, Source] = {}
     shapes: dict[str, Shape] = {}
@@ -164,8 +176,8 @@ def _prefix(names: TensorNames, stored: Collection[str]) -> tuple[str, str]:
     return next((pair for pair in names.prefixes if f"{pair[0]}embed_tokens.weight" in stored), names.prefixes[0])
 
 
-def _halves_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
-    """Which element of a head, whose RoPE turns 2i with 2i + 1, comes where RoPE turns i with i + rotary_dim / 2.
+def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
+    """Return which element of a head whose RoPE turns 2i with 2i + 1 comes where it turns i with i + rotary_dim / 2.
 
     Scores do not change where the elements of q and of k change places alike.
     """
