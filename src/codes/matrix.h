@@ -22,7 +22,7 @@ enum class Order : uint8_t {
 
 struct Matrix {
     Order order = Order::rows;
-    int bits = 8;  // of a code: 2, 3, 4 or 8
+    int bits = 8;  // of a code: 2 to 8
     const uint8_t* codes = nullptr;
     int64_t num_rows = 0, num_columns = 0;
     const float* values = nullptr;  // [2 ** bits]: what a code stands for

@@ -180,13 +180,18 @@ struct IQ4_XS : Quantised<256, 136, 32> {  // scale; upper 2 bits of 8 scales; l
     static void integers(const uint8_t* b, uint8_t* q) {
         for (int j = 0; j < 8; ++j) nibbles(b + 8 + 16 * j, q + 32 * j);
     }
-    static void scales(const uint8_t* b, float* scales, float*) {
-        const float d = half(b);
+    static void scale_numbers(const uint8_t* b, int8_t* numbers) {
         const int high = b[2] | b[3] << 8;
         for (int j = 0; j < 8; ++j) {
             const int scale = (b[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4;
-            scales[j] = d * static_cast<float>(scale - 32);
+            numbers[j] = static_cast<int8_t>(scale - 32);
         }
+    }
+    static void scales(const uint8_t* b, float* scales, float*) {
+        const float d = half(b);
+        int8_t numbers[8];
+        scale_numbers(b, numbers);
+        for (int j = 0; j < 8; ++j) scales[j] = d * static_cast<float>(numbers[j]);
     }
     static int value(uint8_t q) { return iq4_values[q]; }
 };

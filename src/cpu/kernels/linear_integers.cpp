@@ -23,7 +23,9 @@ struct OfIntegers {
             case Format::q6_k: return use(Planes<6, 32, 2>{});
             case Format::q3_k: return use(Planes<3, 4, 2>{});
             case Format::q2_k: return use(Planes<2, 0, 2, true>{});
+            case Format::tq2_0: return use(Planes<2, 1>{});
             case Format::iq4_nl:
+            case Format::iq4_xs:
             case Format::mxfp4: return use(Values{});
             default: return use(Int8{});
         }

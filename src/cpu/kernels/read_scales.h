@@ -7,6 +7,8 @@
 //   q4_k, q5_k        of 8 groups: factor of the scales and of the minima, float16; 3 words of 6-bit numbers, which are
 //                     the 12 bytes of a file
 //   q3_k, q6_k        of 16 halves of groups: 4 words of int8 scales, in the order of k; their factor, float16
+//   iq4_xs            of 8 groups: 2 words of int8 scales; their factor, float16
+//   tq2_0             of 8 groups: scale, float16
 //   q2_k              4 words of bytes: scale in the low half, minimum in the high one; factors of both, float16
 // Every product here is exact in float32.
 #pragma once
@@ -66,11 +68,12 @@ static void read_scales(const char* stored, int num_groups, float* scales, float
         }
     } else {
         for (int64_t at = 0; at < panel_outputs; at += width) {
-            const char* const factors = stored + 4 * line_bytes;
+            constexpr int lines = integers.scale_groups * integers.halves / 4;
+            const char* const factors = stored + lines * line_bytes;
             const vec scale = load((const F16*)factors + at);
             const vec min = integers.has_min ? load((const F16*)factors + row + at) : zero();
 #pragma GCC unroll 4
-            for (int line = 0; line < 4; ++line) {
+            for (int line = 0; line < lines; ++line) {
                 const uvec word = load_uint(stored + line * line_bytes + 4 * at);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; ++j) {
@@ -99,6 +102,8 @@ INFINILM_INLINE ReadScales scale_reader(Format format) {
         case Format::q5_k: return read_scales<Format::q5_k>;
         case Format::q6_k: return read_scales<Format::q6_k>;
         case Format::iq4_nl: return read_scales<Format::iq4_nl>;
+        case Format::iq4_xs: return read_scales<Format::iq4_xs>;
+        case Format::tq2_0: return read_scales<Format::tq2_0>;
         case Format::mxfp4: return read_scales<Format::mxfp4>;
         case Format::z4_32: return read_scales<Format::z4_32>;
         case Format::z4_64: return read_scales<Format::z4_64>;
