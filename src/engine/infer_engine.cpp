@@ -86,10 +86,6 @@ struct InferEngine::Joint {
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
-    for (const Device& device : options.devices)
-        if (device.kind == DeviceKind::cuda && spec.experts.count > 0)
-            throw ConfigError(
-                concat("models with experts do not run on ", to_string(device), " in this version; use device 'cpu'"));
     for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
     group_ = make_group({.devices = options.devices,
                          .threads_per_rank = std::max(1, threads_of_rank(options, 0)),

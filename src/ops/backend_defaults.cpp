@@ -14,8 +14,7 @@ std::unique_ptr<PreparedLinear> Backend::adopt_linear(const PackedSource& source
 }
 
 static DeviceError no_experts(const Backend& backend) {
-    return DeviceError(concat("models with experts do not run on ", to_string(backend.device()),
-                              " in this version; use device 'cpu'"));
+    return DeviceError(concat("models with experts do not run on ", to_string(backend.device())));
 }
 
 std::unique_ptr<PreparedExperts> Backend::prepare_experts(SharedLinears, SharedLinears) { throw no_experts(*this); }
