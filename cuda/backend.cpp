@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "graph.h"
-#include "host.h"
+#include "grouped.h"
 #include "kernel_list.h"
 #include "kernels.h"
 #include "ops/device_queue.h"
@@ -17,13 +17,6 @@
 namespace infinilm::cuda {
 
 namespace {
-
-struct CudaLinear : PreparedLinear {
-    PackedWeight packed;
-    std::unique_ptr<DeviceMemory> data, bias;
-};
-
-const PackedWeight& packed(const PreparedLinear& weight) { return static_cast<const CudaLinear&>(weight).packed; }
 
 void require(bool ok, const auto&... parts) {
     if (!ok) throw DeviceError(concat(parts...));
@@ -113,6 +106,18 @@ public:
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
     void take_ids(const TakeIdsParams&) override;
+    std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
+        activate();
+        return make_experts(std::move(gate_up), std::move(down));
+    }
+    void route(const RouteParams& p) override {
+        activate();
+        run(run_route(p, stream_), "route", p.logits.shape());
+    }
+    void experts(const ExpertsParams& p) override {
+        activate();
+        if (p.ids.numel() > 0) run(run_experts(p, type_, stream_), "experts", p.x.shape());
+    }
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams&) override;
     void sample(const SampleParams&) override;

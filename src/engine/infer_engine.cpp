@@ -78,7 +78,6 @@ void validate(const ModelSpec& spec) {
 
 // What a model has that GPUs have no kernels for; null: nothing.
 const char* only_on_cpus(const ModelSpec& spec) {
-    if (spec.experts.count > 0) return "experts";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";
     return nullptr;

@@ -22,8 +22,7 @@ void Backend::take_ids(const TakeIdsParams& p) {
 }
 
 static DeviceError no_experts(const Backend& backend) {
-    return DeviceError(concat("models with experts do not run on ", to_string(backend.device()),
-                              " in this version; use device 'cpu'"));
+    return DeviceError(concat("models with experts do not run on ", to_string(backend.device())));
 }
 
 std::unique_ptr<PreparedExperts> Backend::prepare_experts(SharedLinears, SharedLinears) { throw no_experts(*this); }
