@@ -218,7 +218,7 @@ def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
         return [{"num_threads": args.num_threads or max(num_cpus // count, 1)}] * count
     if len(ids) < count * size:
         raise ConfigError(
-            f"replicas={count} need {count * size} GPUs, {size} each; there are {len(ids)}: lower --replicas, or name a "
-            "cluster with --ray-address"
+            f"replicas={count} need {count * size} GPUs, {size} each; there are {len(ids)}: lower --replicas, or name "
+            "a cluster with --ray-address"
         )
     return [{"device_ids": ids[i * size : (i + 1) * size]} for i in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -78,7 +79,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
+        option = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another {option}") from None
     listener.listen(2048)
     return listener
 

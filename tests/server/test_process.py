@@ -199,9 +199,11 @@ def test_https(tmp_path: Path) -> None:
         (["--ssl-keyfile", "x"], "--ssl-certfile"),
         (["--ssl-keyfile", "x", "--ssl-certfile", "y"], "there is no file"),
         (["--port", "1", "--host", "192.0.2.1"], "cannot listen at 192.0.2.1:1"),
+        (["--host", "192.0.2.1"], "choose another --host"),
+        (["--served-model-name", ""], "--served-model-name"),
         (["no/such/model"], "no/such/model"),
         (["--port", "65536"], "65535"),
-        (["--host", "nowhere.invalid"], "nowhere.invalid"),
+        (["--host", "nowhere.invalid"], "choose another --host"),
         (["--request-timeout", "-1"], "seconds >= 0"),
         (["--drain-timeout", "nan"], "seconds >= 0"),
         (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "--ssl-certfile"),
@@ -209,6 +211,7 @@ def test_https(tmp_path: Path) -> None:
         (["--api-key-file", "no/such/file"], "no/such/file"),
         (["--api-key-file", "/dev/null"], "a key is empty"),
         (["--chat-template", "no/such/template"], "no/such/template"),
+        (["--chat-template", "{% if %}"], "not valid Jinja"),
     ],
 )
 def test_what_cannot_start_says_why(
