@@ -160,6 +160,15 @@ struct GatherRowsArgs {
 };
 cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
 
+// As TakeIdsParams of src/ops/backend.h.
+struct TakeIdsArgs {
+    const int* previous_ids;  // [num_rows]
+    const int* rows;          // [num_tokens], -1: the id stays
+    int* ids;                 // [num_tokens]
+    int num_tokens;
+};
+cudaError_t take_ids(const TakeIdsArgs&, cudaStream_t);
+
 // out[i] = parts[0][i] + parts[1][i] + .., in that order in float32, rounded to T.
 struct SumPartsArgs {
     const void* parts;  // [num_parts, size] T, contiguous

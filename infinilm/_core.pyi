@@ -271,10 +271,11 @@ class ExpertsSpec:
     def shared_intermediate_size(self, arg: int, /) -> None: ...
 
     @property
-    def norm_topk_prob(self) -> bool: ...
+    def shared_gate(self) -> bool:
+        """Its result is weighed by the sigmoid of a logit."""
 
-    @norm_topk_prob.setter
-    def norm_topk_prob(self, arg: bool, /) -> None: ...
+    @shared_gate.setter
+    def shared_gate(self, arg: bool, /) -> None: ...
 
     @property
     def bias(self) -> bool:
@@ -282,6 +283,45 @@ class ExpertsSpec:
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def scoring(self) -> str: ...
+
+    @scoring.setter
+    def scoring(self, arg: str, /) -> None: ...
+
+    @property
+    def correction_bias(self) -> bool:
+        """Added to scores for the choice alone."""
+
+    @correction_bias.setter
+    def correction_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def norm_topk_prob(self) -> bool: ...
+
+    @norm_topk_prob.setter
+    def norm_topk_prob(self, arg: bool, /) -> None: ...
+
+    @property
+    def scale(self) -> float:
+        """Of a token's weights."""
+
+    @scale.setter
+    def scale(self, arg: float, /) -> None: ...
+
+    @property
+    def num_groups(self) -> int: ...
+
+    @num_groups.setter
+    def num_groups(self, arg: int, /) -> None: ...
+
+    @property
+    def top_groups(self) -> int:
+        """A token's experts are those of its best groups."""
+
+    @top_groups.setter
+    def top_groups(self, arg: int, /) -> None: ...
 
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
@@ -311,10 +351,32 @@ class RopeSpec:
     @attention_factor.setter
     def attention_factor(self, arg: float, /) -> None: ...
 
+class CacheSpec:
+    """What a layer keeps of the tokens before."""
+
+    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0) -> None: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """0: as the model has them."""
+
+    @property
+    def head_dim(self) -> int:
+        """0: as the model has it."""
+
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ...) -> None: ...
+
+    @property
+    def cache(self) -> CacheSpec: ...
+
+    @cache.setter
+    def cache(self, arg: CacheSpec, /) -> None: ...
 
     @property
     def q_rope(self) -> int:
@@ -572,6 +634,12 @@ class GraphCounts:
 
     @property
     def launched(self) -> int: ...
+
+    @property
+    def launched_ahead(self) -> int:
+        """
+        Of those launched, how many while the device worked on the step before; without those with masks.
+        """
 
     @property
     def kept(self) -> int: ...

@@ -200,7 +200,7 @@ def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mappin
         logger.info("%s: not needed by this model and skipped: %s", checkpoint.path, _listed(skipped))
     if found.not_read:
         logger.warning(
-            "%s: only the text part of this model is computed; not read: %d tensors, such as %s",
+            "%s: only a part of this model is computed; not read: %d tensors, such as %s",
             checkpoint.path,
             len(found.not_read),
             found.not_read[0],

@@ -8,6 +8,7 @@ import dataclasses
 import importlib.metadata
 import logging
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from infinilm.errors import CacheFullError, EngineDeadError, RequestError
 from infinilm.llm import LLM
+from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError
@@ -27,10 +29,10 @@ logger = logging.getLogger("infinilm.server")
 
 T = TypeVar("T")
 
-# Every event of a stream takes some 20 us of CPU (docs/benchmarks.md, "Serving"), which the engine may need. So the
-# next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
+# Every event of a stream takes some 80 us of CPU with its sockets (docs/benchmarks.md, "Serving"), which the engine may
+# need. So the next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
 _REST_SECONDS = 0.02  # faster than people read
-_EVENTS_PER_SECOND = 2500  # of all streams together, about
+_EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of a core
 
 # Variables of a template that `chat_template_kwargs` cannot set.
 _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
@@ -72,6 +74,8 @@ class Service:
         self.created = int(time.time())
         self.version = importlib.metadata.version("infinilm")
         self.fingerprint = f"infinilm-{self.version}"
+        self.instance = secrets.token_hex(8)  # of this process, which begins with an empty cache
+        self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         self._num_admitted = 0  # calls between admission and their last byte
@@ -241,16 +245,22 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool, given: Sequence[int] = ()
     ) -> AsyncIterator[AsyncRequests]:
-        """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
+        """Run prompts as one call; what is unfinished at the end of the block is cancelled.
+
+        `given`: the tokens with which the answer begins, of a call with one answer.
+        """
         with self.admitted(sum(map(len, prompts))) as call:
             if params.constraint is not None:  # which may take seconds to compile; a copy is made below
                 compile_it = self.llm.grammars.matcher
                 with bad_request(params.constraint.name):
                     await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
             with bad_request():
-                started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
+                asked: list[Prompt] = [list(prompt) for prompt in prompts]
+                if given:
+                    asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
+                started = self.llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
                 try:

@@ -24,6 +24,7 @@ FLOORS = (
     ("llm",),
     ("bench", "debug"),
     ("server",),
+    ("router",),
     ("cli",),
     ("__main__",),
 )

@@ -241,7 +241,7 @@ struct Kernels {
 
 // Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.
 extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_vnni, kernels_avx512_bf16,
-    kernels_amx_bf16;
+    kernels_amx;
 
 // What a shared library that INFINILM_CPU_KERNELS names exports under this name: its table, or null where `layout` says
 // that it was compiled from other declarations than the caller.
