@@ -109,7 +109,7 @@ class Backend:
 
     def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
 
-    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none', types: Sequence[tuple[str, int]] = []) -> PreparedLinear:
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none', types: Sequence[str] = []) -> PreparedLinear:
         """
         parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
         """
@@ -667,7 +667,7 @@ class InferEngine:
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor, type: str = '', interleaved_head_dim: int = 0) -> list[str]:
+    def load_param(self, name: str, tensor: Tensor, type: str = '') -> list[str]:
         """
         Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.
         """
@@ -761,9 +761,9 @@ class GgufHeader:
         Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.
         """
 
-def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], dtype: str, *, interleaved_head_dim: int = 0, num_threads: int = 0) -> Tensor:
+def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], dtype: str, *, num_threads: int = 0) -> Tensor:
     """
-    The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.
+    The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.
     """
 
 def gguf_type(name: str) -> tuple[int, int, bool, int]:

@@ -70,12 +70,14 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "dbrx": _CL100K,  # OLMo 2 too
         "smaug-bpe": _CL100K,
         "glm4": _CL100K,
+        "chatglm-bpe": _CL100K,
         "qwen2": _QWEN,
         "deepseek-r1-qwen": _QWEN,
         "qwen35": PreTokenizer((_QWEN35,), "NFC"),
         "gpt-4o": PreTokenizer((_O200K,)),
         "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
         "starcoder": _DIGITS,
+        "command-r": _DIGITS,
         "refact": _DIGITS,  # Granite 3 too
         "smollm": _DIGITS,
         "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),

@@ -28,7 +28,7 @@ Activation activation_from_string(const std::string& text);      // likewise
 Scoring scoring_from_string(const std::string& text);            // likewise
 Device device_from_string(const std::string& text);
 // Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
-Blocks blocks_from_string(const std::string& type, int64_t interleaved_head_dim);
+Blocks blocks_from_string(const std::string& type);
 
 nb::dict param_shapes(const std::vector<ParamRow>& rows);  // names and shapes
 

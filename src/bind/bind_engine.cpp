@@ -257,11 +257,10 @@ void bind_engine(nb::module_& m) {
             "Checkpoint names and shapes of the parameters the model needs.")
         .def(
             "load_param",
-            [](Engine& engine, const std::string& name, const Tensor& tensor, const std::string& type,
-               int64_t interleaved_head_dim) {
-                return engine.load_param(name, tensor, blocks_from_string(type, interleaved_head_dim));
+            [](Engine& engine, const std::string& name, const Tensor& tensor, const std::string& type) {
+                return engine.load_param(name, tensor, blocks_from_string(type));
             },
-            "name"_a, "tensor"_a, "type"_a = "", "interleaved_head_dim"_a = 0, Release(),
+            "name"_a, "tensor"_a, "type"_a = "", Release(),
             "Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last "
             "tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, "
             "rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.")

@@ -90,8 +90,7 @@ const gguf::Type& type_from_string(const std::string& name) {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
-                   int64_t head_dim) {
+gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape) {
     const gguf::Type& type = type_from_string(type_name);
     const TensorView sizes(nullptr, DType::uint8, shape);  // refuses what overflows
     const int64_t columns = shape.empty() ? 1 : shape.back(), rows = columns ? sizes.numel() / columns : 0;
@@ -99,23 +98,20 @@ gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::v
     if (type.block == 0 || columns % type.block != 0 || rows * row_bytes != static_cast<int64_t>(data.size()))
         throw Error(
             concat(data.size(), " bytes are no tensor of ", type_name, " and shape ", shape_string(sizes.shape())));
-    if (head_dim < 0 || (head_dim > 0 && (head_dim % 2 != 0 || rows % head_dim != 0)))
-        throw Error(concat(rows, " rows are no heads of ", head_dim));
     return {.type = type,
             .data = reinterpret_cast<const std::byte*>(data.data()),
             .row_stride = row_bytes,
             .num_rows = rows,
-            .num_columns = columns,
-            .interleaved_head_dim = head_dim};
+            .num_columns = columns};
 }
 
 int threads(int num_threads) { return num_threads > 0 ? num_threads : default_num_threads(); }
 
 Tensor dequantise(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
-                  const std::string& dtype, int64_t head_dim, int num_threads) {
+                  const std::string& dtype, int num_threads) {
     const DType to = dtype_from_string(dtype);
     if (!is_floating(to)) throw ConfigError(concat("dtype: expected a floating dtype, got ", dtype));
-    const gguf::Rows rows = rows_of(data, type_name, shape, head_dim);
+    const gguf::Rows rows = rows_of(data, type_name, shape);
     const Tensor out = allocate_host(to, shape);
     const ReleaseGil release;
     gguf::dequantise(rows, out, threads(num_threads));
@@ -124,11 +120,11 @@ Tensor dequantise(const Bytes& data, const std::string& type_name, const std::ve
 
 }  // namespace
 
-Blocks blocks_from_string(const std::string& name, int64_t interleaved_head_dim) {
+Blocks blocks_from_string(const std::string& name) {
     if (name.empty()) return {};
     const gguf::Type& type = type_from_string(name);
     if (type.block == 0) throw ConfigError(concat("type ", name, " was removed from GGUF files"));
-    return {name, type.block, type.bytes, interleaved_head_dim};
+    return {name, type.block, type.bytes};
 }
 
 void bind_gguf(nb::module_& m) {
@@ -161,9 +157,8 @@ void bind_gguf(nb::module_& m) {
                      nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]"),
                      "Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.");
     m.def("gguf_dequantise", dequantise, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::arg("dtype"),
-          nb::kw_only(), nb::arg("interleaved_head_dim") = 0, nb::arg("num_threads") = 0,
-          "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. interleaved_head_dim: not 0 "
-          "where rows are those of heads of this size whose halves take turns. num_threads: 0: one per core.");
+          nb::kw_only(), nb::arg("num_threads") = 0,
+          "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.");
     m.def(
         "gguf_type",
         [](const std::string& name) {

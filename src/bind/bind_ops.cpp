@@ -155,17 +155,17 @@ void bind_ops(nb::module_& m) {
             "prepare_linear",
             [](SharedBackend& shared, const std::vector<std::pair<Tensor, OptionalTensor>>& parts,
                const std::string& kind, int head_dim, const std::string& quantization,
-               const std::vector<std::pair<std::string, int64_t>>& types) {
+               const std::vector<std::string>& types) {
                 const InUse b(shared);
                 std::vector<LinearPart> joined;
                 for (const auto& [weight, bias] : parts) joined.push_back({weight, bias.value_or(Tensor())});
                 for (size_t i = 0; i < std::min(types.size(), joined.size()); ++i)
-                    joined[i].blocks = blocks_from_string(types[i].first, types[i].second);
+                    joined[i].blocks = blocks_from_string(types[i]);
                 return std::shared_ptr<PreparedLinear>(ops::prepare_linear(
                     b, std::move(joined), linear_kind(kind), head_dim, quantization_from_string(quantization)));
             },
             "parts"_a, "kind"_a = "plain", "head_dim"_a = 0, "quantization"_a = "none",
-            "types"_a = std::vector<std::pair<std::string, int64_t>>(),
+            "types"_a = std::vector<std::string>(),
             "parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.")
         .def(
             "adopt_linear",

@@ -17,7 +17,7 @@ const uint8_t* row_of(std::span<const gguf::Rows> parts, bool pairs, int64_t pan
     int64_t row = (pairs ? panel / 2 : panel) * panel_outputs + lane;
     while (!pairs && part < parts.size() && row >= parts[part].num_rows) row -= parts[part++].num_rows;
     if (part >= parts.size() || row >= parts[part].num_rows) return nullptr;
-    return reinterpret_cast<const uint8_t*>(gguf::stored_row(parts[part], row));
+    return reinterpret_cast<const uint8_t*>(parts[part].row(row));
 }
 
 // 32 integers of an output, to a lane of the planes of their bits.

@@ -247,8 +247,7 @@ void PackedLinear::pack_blocks(std::span<const LinearPart> parts, const Split& s
                            .data = part.weight.as<const std::byte>(),
                            .row_stride = part.weight.stride(0),
                            .num_rows = part.weight.shape(0),
-                           .num_columns = in_features,
-                           .interleaved_head_dim = part.blocks.interleaved_head_dim});
+                           .num_columns = in_features});
         rows.push_back(part.weight.shape(0));
     }
     PackedPiece& piece = add_piece(*format_of_blocks(parts[0].blocks.type), rows);

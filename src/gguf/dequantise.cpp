@@ -61,7 +61,7 @@ void dequantise_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t e
     alignas(64) float values[piece];
     const int64_t block = rows.type.block;
     for (int64_t row = begin; row < end; ++row) {
-        const auto* const from = reinterpret_cast<const uint8_t*>(stored_row(rows, row));
+        const auto* const from = reinterpret_cast<const uint8_t*>(rows.row(row));
         for (int64_t column = 0; column < rows.num_columns; column += piece) {
             const int64_t n = std::min(piece, rows.num_columns - column);
             read(from + column / block * rows.type.bytes, n / block, values);

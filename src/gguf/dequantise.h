@@ -15,19 +15,9 @@ struct Rows {
     int64_t row_stride;     // bytes from row to row
     int64_t num_rows;
     int64_t num_columns;  // a multiple of the block
-    // Not 0: rows are those of heads of this size, in which the two halves of a head take turns, as llama.cpp orders
-    // the rows of q and k of the architecture "llama". Row h * d + j * d / 2 + i of the result is row h * d + 2 i + j.
-    int64_t interleaved_head_dim = 0;
-};
 
-// Where row `row` of the result is stored.
-inline const std::byte* stored_row(const Rows& rows, int64_t row) {
-    if (const int64_t d = rows.interleaved_head_dim; d > 0) {
-        const int64_t in_head = row % d;
-        row += 2 * (in_head % (d / 2)) + in_head / (d / 2) - in_head;
-    }
-    return rows.data + row * rows.row_stride;
-}
+    const std::byte* row(int64_t number) const { return data + number * row_stride; }
+};
 
 // Writes the rows to `out`, [num_rows, num_columns] in float32, bfloat16 or float16 (to nearest, ties to even), with up
 // to num_threads threads. WeightError: a finite weight that float16 or bfloat16 cannot hold.

@@ -25,7 +25,6 @@ namespace infinilm {
 struct Blocks {
     std::string type;  // its name there; empty: they are plain numbers
     int64_t size = 1, bytes = 0;
-    int64_t interleaved_head_dim = 0;  // see gguf::Rows
 };
 
 // One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).

@@ -390,10 +390,6 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
             check.Check::tensor(weight, part.weight, {rows, part.weight.shape(1)}, DType::uint8);
             check.require(part.weight.shape(1) % part.blocks.bytes == 0, weight, ": ", part.weight.shape(1),
                           " bytes of a row are no blocks of ", part.blocks.bytes);
-            const int64_t head_dim = part.blocks.interleaved_head_dim;
-            check.require(
-                head_dim >= 0 && (head_dim == 0 || (head_dim % 2 == 0 && part.weight.shape(0) % head_dim == 0)), weight,
-                ": ", part.weight.shape(0), " rows are no heads of ", head_dim);
             check.require(part.in_features() == parts[0].in_features(), weight, ": in_features is ",
                           parts[0].in_features(), " (from weight of part 0), got ", part.in_features());
         } else {

@@ -49,15 +49,6 @@ def test_against_the_gguf_package(type_name: str) -> None:
     np.testing.assert_array_equal(got, expected.reshape(-1))
 
 
-def test_halves_of_heads_that_take_turns() -> None:
-    """The inverse of the order that llama.cpp gives to q and k: [heads, 2, d / 2] -> [heads, d / 2, 2]."""
-    heads, d, columns = 3, 8, 32
-    wanted = np.arange(heads * d * columns, dtype=np.float32).reshape(heads * d, columns)
-    stored = wanted.reshape(heads, 2, d // 2, columns).swapaxes(1, 2).reshape(-1).copy()
-    got = _core.gguf_dequantise(stored.view(np.uint8), "F32", wanted.shape, "float32", interleaved_head_dim=d)
-    np.testing.assert_array_equal(got.numpy(), wanted)
-
-
 @given(st.integers(0, 2**16 - 1))
 def test_all_of_float16(bits: int) -> None:
     """As float32 and back: the same bits, but for the kind of a NaN."""
@@ -84,5 +75,3 @@ def test_wrong_arguments() -> None:
     for shape in ([33], [64], [16, 2]):
         with pytest.raises(InfinilmError, match="18 bytes are no tensor of Q4_0 and shape"):
             _core.gguf_dequantise(raw, "Q4_0", shape, "float32")
-    with pytest.raises(InfinilmError, match="1 rows are no heads of 2"):
-        _core.gguf_dequantise(raw, "Q4_0", [32], "float32", interleaved_head_dim=2)

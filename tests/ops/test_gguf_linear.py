@@ -41,12 +41,9 @@ def blocks(rng: np.random.Generator, type_name: str, num_rows: int, in_features:
     return data.reshape(num_rows, -1)
 
 
-def in_rows(weights: Array, in_features: int, head_dim: int) -> Array:
-    """[rows, in_features] float32; with a head_dim in the order that the checkpoint of Hugging Face has."""
-    weights = weights.reshape(-1, in_features)
-    if head_dim:
-        weights = weights.reshape(-1, head_dim // 2, 2, in_features).swapaxes(1, 2).reshape(-1, in_features)
-    return weights.astype(np.float32)
+def in_rows(weights: Array, in_features: int) -> Array:
+    """[rows, in_features] float32"""
+    return weights.reshape(-1, in_features).astype(np.float32)
 
 
 def terms(type_name: str, data: Array) -> Array:
@@ -72,7 +69,6 @@ def terms(type_name: str, data: Array) -> Array:
     out=st.lists(outs, min_size=1, max_size=3),
     others=st.lists(st.sampled_from([*NATIVE, "F32"]), min_size=2, max_size=2),
     kind=st.sampled_from(("plain", "act_mul")),
-    heads=st.booleans(),
     threads=st.sampled_from(support.THREADS),
 )
 def test_matches_the_sums_of_the_stored_integers(
@@ -82,7 +78,6 @@ def test_matches_the_sums_of_the_stored_integers(
     out: list[int],
     others: list[str],
     kind: str,
-    heads: bool,
     threads: int,
 ) -> None:
     """Also where parts are of different types, or plain numbers."""
@@ -92,16 +87,16 @@ def test_matches_the_sums_of_the_stored_integers(
     sizes = (out[0], out[0]) if kind == "act_mul" else (6 * out[0], *out[1:])
     layer = support.LinearCase(k, sizes, (False,) * len(sizes), kind, "float32", 0, case.seed)
     magnitudes = support.LinearCase(k, sizes, (False,) * len(sizes), kind, "float32", 0, case.seed)
-    parts, heads_of = [], [6 if heads and i == 0 and n % 6 == 0 else 0 for i, n in enumerate(sizes)]
+    parts = []
     for i, (name, n) in enumerate(zip(types, sizes, strict=True)):
         data = blocks(rng, name, n, k)
         in_blocks = data.reshape(-1, SIZES[name][1])
         if name == "F32":
-            data, heads_of[i] = data.view(np.float32), 0
-        layer.parts[i] = (in_rows(dequantise(name, in_blocks), k, heads_of[i]), None)
-        magnitudes.parts[i] = (in_rows(terms(name, in_blocks), k, heads_of[i]), None)
+            data = data.view(np.float32)
+        layer.parts[i] = (in_rows(dequantise(name, in_blocks), k), None)
+        magnitudes.parts[i] = (in_rows(terms(name, in_blocks), k), None)
         parts.append((support.tensor(data), None))
-    stored = [("" if name == "F32" else name, d) for name, d in zip(types, heads_of, strict=True)]
+    stored = ["" if name == "F32" else name for name in types]
     linear = b.prepare_linear(parts, kind=kind, types=stored)
     for i in range(len(sizes)):
         np.testing.assert_array_equal(b.unpack_linear(linear, i).numpy(), layer.parts[i][0])
@@ -128,7 +123,7 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(isa: str, type_name: 
     want = None
     for threads in support.THREADS:
         b = backend(isa, threads)
-        linear = b.prepare_linear([(support.tensor(data), None)], types=[(type_name, 0)])
+        linear = b.prepare_linear([(support.tensor(data), None)], types=[type_name])
         want = support.run_linear(b, linear, x, n) if want is None else want
         for batch in (1, 3, 4, 5, 7, 13, 40):
             chosen = slice(0, batch)
@@ -139,17 +134,16 @@ def test_what_is_refused() -> None:
     b, data = backend(support.ISAS[0]), blocks(np.random.default_rng(0), "Q8_0", 4, 64)
     part, other = (support.tensor(data), None), (support.tensor(data[:, :34].copy()), None)
 
-    def refused(match: str, parts: list[Any], types: list[tuple[str, int]], kind: str = "plain", **more: Any) -> None:
+    def refused(match: str, parts: list[Any], types: list[str], kind: str = "plain", **more: Any) -> None:
         with pytest.raises(InfinilmError, match=match):
             b.prepare_linear(parts, kind=kind, types=types, **more)
 
-    refused("blocks of type IQ2_S are not computed as they are stored on cpu", [part], [("IQ2_S", 0)])
-    refused("unknown type 'Q9' of a GGUF file", [part], [("Q9", 0)])
-    refused("type Q4_2 was removed", [part], [("Q4_2", 0)])
-    refused("68 bytes of a row are no blocks of 18", [part], [("Q4_0", 0)])
-    refused("in_features is 64 .from weight of part 0., got 32", [part, other], [("Q8_0", 0)] * 2)
+    refused("blocks of type IQ2_S are not computed as they are stored on cpu", [part], ["IQ2_S"])
+    refused("unknown type 'Q9' of a GGUF file", [part], ["Q9"])
+    refused("type Q4_2 was removed", [part], ["Q4_2"])
+    refused("68 bytes of a row are no blocks of 18", [part], ["Q4_0"])
+    refused("in_features is 64 .from weight of part 0., got 32", [part, other], ["Q8_0"] * 2)
     up = (support.tensor(data[:, :36].copy()), None)
-    refused("gate and up as blocks of one type", [part, up], [("Q8_0", 0), ("Q4_0", 0)], kind="act_mul")
-    refused("blocks are not quantised again", [part], [("Q8_0", 0)], quantization="int4")
-    refused("expected dtype uint8, got float32", [(support.tensor(np.ones((2, 34), np.float32)), None)], [("Q8_0", 0)])
-    refused("4 rows are no heads of 6", [part], [("Q8_0", 6)])
+    refused("gate and up as blocks of one type", [part, up], ["Q8_0", "Q4_0"], kind="act_mul")
+    refused("blocks are not quantised again", [part], ["Q8_0"], quantization="int4")
+    refused("expected dtype uint8, got float32", [(support.tensor(np.ones((2, 34), np.float32)), None)], ["Q8_0"])

@@ -19,11 +19,16 @@ struct InTiles {
             case Format::q8_0: return use(IntegerTiles<Q8_0>{});
             case Format::q4_0: return use(IntegerTiles<Int4<F16>>{});
             case Format::q4_1:
+            case Format::z4_32:
+            case Format::z4_64:
+            case Format::z4_128:
             case Format::q4_k: return use(IntegerTiles<Planes<4, 0, 1, true>>{});
             case Format::q5_0:
             case Format::q5_1:
             case Format::q5_k: return use(IntegerTiles<Planes<5, 0, 1, true>>{});
+            case Format::tq2_0: return use(IntegerTiles<Planes<2, 1>>{});
             case Format::iq4_nl:
+            case Format::iq4_xs:
             case Format::mxfp4: return use(IntegerTiles<Values>{});
             default: return use(IntegerTiles<Int8>{});
         }
