@@ -3,7 +3,7 @@
 A replica finds the beginning of a prompt in its cache by blocks of 16 tokens. The router has neither tokenizer nor chat
 template, so it divides the text of the messages into blocks of 64 characters, which are about as many tokens. Messages
 that begin alike are rendered alike, so the longest match of text is the longest match of tokens, up to a block or two:
-enough to choose by, at a hundredth of the time of rendering and tokenising.
+enough to choose by, at a fiftieth of the time of rendering and tokenising.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ServerProcess:
             await made.stop(0)
             raise
         if not made.url:
-            code = await process.wait()
+            code = await made.wait()
             error = ConfigError if code == 2 else InfinilmError
             raise error(made.last_line.removeprefix("infinilm: error: ") or f"a replica ended with {code}")
         return made
@@ -96,6 +96,11 @@ class ServerProcess:
         """Wait for its end; returns the exit code."""
         code = await self._process.wait()
         await self._reading
+        stdin = self._process.stdin
+        if stdin is not None:
+            stdin.close()
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                await stdin.wait_closed()
         return code
 
     async def stop(self, seconds: float) -> None:
@@ -204,6 +209,8 @@ def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
     from infinilm.devices import backends
 
     size = args.tensor_parallel_size
+    if args.device.startswith("cuda:"):
+        raise ConfigError(f"device={args.device!r} is one GPU; name those of replicas with device_ids")
     machine = backends()
     num_gpus = len(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else 0
     if args.device_ids is not None:

@@ -24,7 +24,7 @@ logger = logging.getLogger("infinilm.router")
 # beginning that all prompts share would draw all of them to one replica.
 BLOCKS_OF_A_REQUEST = 8
 _FAILURES_OF_THE_LOST = 3  # looks one after the other, until what runs there is given up
-_DEFAULT_TOKENS = 1 << 20
+_MOST_BLOCKS = 1 << 18  # that the router remembers of a replica, some 100 bytes each
 
 
 class Replica:
@@ -53,7 +53,7 @@ class Replica:
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.state, self.why = "new", "it has not answered yet"
         self.num_running = self.num_sent = self.num_failures = 0
-        self.prefixes = PrefixIndex(_DEFAULT_TOKENS // BLOCK_TOKENS)
+        self.prefixes = PrefixIndex(_MOST_BLOCKS)
         self.lost = asyncio.Event()
         self.parts: Mapping[str, str] = {}
         self._instance: str | None = None
@@ -62,7 +62,7 @@ class Replica:
         """It is there and like the others; `found`: what it says of itself."""
         if found.get("instance") != self._instance:
             self._instance = found.get("instance")
-            self.prefixes = PrefixIndex(int(found.get("cache_tokens", _DEFAULT_TOKENS)) // BLOCK_TOKENS)
+            self.prefixes = PrefixIndex(min(int(found["cache_tokens"]) // BLOCK_TOKENS, _MOST_BLOCKS))
         if self.state != "up":
             logger.warning("replica %s is up", self.url)
         self.state, self.why, self.parts = "up", "", found["parts"]
@@ -192,7 +192,8 @@ class Pool:
                 status, found = answer.status, await answer.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
             replica.num_failures += 1
-            replica.go("down", f"it does not answer ({type(error).__name__})")
+            if not isinstance(error, asyncio.TimeoutError) or replica.num_failures > 1:  # it may be busy for once
+                replica.go("down", f"it does not answer ({type(error).__name__})")
             if replica.num_failures >= _FAILURES_OF_THE_LOST:
                 replica.lost.set()
             return

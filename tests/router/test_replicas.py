@@ -84,6 +84,7 @@ def test_on_a_ray_cluster(tmp_path: Path, replicas: list[ServerProcess]) -> None
     [
         (["--replicas", "999", "--device", "cpu"], "--replicas=999"),
         (["--replicas", "2", "--device", "cuda", "--device-ids", "0,1,2", "--tensor-parallel-size", "2"], "4 GPUs"),
+        (["--replicas", "2", "--device", "cuda:1"], "--device-ids"),
         (["--replicas", "0"], "--replicas"),
         (["no/such/model", "--replicas", "2", "--num-threads", "1"], "no/such/model"),
     ],
