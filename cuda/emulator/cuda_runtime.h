@@ -187,6 +187,9 @@ void infinilm_emulator_fail_to_pin();
 // Devices on which this process has a context, as a bit mask.
 unsigned infinilm_emulator_contexts();
 
+// Bytes that were copied from the host to devices, by this process so far.
+uint64_t infinilm_emulator_uploaded_bytes();
+
 // Work of a library that stands in for one with kernels of its own, such as an NCCL of tests: run(data) when its turn
 // in the stream comes, or in every launch of the graph that is captured there; discard(data) once, when neither will
 // run it again. Neither may call the functions of other streams. What run waits for must come from other host threads,
