@@ -1,14 +1,16 @@
-// Paged attention: the arithmetic of one warp, 16 query rows against one chunk of keys, and how rows and keys are
-// found. attention_decode.cu and attention_prefill.cu both consist of it, so that a row's bits are the same from
+// Paged attention: the arithmetic of one warp, tiles of 16 query rows against one chunk of keys, and how rows and keys
+// are found. attention_decode.cu and attention_prefill.cu both consist of it, so that a row's bits are the same from
 // either.
 //
-// The order of a row's sums: keys are cut into chunks of kChunk at positions 0, kChunk, .. of the sequence. In a chunk
-// every score is one chain of mma over head_dim, the largest score m is taken, weights are exp2(score - m), their sum l
-// has a fixed order, and every output o is one chain of mma over the chunk's keys, ascending. Chunks are merged in
-// ascending order. What a row does not see has weight 0 and adds zeros: it changes nothing but the sign of a zero, and
-// that the end removes, so it may be processed or skipped. Hence no result depends on the batch, on how a prompt is
-// cut, on block_size or on the kernel. (A V row that is not finite makes NaN of the rows that share its tile and
-// chunk.)
+// The order of a row's sums: keys are cut into chunks of kChunk at positions 0, kChunk, .. of the sequence, and chunks
+// into pieces of kPiece. In a chunk every score is one chain of mma over head_dim. Weights are exp2(score - m), where
+// the integer m is the largest score so far, rounded down; where a later piece of the chunk has a larger m, the weights
+// before it are multiplied by a power of two, which is exact (but for weights that f16 has no normal number for). Every
+// output o, and the sum l of the weights, is one chain of mma over the chunk's keys, ascending. Chunks are merged in
+// ascending order, by powers of two as well. What a row does not see has weight 0 and adds zeros: it changes nothing
+// but the sign of a zero, and that the end removes, so it may be processed or skipped. Hence no result depends on the
+// batch, on how a prompt is cut, on block_size or on the kernel. (A V row that is not finite makes NaN of the rows that
+// share its tile and chunk.)
 //
 // Sources: online softmax in base 2 and P kept in registers: FlashAttention-2 (Dao 2023); partial results per chunk of
 // keys: Flash-Decoding (Dao et al. 2023); query heads of a kv head as rows of one tile: GQA packing of both.
@@ -21,7 +23,8 @@
 namespace infinilm::cuda {
 
 constexpr int kChunk = attention_chunk;         // keys
-constexpr int kTileRows = attention_tile_rows;  // query rows of a warp
+constexpr int kTileRows = attention_tile_rows;  // query rows of an mma
+constexpr int kPiece = 32;                      // keys whose softmax is done at a time
 
 // n / divisor of 0 <= n < 2^31 by one multiplication (Granlund and Montgomery, PLDI 1994).
 struct Divider {
@@ -37,8 +40,11 @@ struct Divider {
 };
 
 struct AttentionKernelArgs : AttentionArgs {
-    int group;          // query heads of a kv head
-    float scale;        // softmax_scale * log2(e)
+    int group;    // query heads of a kv head
+    float scale;  // softmax_scale * log2(e)
+    // Of scores before softmax_scale, 0: none; -2 cap; 2 log2(e) / cap. Not worked out by the threads, who have no
+    // registers for it.
+    float cap, minus_2_cap, cap_scale;
     Divider per_block;  // by block_size
     AttentionWorkArgs work;
 };
@@ -68,11 +74,15 @@ cudaError_t visit_dim(int head_dim, F f) {
 
 // ---- rows and keys of a (sequence, kv head) ----------------------------------------------------------------------
 
+__device__ __forceinline__ int window_of(const AttentionArgs& p) {
+    return p.sliding_window > 0 ? p.sliding_window : 1 << 30;
+}
+
 // Row r is query token r / group, head kv_head * group + r % group. The queries are the last of the context.
 struct Rows {
     int first_token, count, first_position, window, group, first_head;
     __device__ __forceinline__ Rows(const AttentionKernelArgs& p, int seq, int kv_head)
-        : first_token(p.cu_seqlens_q[seq]), window(p.sliding_window > 0 ? p.sliding_window : 1 << 30), group(p.group) {
+        : first_token(p.cu_seqlens_q[seq]), window(window_of(p)), group(p.group) {
         const int query_len = p.cu_seqlens_q[seq + 1] - first_token;
         count = query_len * group;
         first_position = p.context_lens[seq] - query_len;
@@ -97,29 +107,28 @@ struct Span {
     __device__ __forceinline__ bool meets(int first, int count) const { return first < end && first + count > begin; }
 };
 
-// Where the keys and values lie in [num_blocks, num_kv_heads, block_size, head_dim].
+// Where the keys and values lie in [num_blocks, num_kv_heads, block_size, head_dim]: the row of head_dim elements, of
+// which a cache has fewer than 2^31.
 struct KeyRows {
     const int* blocks;  // the sequence's row of block_table
     Divider per_block;
-    int block_size, head_dim;
-    int64_t block_stride, head_offset;
+    int block_size, num_kv_heads, kv_head;
     __device__ __forceinline__ KeyRows(const AttentionKernelArgs& p, int seq, int kv_head)
         : blocks(p.block_table + seq * p.block_table_stride),
           per_block(p.per_block),
           block_size(p.block_size),
-          head_dim(p.head_dim),
-          block_stride(static_cast<int64_t>(p.num_kv_heads) * p.block_size * p.head_dim),
-          head_offset(static_cast<int64_t>(kv_head) * p.block_size * p.head_dim) {}
-    __device__ __forceinline__ int64_t offset(int key) const {
+          num_kv_heads(p.num_kv_heads),
+          kv_head(kv_head) {}
+    __device__ __forceinline__ int row(int key) const {
         const int block = per_block.quotient(key);
-        return blocks[block] * block_stride + head_offset + static_cast<int64_t>(key - block * block_size) * head_dim;
+        return (blocks[block] * num_kv_heads + kv_head) * block_size + key - block * block_size;
     }
-    // Offsets of a chunk's keys into `offsets` [kChunk] in shared memory, -1 for those outside `span`. By kThreads.
+    // Rows of a chunk's keys into `rows` [kChunk] in shared memory, -1 for those outside `span`. By kThreads.
     template <int kThreads>
-    __device__ __forceinline__ void locate(int64_t* offsets, int chunk_begin, Span span, unsigned thread) const {
+    __device__ __forceinline__ void locate(int* rows, int chunk_begin, Span span, unsigned thread) const {
 #pragma unroll
         for (int key = static_cast<int>(thread); key < kChunk; key += kThreads)
-            offsets[key] = key >= span.begin && key < span.end ? offset(chunk_begin + key) : -1;
+            rows[key] = key >= span.begin && key < span.end ? row(chunk_begin + key) : -1;
     }
 };
 
@@ -136,22 +145,36 @@ __device__ __forceinline__ int place(int row, int unit) {
     return kUnits % 8 == 0 ? (row * kUnits + (unit ^ (row & 7))) * 8 : (row * (kUnits | 1) + unit) * 8;
 }
 
-// Starts copying a tile of kRows keys, of which `offsets` are (KeyRows::locate), and kUnits units of columns from
+// The address that a lane gives to an ldmatrix of 16 rows and 2 units, wherever in a tile of kUnits these begin: what
+// depends on the lane is computed once, where this stands, the rest is a constant of the instruction.
+template <int kUnits>
+struct LanePlace {
+    int row, unit;
+    __device__ __forceinline__ LanePlace(int row, int unit)  // from the first of the 16 rows and of the 2 units
+        : row(opaque(tile_elements<kUnits>(1) * row)), unit(opaque(kUnits % 8 == 0 ? unit ^ (row & 7) : unit)) {}
+    // place() of row 16 * rows + row and unit 2 * units + unit.
+    __device__ __forceinline__ int at(int rows, int units) const {
+        const int column = kUnits % 8 == 0 ? ((2 * units % 8) ^ unit) + 2 * units / 8 * 8 : 2 * units + unit;
+        return row + column * 8 + rows * tile_elements<kUnits>(16);
+    }
+};
+
+// Starts copying a tile of kRows keys, of which `rows` are (KeyRows::locate), and kUnits units of columns from
 // first_unit on; keys that are not there and columns from head_dim on become zeros and are not read.
 template <int kThreads, int kRows, int kUnits, class T>
-__device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int64_t* offsets, int first_unit, int head_dim,
-                                          int thread) {
+__device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* rows, int first_unit, int head_dim) {
+    const int thread = opaque(threadIdx.x % kThreads);
     constexpr int kCount = kRows * kUnits;
     constexpr unsigned kSteps = ceil_div<unsigned>(kCount, kThreads);
-#pragma unroll(kSteps > 8 ? 2 : 4)  // more copies at a time do not find registers
+#pragma unroll(kSteps > 8 ? 1 : 4)  // more copies at a time do not find registers
     for (unsigned step = 0; step < kSteps; ++step) {
         const unsigned i = step * kThreads + thread;  // unsigned: dividing is a shift
-        const int row = i / kUnits, unit = i % kUnits;
+        const int at = i / kUnits, unit = i % kUnits;
         if (kCount % kThreads != 0 && i >= kCount) continue;
-        const int column = (first_unit + unit) * 8;
-        const int64_t offset = offsets[row];
-        const bool valid = offset >= 0 && column < head_dim;
-        cp_async_16(tile + place<kUnits>(row, unit), valid ? cache + offset + column : cache, valid);
+        const int column = (first_unit + unit) * 8, row = rows[at];
+        const bool valid = row >= 0 && column < head_dim;
+        cp_async_16(tile + place<kUnits>(at, unit), cache + (valid ? static_cast<int64_t>(row) * head_dim + column : 0),
+                    valid);
     }
 }
 
@@ -168,94 +191,132 @@ __device__ __forceinline__ void copy_queries(T* tile, const AttentionKernelArgs&
     }
 }
 
-// ---- one warp, 16 rows, one chunk. Fragments as of mma_m16n8k16 (ptx.cuh): a lane has rows g and g + 8 -----------
+// ---- one warp, kTiles tiles of 16 rows. Fragments as of mma_m16n8k16 (ptx.cuh): a lane has rows g and g + 8 -------
+// What is read of keys and values serves all tiles.
 
-// scores[kKeys / 8] += Q K^T. queries: the warp's 16 rows; keys: a tile of kKeys rows; both of kUnits units.
-template <class T, int kUnits, int kKeys>
-__device__ __forceinline__ void add_scores(float (*scores)[4], const T* queries, const T* keys) {
+// scores[kTiles][first / 8 ..] += Q K^T for kKeys keys, which lie in rows first_row .. of `keys`. queries: the warp's
+// rows. Both are tiles of kUnits units.
+template <class T, int kUnits, int kKeys, int kTiles, int kScores>
+__device__ __forceinline__ void add_scores(float (&scores)[kTiles][kScores][4], int first, const T* queries,
+                                           const T* keys, int first_row) {
     const int lane = lane_id();
+    const LanePlace<kUnits> query(lane % 16, lane / 16), key(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < kUnits / 2; ++k) {
-        uint32_t q[4];
-        ldmatrix_x4(q, queries + place<kUnits>(lane % 16, 2 * k + lane / 16));
+        uint32_t q[kTiles][4];
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) ldmatrix_x4(q[t], queries + query.at(t, k));
 #pragma unroll
         for (int i = 0; i < kKeys / 16; ++i) {
             uint32_t b[4];
-            ldmatrix_x4(b, keys + place<kUnits>(16 * i + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
-            mma_m16n8k16<T>(scores[2 * i], q, {b[0], b[1]});
-            mma_m16n8k16<T>(scores[2 * i + 1], q, {b[2], b[3]});
+            ldmatrix_x4(b, keys + key.at(first_row / 16 + i, k));
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                mma_m16n8k16<T>(scores[t][first / 8 + 2 * i], q[t], {b[0], b[1]});
+                mma_m16n8k16<T>(scores[t][first / 8 + 2 * i + 1], q[t], {b[2], b[3]});
+            }
         }
     }
 }
 
 // What a lane knows of its rows g and g + 8.
 struct RowState {
-    float m[2] = {-INFINITY, -INFINITY};  // the largest score, times `scale`
+    float m[2] = {-INFINITY, -INFINITY};  // the largest score, times `scale`, rounded down
     float l[2] = {0, 0};                  // the sum of weights
 };
 
-// Scores that are still to be multiplied by softmax_scale, capped.
-__device__ __forceinline__ void cap_scores(float (&scores)[kChunk / 8][4], const AttentionArgs& p) {
-    const float cap = p.score_cap / p.softmax_scale;
+// cap * tanh(x / cap) of the scores of a piece, which are still to be multiplied by softmax_scale; to about cap *
+// 2^-22, and it is an error of the exponent that counts.
+__device__ __forceinline__ void cap_scores(float (*scores)[4], const AttentionKernelArgs& p) {
 #pragma unroll
-    for (int j = 0; j < kChunk / 8; ++j)
+    for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scores[j][i] = __fmul_rn(cap, tanhf(scores[j][i] / cap));
+        for (int i = 0; i < 4; ++i)
+            scores[j][i] = __fmaf_rn(p.minus_2_cap,
+                                     __fdividef(1.0f, __fadd_rn(1.0f, exp2_approx(scores[j][i] * p.cap_scale))), p.cap);
 }
 
-// Masks the scores of a chunk and makes them weights, as A fragments of 8 steps of 16 keys.
-// A row sees keys [end - window, end), end counted from the chunk's first. kMaybeWhole: looks whether all see it whole.
-template <class T, bool kMaybeWhole>
-__device__ __forceinline__ RowState softmax(uint32_t (&weights)[kChunk / 16][4], float (&scores)[kChunk / 8][4],
-                                            const int (&end)[2], int window, float scale) {
-    const bool sees_all = min(end[0], end[1]) >= kChunk && max(end[0], end[1]) <= window;
-    if (!kMaybeWhole || !__all_sync(0xffffffffu, sees_all)) {
+// -inf where a row does not see a key of a piece: it sees [end - window, end), end counted from the piece's first.
+__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int window) {
 #pragma unroll
-        for (int j = 0; j < kChunk / 8; ++j)
+    for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-                if (key < end[i / 2] - window || key >= end[i / 2]) scores[j][i] = -INFINITY;
-            }
-    }
-    RowState row;
+        for (int i = 0; i < 4; ++i) {
+            const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
+            if (key < end[i / 2] - window || key >= end[i / 2]) scores[j][i] = -INFINITY;
+        }
+}
+
+// 2^x of an integer x <= 0, or of -inf; 0 where float32 has no normal number for it, and for NaN. Exact: adding
+// 1.5 * 2^23 leaves the exponent in the low bits.
+__device__ __forceinline__ float power_of_two(float x) {
+    return __uint_as_float(__float_as_uint(__fadd_rn(fmaxf(x, -127.0f), 12582912.0f + 127.0f)) << 23);
+}
+
+// Makes weights of the scores of a chunk's piece, as A fragments of steps of 16 keys, and brings those of the pieces
+// before it to the same m.
+template <class T>
+__device__ __forceinline__ void add_weights(uint32_t (&weights)[kChunk / 16][4], RowState& row, int piece,
+                                            const float (*scores)[4], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float m = -INFINITY, l = 0.0f;
+        float m = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < kChunk / 8; ++j) m = fmaxf(m, fmaxf(scores[j][2 * h], scores[j][2 * h + 1]));
+        for (int j = 0; j < kPiece / 8; ++j) m = fmaxf(m, fmaxf(scores[j][2 * h], scores[j][2 * h + 1]));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        row.m[h] = __fmul_rn(m, scale);
-        const float shift = m == -INFINITY ? 0.0f : -row.m[h];  // a row that sees nothing: all weights 0, not NaN
+        const float before = row.m[h];
+        m = row.m[h] = fmaxf(before, floorf(__fmul_rn(m, scale)));
+        const float shift = m == -INFINITY ? 0.0f : -m;  // a row that sees nothing: all weights 0, not NaN
 #pragma unroll
-        for (int j = 0; j < kChunk / 8; ++j) {
+        for (int j = 0; j < kPiece / 8; ++j) {
             const float low = exp2_approx(__fmaf_rn(scores[j][2 * h], scale, shift));
             const float high = exp2_approx(__fmaf_rn(scores[j][2 * h + 1], scale, shift));
-            l = l + low + high;
-            weights[j / 2][j % 2 * 2 + h] = pack2<T>(low, high);
+            weights[piece * kPiece / 16 + j / 2][j % 2 * 2 + h] = pack2<T>(low, high);
         }
-        l += __shfl_xor_sync(0xffffffffu, l, 1);
-        row.l[h] = l + __shfl_xor_sync(0xffffffffu, l, 2);
+        if (piece == 0) continue;
+        const float factor = power_of_two(before - m);
+        const uint32_t factors = pack2<T>(factor, factor);
+#pragma unroll
+        for (int j = 0; j < piece * kPiece / 8; ++j)
+            weights[j / 2][j % 2 * 2 + h] = fma2<T>(weights[j / 2][j % 2 * 2 + h], factors, 0x80008000u);
     }
-    return row;
+}
+// Those of a piece that no row sees: as add_weights() would have it.
+__device__ __forceinline__ void add_no_weights(uint32_t (&weights)[kChunk / 16][4], int piece) {
+#pragma unroll
+    for (int j = 0; j < kPiece / 16; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[piece * kPiece / 16 + j][i] = 0;
+}
+// The sums of a chunk's weights: their products with a column of ones.
+template <class T>
+__device__ __forceinline__ void sum_weights(RowState& row, const uint32_t (&weights)[kChunk / 16][4]) {
+    const uint32_t ones = pack2<T>(1.0f, 1.0f);
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) mma_m16n8k16<T>(sums, weights[i], {ones, ones});
+    row.l[0] = sums[0], row.l[1] = sums[2];
 }
 
-// out[2 * kPairs] += weights V for kSteps steps of 16 keys and kPairs pairs of 8 columns, from the tile's key
-// first_key and unit first_unit on.
-template <class T, int kUnits, int kSteps, int kPairs>
-__device__ __forceinline__ void add_values(float (*out)[4], const uint32_t (*weights)[4], const T* values,
-                                           int first_key, int first_unit) {
+// out[kTiles][2 * kPairs] += weights V for steps first_step .. of 16 keys, kSteps of them, and kPairs pairs of 8
+// columns. values: a tile whose rows are the keys of step first_row / 16 on; the columns begin at its unit first_unit.
+template <class T, int kUnits, int kSteps, int kPairs, int kTiles>
+__device__ __forceinline__ void add_values(float (*out)[kTiles][4], const uint32_t (&weights)[kTiles][kChunk / 16][4],
+                                           int first_step, const T* values, int first_row, int first_unit) {
     const int lane = lane_id();
+    const LanePlace<kUnits> value(lane % 16, lane / 16);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
 #pragma unroll
         for (int c = 0; c < kPairs; ++c) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b,
-                              values + place<kUnits>(first_key + 16 * i + lane % 16, first_unit + 2 * c + lane / 16));
-            mma_m16n8k16<T>(out[2 * c], weights[i], {b[0], b[1]});
-            mma_m16n8k16<T>(out[2 * c + 1], weights[i], {b[2], b[3]});
+            ldmatrix_x4_trans(b, values + value.at(first_row / 16 + i, first_unit / 2 + c));
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                mma_m16n8k16<T>(out[2 * c][t], weights[t][first_step + i], {b[0], b[1]});
+                mma_m16n8k16<T>(out[2 * c + 1][t], weights[t][first_step + i], {b[2], b[3]});
+            }
         }
 }
 
@@ -263,12 +324,13 @@ __device__ __forceinline__ void add_values(float (*out)[4], const uint32_t (*wei
 
 // Brings what is merged so far and a chunk to their common maximum, which m becomes.
 struct Factors {
-    float before, chunk;
-    __device__ __forceinline__ Factors(float& m, float chunk_m) : before(1.0f), chunk(0.0f) {
+    float before = 1.0f, chunk = 0.0f;
+    Factors() = default;
+    __device__ __forceinline__ Factors(float& m, float chunk_m) {
         if (chunk_m == -INFINITY) return;  // the row sees nothing of the chunk
         const float largest = fmaxf(m, chunk_m);
-        before = exp2_approx(m - largest);
-        chunk = exp2_approx(chunk_m - largest);
+        before = power_of_two(m - largest);
+        chunk = power_of_two(chunk_m - largest);
         m = largest;
     }
     // Of sums and outputs alike.

@@ -22,11 +22,44 @@ struct DecodeShape {
     static constexpr int kUnits = D / 8, kKeys = D <= 64 ? 32 : 16, kPieces = kChunk / kKeys;  // keys of a stage
     static constexpr int kStages = D <= 128 ? 3 : 2, kStage = tile_elements<kUnits>(kKeys);
     static constexpr int kRing = kStages * kStage * 2, kPartial = kTileRows * slot_stride(D) * 4;  // bytes
-    static constexpr int kOffsets = kChunk * 8;
+    static constexpr int kKeyRows = kChunk * 4;
     static constexpr int kWarp =
-        kOffsets + (kRing > kPartial ? kRing : kPartial);  // partial results take the ring's place
+        kKeyRows + (kRing > kPartial ? kRing : kPartial);  // partial results take the ring's place
     static constexpr int kQueries = tile_elements<kUnits>(kTileRows) * 2;
-    static constexpr int kBlocks = D <= 64 ? 4 : D <= 128 ? 3 : 2;  // of an SM, for which there are registers
+    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : 2;  // of an SM, for which there are registers
+};
+
+// What a block has to do, in shared memory: the arithmetic of chunks needs all registers.
+struct DecodeTile {
+    int seq, row0, num_rows, kv_head;
+    int begin, end, chunk0, chunks;  // keys that any row sees; the first of their chunks, and how many
+    int slot, width;                 // of AttentionDecodeItem and AttentionListHead
+    int step;                        // chunks that the block takes at a time
+    int row_ends[kTileRows];         // of the keys that each row sees
+    bool is_last;                    // of the blocks to arrive
+
+    // By the first warp.
+    __device__ __forceinline__ void find(const AttentionKernelArgs& p, int4 item, int head, int chunks_at_once) {
+        const int lane = lane_id();
+        const Rows rows(p, item.x, head);
+        const int count = min(rows.count - item.y, kTileRows), row_end = rows.end(item.y + min(lane, count - 1));
+        if (lane < kTileRows) row_ends[lane] = row_end;
+        if (lane == kTileRows - 1) {
+            seq = item.x, row0 = item.y, num_rows = count, kv_head = head;
+            begin = rows.begin(item.y), end = row_end;
+            chunk0 = begin / kChunk, chunks = ceil_div(end, kChunk) - chunk0;
+            slot = item.w, width = chunks_at_once;
+            // Of a tile that this block walks through alone, what is merged so far lies in the place of the last warp.
+            step = slot < 0 && chunks > width ? attention_chunks_at_once - 1 : width;
+        }
+    }
+    __device__ __forceinline__ bool is_whole() const { return slot < 0; }
+    // Of a chunk's partial results.
+    template <int D>
+    __device__ __forceinline__ float* partial(const AttentionKernelArgs& p, int chunk) const {
+        const int64_t row = slot + static_cast<int64_t>(kv_head * chunks + chunk) * num_rows;
+        return static_cast<float*>(p.work.workspace) + row * slot_stride(D);
+    }
 };
 
 // A warp's ring: pieces 0 .. kPieces - 1 are the keys of its chunk, the rest the values.
@@ -34,7 +67,7 @@ template <class T, int D>
 struct DecodeRing {
     using Shape = DecodeShape<D>;
     T* stages;
-    int64_t* offsets;  // of the chunk's keys
+    int* rows;  // of the chunk's keys (KeyRows)
     const AttentionKernelArgs& p;
     int chunk_begin;
     Span visible;  // to any row of the tile
@@ -46,11 +79,11 @@ struct DecodeRing {
         if (piece < 2 * Shape::kPieces && needs(piece))
             copy_tile<32, Shape::kKeys, Shape::kUnits>(
                 stage(piece), static_cast<const T*>(piece < Shape::kPieces ? p.k_cache : p.v_cache),
-                offsets + piece % Shape::kPieces * Shape::kKeys, 0, p.head_dim, lane_id());
+                rows + piece % Shape::kPieces * Shape::kKeys, 0, p.head_dim);
         cp_async_commit();
     }
     __device__ __forceinline__ void start(const KeyRows& keys) const {
-        keys.locate<32>(offsets, chunk_begin, visible, lane_id());
+        keys.locate<32>(rows, chunk_begin, visible, lane_id());
         __syncwarp();
 #pragma unroll
         for (int piece = 0; piece < Shape::kStages - 1; ++piece) load(piece);
@@ -63,44 +96,54 @@ struct DecodeRing {
     }
 };
 
-// One chunk, by one warp whose ring is started: leaves m, l and o of rows 0 .. num_rows - 1 in `partial`, rows
-// slot_stride(D) apart, which may lie in the ring.
+// One chunk, by one warp whose ring is started: leaves m, l and o of the tile's rows, slot_stride(D) apart, in the
+// ring's place or in the workspace.
 template <class T, int D>
-__device__ __forceinline__ void decode_chunk(float* partial, int num_rows, const DecodeRing<T, D>& ring,
-                                             const T* queries, const Rows& rows, int row0, float scale) {
+__device__ __forceinline__ void decode_chunk(const DecodeRing<T, D>& ring, const T* queries, const DecodeTile& tile) {
     using Shape = DecodeShape<D>;
     constexpr int kKeys = Shape::kKeys, kPieces = Shape::kPieces, kUnits = Shape::kUnits;
     const int lane = lane_id();
-    float scores[kChunk / 8][4] = {};
+    uint32_t weights[1][kChunk / 16][4];
+    RowState row;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-        ring.next(piece);
-        if (ring.needs(piece)) add_scores<T, kUnits, kKeys>(scores + piece * kKeys / 8, queries, ring.stage(piece));
+    for (int piece = 0; piece < kChunk / kPiece; ++piece) {
+        float scores[1][kPiece / 8][4] = {};
+#pragma unroll
+        for (int i = 0; i < kPiece / kKeys; ++i) {
+            const int stage = piece * (kPiece / kKeys) + i;
+            ring.next(stage);
+            if (ring.needs(stage)) add_scores<T, kUnits, kKeys>(scores, i * kKeys, queries, ring.stage(stage), 0);
+        }
+        if (ring.p.cap > 0) cap_scores(scores[0], ring.p);
+        const int begin = ring.chunk_begin + piece * kPiece, window = window_of(ring.p);
+        if (tile.row_ends[0] < begin + kPiece || tile.end - window > begin) {  // some row does not see all
+            const int end[2] = {tile.row_ends[lane / 4] - begin, tile.row_ends[lane / 4 + 8] - begin};
+            mask_scores(scores[0], end, window);
+        }
+        add_weights<T>(weights[0], row, piece, scores[0], ring.p.scale);
     }
-    int end[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) end[h] = rows.end(min(row0 + lane / 4 + 8 * h, rows.count - 1)) - ring.chunk_begin;
-    uint32_t weights[kChunk / 16][4];
-    if (ring.p.score_cap > 0) cap_scores(scores, ring.p);
-    const RowState row = softmax<T, false>(weights, scores, end, rows.window, scale);
 
-    float out[D / 8][4] = {};
+    if (D <= 128) sum_weights<T>(row, weights[0]);
+    float out[D / 8][1][4] = {};
 #pragma unroll
     for (int piece = kPieces; piece < 2 * kPieces; ++piece) {
         ring.next(piece);
         if (ring.needs(piece))
-            add_values<T, kUnits, kKeys / 16, D / 16>(out, weights + (piece - kPieces) * kKeys / 16, ring.stage(piece),
+            add_values<T, kUnits, kKeys / 16, D / 16>(out, weights, (piece - kPieces) * kKeys / 16, ring.stage(piece),
                                                       0, 0);
     }
-    __syncwarp();  // nobody reads the ring any more
+    if (D > 128) sum_weights<T>(row, weights[0]);  // later, as the outputs leave no register for the sums
+    __syncwarp();                                  // nobody reads the ring any more
+    float* partial = tile.is_whole() ? reinterpret_cast<float*>(ring.stages)
+                                     : tile.partial<D>(ring.p, ring.chunk_begin / kChunk - tile.chunk0);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int r = lane / 4 + 8 * h;
-        if (r >= num_rows) continue;
+        if (r >= tile.num_rows) continue;
         float* to = partial + r * slot_stride(D);
 #pragma unroll
         for (int j = 0; j < D / 8; ++j)
-            *reinterpret_cast<float2*>(to + 8 * j + lane % 4 * 2) = make_float2(out[j][2 * h], out[j][2 * h + 1]);
+            *reinterpret_cast<float2*>(to + 8 * j + lane % 4 * 2) = make_float2(out[j][0][2 * h], out[j][0][2 * h + 1]);
         if (lane % 4 == 0) *reinterpret_cast<float2*>(to + D) = make_float2(row.m[h], row.l[h]);
     }
 }
@@ -185,84 +228,75 @@ struct Merged {
 
 // Merges all chunks of a tile from the workspace, by as many threads to a row as there are.
 template <class T, int D, int kThreads>
-__device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const Rows& rows, int row0, int num_rows,
-                                           const float* partial, int chunks) {
+__device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const DecodeTile& tile) {
     // On their way: as many bytes as find registers beside those of the chunks' arithmetic.
     constexpr int kItems = Merged<D, kThreads>::kItems,
                   kMost = D == 128  ? 16
                           : D <= 64 ? 8
                                     : 4,
                   kAhead = kItems < kMost ? kMost / kItems : 1;
-    Merged<D, kThreads> merged(num_rows);
-    merged.template add<kAhead>(partial, static_cast<int64_t>(num_rows) * slot_stride(D), chunks);
-    merged.template store<T>(p, rows, row0);
+    Merged<D, kThreads> merged(tile.num_rows);
+    merged.template add<kAhead>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
+                                tile.chunks);
+    merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
 }
 
-// One item of the list, for one kv head, by the whole block.
+// One item of the list from its chunk `first` on, for one kv head, by the whole block.
 template <class T, int D>
-__device__ __forceinline__ void run_item(const AttentionKernelArgs& p, const int4 item, int kv_head, int width,
-                                         uint8_t* smem, bool* is_last) {
+__device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTile& tile, int first, uint8_t* smem) {
     using Shape = DecodeShape<D>;
-    const int seq = item.x, row0 = item.y, slot = item.w, warp = warp_id();
-    const Rows rows(p, seq, kv_head);
-    const int num_rows = min(rows.count - row0, kTileRows), begin = rows.begin(row0),
-              end = rows.end(row0 + num_rows - 1);
-    const int chunk0 = begin / kChunk, chunks = ceil_div(end, kChunk) - chunk0;
-    const bool whole = slot < 0;
-    const int64_t chunk_stride = static_cast<int64_t>(num_rows) * slot_stride(D);
-    float* partial = static_cast<float*>(p.work.workspace) + static_cast<int64_t>(slot) * slot_stride(D) +
-                     kv_head * chunks * chunk_stride;
+    const int warp = warp_id();
     T* queries = reinterpret_cast<T*>(smem);
     uint8_t* scratch = smem + Shape::kQueries;
-    const KeyRows keys(p, seq, kv_head);
-    copy_queries<kTileRows, Shape::kUnits>(queries, p, rows, row0);
-    // Of a tile that this block walks through alone, what is merged so far lies in the place of the last warp.
-    const int step = whole && chunks > width ? attention_chunks_at_once - 1 : width;
+    copy_queries<kTileRows, Shape::kUnits>(queries, p, Rows(p, tile.seq, tile.kv_head), tile.row0);
     float* merged_so_far = reinterpret_cast<float*>(scratch + (attention_chunks_at_once - 1) * Shape::kWarp);
-    for (int first = item.z;; first += step) {
-        const int chunk = first + warp, chunk_begin = (chunk0 + chunk) * kChunk;
-        const bool active = warp < step && chunk < chunks;
+    for (;; first += tile.step) {
+        const int chunk = first + warp, chunk_begin = (tile.chunk0 + chunk) * kChunk;
+        const bool active = warp < tile.step && chunk < tile.chunks;
         uint8_t* mine = scratch + warp * Shape::kWarp;
-        const DecodeRing<T, D> ring{reinterpret_cast<T*>(mine + Shape::kOffsets), reinterpret_cast<int64_t*>(mine), p,
-                                    chunk_begin, Span(begin, end, chunk_begin)};
-        if (active) ring.start(keys);
+        const DecodeRing<T, D> ring{reinterpret_cast<T*>(mine + Shape::kKeyRows), reinterpret_cast<int*>(mine), p,
+                                    chunk_begin, Span(tile.begin, tile.end, chunk_begin)};
+        if (active) ring.start(KeyRows(p, tile.seq, tile.kv_head));
         __syncthreads();  // the queries have come
-        if (active)
-            decode_chunk<T, D>(whole ? reinterpret_cast<float*>(ring.stages) : partial + chunk * chunk_stride, num_rows,
-                               ring, queries, rows, row0, p.scale);
+        if (active) decode_chunk<T, D>(ring, queries, tile);
         __syncthreads();
-        if (!whole) break;
-        Merged<D, kDecodeThreads / kTileRows> merged(num_rows);
+        if (!tile.is_whole()) break;
+        Merged<D, kDecodeThreads / kTileRows> merged(tile.num_rows);
         if (first > 0) merged.template add<1>(merged_so_far, 0, 1);
-        merged.template add<1>(reinterpret_cast<const float*>(scratch + Shape::kOffsets), Shape::kWarp / 4,
-                               min(step, chunks - first));
-        if (first + step >= chunks) return merged.template store<T>(p, rows, row0);
+        merged.template add<1>(reinterpret_cast<const float*>(scratch + Shape::kKeyRows), Shape::kWarp / 4,
+                               min(tile.step, tile.chunks - first));
+        if (first + tile.step >= tile.chunks)
+            return merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
         merged.keep(merged_so_far);
         __syncthreads();  // before the rings are filled again
     }
     if (threadIdx.x == 0) {
-        unsigned* counter = reinterpret_cast<unsigned*>(partial + D + 2);
-        *is_last = atomic_add_acq_rel(counter, 1) + 1 == static_cast<unsigned>(ceil_div(chunks, width));
-        if (*is_last) *counter = 0;  // ready for the next call
+        unsigned* counter = reinterpret_cast<unsigned*>(tile.partial<D>(p, 0) + D + 2);
+        const unsigned blocks = static_cast<unsigned>(ceil_div(tile.chunks, tile.width));
+        tile.is_last = atomic_add_acq_rel(counter, 1) + 1 == blocks;
+        if (tile.is_last) *counter = 0;  // ready for the next call
     }
     __syncthreads();
-    if (!*is_last) return;
-    if (num_rows <= 4)
-        merge_tile<T, D, 32>(p, rows, row0, num_rows, partial, chunks);
+    if (!tile.is_last) return;
+    if (tile.num_rows <= 4)
+        merge_tile<T, D, 32>(p, tile);
     else
-        merge_tile<T, D, 8>(p, rows, row0, num_rows, partial, chunks);
+        merge_tile<T, D, 8>(p, tile);
 }
 
 template <class T, int D>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
     attention_decode_kernel(const AttentionKernelArgs p) {
     INFINILM_DYNAMIC_SHARED(smem);
-    INFINILM_SHARED(bool, is_last, [1]);
+    INFINILM_SHARED(DecodeTile, tile, [1]);
     const int4 list = p.work.array[p.work.list];  // AttentionListHead
     const int i = static_cast<int>(blockIdx.x);
     if (i >= list.y * p.num_kv_heads) return;
-    const int item = i / p.num_kv_heads;  // the kv heads of an item are neighbours: they read the same block table
-    run_item<T, D>(p, p.work.array[list.x + item], i - item * p.num_kv_heads, list.z, smem, is_last);
+    const int number = i / p.num_kv_heads;  // the kv heads of an item are neighbours: they read the same block table
+    const int4 item = p.work.array[list.x + number];
+    if (warp_id() == 0) tile->find(p, item, i - number * p.num_kv_heads, list.z);
+    __syncthreads();
+    run_item<T, D>(p, *tile, item.z, smem);
 }
 
 template <class T, int D>

@@ -1,105 +1,139 @@
-// Attention of the sequences with many rows: prompts, whole or in part. A block takes 64 rows of a (sequence, kv head),
-// 16 to a warp, and goes through the chunks that any of them sees; the warps share keys and values.
-// Grid (num_kv_heads, tiles), 128 threads; the tiles are those of the list of work, which has the ones with most keys
-// first. A chunk comes in four pieces through a ring of cp.async stages: keys 0 .. 63, keys 64 .. 127, the left
-// columns of all values, the right ones. So a whole chunk of scores is in registers, its softmax needs no rescaling,
-// and outputs are made and merged a few columns at a time. Idea: FlashAttention-2 (Dao 2023).
-// Floor: 4 * head_dim operations for each (row, visible key) at the rate of mma.sync. Bytes: q and out once; keys and
-// values from L2 once for every 64 rows, 64 operations a byte. A warp reads the tiles with ldmatrix for its 16 rows
-// alone: 16 bytes of shared memory for 128 multiply-adds, which takes an SM of sm_80 as long as these.
+// Attention of the sequences with many rows: prompts, whole or in part. A block takes 128 rows of a (sequence, kv
+// head), 32 to a warp, and goes through the chunks that any of them sees; the warps share keys and values. With
+// head_dim over 128 there are registers for 16 rows to a warp. Grid (num_kv_heads, tiles), 128 threads; the tiles are
+// those of the list of work, which has the ones with most keys first. A chunk comes in four parts through a ring of
+// cp.async stages: keys 0 .. 63, keys 64 .. 127, the left columns of all values, the right ones. So a whole chunk of
+// weights is in registers, as 16-bit numbers, and outputs are made and merged a few columns at a time. Idea:
+// FlashAttention-2 (Dao 2023). Floor: 4 * head_dim operations for each (row, visible key) at the rate of mma.sync.
+// Bytes: q and out once; keys and values from L2 once for every 128 rows, 128 operations a byte. A warp reads the tiles
+// with ldmatrix for its 32 rows: 16 bytes of shared memory for 256 multiply-adds, half of what an SM of sm_80 can read
+// while it does these.
 #include "attention.cuh"
 #include "launch.cuh"
 
 namespace infinilm::cuda {
 
-constexpr int kBlockRows = attention_prefill_rows, kPrefillWarps = kBlockRows / kTileRows,
-              kPrefillThreads = 32 * kPrefillWarps;
+constexpr int kPrefillWarps = 4, kPrefillThreads = 32 * kPrefillWarps;
 
 template <int D>
 struct PrefillShape {
-    static constexpr int kUnits = D / 8, kPieceKeys = kChunk / 2;
+    static constexpr int kBlockRows = attention_prefill_rows(D), kWarpRows = kBlockRows / kPrefillWarps;
+    static constexpr int kTiles = kWarpRows / kTileRows;
+    static constexpr int kUnits = D / 8, kHalf = kChunk / 2;
+    static constexpr int kAtOnce = D <= 64 ? 64 : 32;        // keys whose scores are in registers
     static constexpr int kLeftUnits = (D / 16 + 1) / 2 * 2;  // of values; whole pairs of 8 columns
-    static constexpr int kKeyTile = tile_elements<kUnits>(kPieceKeys), kValueTile = tile_elements<kLeftUnits>(kChunk);
+    static constexpr int kKeyTile = tile_elements<kUnits>(kHalf), kValueTile = tile_elements<kLeftUnits>(kChunk);
     static constexpr int kStage = kKeyTile > kValueTile ? kKeyTile : kValueTile, kStages = D <= 128 ? 3 : 2;
-    static constexpr int kQueries = tile_elements<kUnits>(kTileRows);  // of a warp
-    static constexpr size_t kBytes = 2 * (size_t{kPrefillWarps} * kQueries + size_t{kStages} * kStage) + 2 * kChunk * 8;
+    static constexpr int kQueries = tile_elements<kUnits>(kWarpRows);  // of a warp
+    static constexpr size_t kBytes = 2 * (size_t{kPrefillWarps} * kQueries + size_t{kStages} * kStage) + 2 * kChunk * 4;
 };
 
-// The block's ring of stages. Pieces 0 .. 3 of a chunk as above.
+// The block's ring of stages. Parts 0 .. 3 of a chunk as above.
 template <class T, int D>
 struct PrefillRing {
     using Shape = PrefillShape<D>;
     T* stages;
-    int64_t* offsets;  // [2][kChunk], of the keys of even and odd chunks
+    int* rows;  // [2][kChunk], of the keys of even and odd chunks (KeyRows)
     const AttentionKernelArgs& p;
+    int seq, kv_head;
     int begin, end;  // keys that any row of the block sees
-    int stage = 0;   // of the next piece
+    int stage = 0;   // of the next part
     __device__ __forceinline__ Span visible(int chunk) const { return Span(begin, end, chunk * kChunk); }
-    __device__ __forceinline__ void locate(int chunk, const KeyRows& keys) const {
-        keys.locate<kPrefillThreads>(offsets + chunk % 2 * kChunk, chunk * kChunk, visible(chunk), threadIdx.x);
+    __device__ __forceinline__ void locate(int chunk) const {
+        KeyRows(p, opaque(seq), kv_head)
+            .locate<kPrefillThreads>(rows + chunk % 2 * kChunk, chunk * kChunk, visible(chunk), threadIdx.x);
     }
-    __device__ __forceinline__ void load(int chunk, int piece, int to) const {  // nothing of a chunk beyond the last
-        const int64_t* rows = offsets + chunk % 2 * kChunk;
+    __device__ __forceinline__ void load(int chunk, int part, int to) const {  // nothing of a chunk beyond the last
+        const int* of = rows + chunk % 2 * kChunk;
         T* tile = stages + to * Shape::kStage;
-        if (piece < 2 && visible(chunk).meets(piece * Shape::kPieceKeys, Shape::kPieceKeys))
-            copy_tile<kPrefillThreads, Shape::kPieceKeys, Shape::kUnits>(
-                tile, static_cast<const T*>(p.k_cache), rows + piece * Shape::kPieceKeys, 0, p.head_dim, threadIdx.x);
-        if (piece >= 2 && visible(chunk).meets(0, kChunk))
-            copy_tile<kPrefillThreads, kChunk, Shape::kLeftUnits>(
-                tile, static_cast<const T*>(p.v_cache), rows, (piece - 2) * Shape::kLeftUnits, p.head_dim, threadIdx.x);
+        if (part < 2 && visible(chunk).meets(part * Shape::kHalf, Shape::kHalf))
+            copy_tile<kPrefillThreads, Shape::kHalf, Shape::kUnits>(tile, static_cast<const T*>(p.k_cache),
+                                                                    of + part * Shape::kHalf, 0, p.head_dim);
+        if (part >= 2 && visible(chunk).meets(0, kChunk))
+            copy_tile<kPrefillThreads, kChunk, Shape::kLeftUnits>(tile, static_cast<const T*>(p.v_cache), of,
+                                                                  (part - 2) * Shape::kLeftUnits, p.head_dim);
         cp_async_commit();
     }
-    __device__ __forceinline__ void start(int chunk, const KeyRows& keys) const {
-        locate(chunk, keys);
+    __device__ __forceinline__ void start(int chunk) const {
+        locate(chunk);
         __syncthreads();
 #pragma unroll
-        for (int piece = 0; piece < Shape::kStages - 1; ++piece) load(chunk, piece, piece);
+        for (int part = 0; part < Shape::kStages - 1; ++part) load(chunk, part, part);
     }
-    // Waits for a piece and starts the load into the stage of the one before.
-    __device__ __forceinline__ const T* next(int chunk, int piece, const KeyRows& keys) {
+    // Waits for a part and starts the load into the stage of the one before.
+    __device__ __forceinline__ const T* next(int chunk, int part) {
         constexpr int kAhead = Shape::kStages - 1;
         cp_async_wait<kAhead - 1>();
         __syncthreads();
-        if (piece == 0) locate(chunk + 1, keys);  // read after the next barrier; of chunk - 1 all is loading by now
-        load(chunk + (piece + kAhead) / 4, (piece + kAhead) % 4, stage == 0 ? kAhead : stage - 1);
+        if (part == 0) locate(chunk + 1);  // read after the next barrier; of chunk - 1 all is loading by now
+        load(chunk + (part + kAhead) / 4, (part + kAhead) % 4, stage == 0 ? kAhead : stage - 1);
         const T* tile = stages + stage * Shape::kStage;
         stage = stage == kAhead ? 0 : stage + 1;
         return tile;
     }
 };
 
-// Makes kPairs pairs of 8 columns of a chunk's output and merges them into `total`. `tile`: values, all keys.
-template <class T, int kUnits, int kPairs>
-__device__ __forceinline__ void merge_values(float (*total)[4], const uint32_t (&weights)[kChunk / 16][4],
-                                             const T* tile, int first_unit, Span visible, const Factors (&factors)[2]) {
+// A lane's rows are rows g and g + 8 of each tile, g = lane / 4; its three neighbours have the same. What there is of
+// each row, one lane of the four keeps.
+template <int kTiles>
+struct RowKeeper {
+    static constexpr int kRows = 2 * kTiles;
+    static __device__ __forceinline__ int row() {
+        const int lane = lane_id(), mine = lane % 4 % kRows;
+        return mine / 2 * kTileRows + lane / 4 + mine % 2 * 8;
+    }
+    static __device__ __forceinline__ float keep(const float (&of_rows)[kRows]) {
+        const int mine = opaque(lane_id()) % 4 % kRows;
+        float value = of_rows[0];
+#pragma unroll
+        for (int i = 1; i < kRows; ++i) value = mine == i ? of_rows[i] : value;
+        return value;
+    }
+    template <class V>
+    static __device__ __forceinline__ V give(V value, int tile, int half) {
+        return __shfl_sync(0xffffffffu, value, 2 * tile + half, 4);
+    }
+};
+
+// Makes kPairs pairs of 8 columns of a chunk's output and merges them into total[kTiles][first ..]. `tile`: values, all
+// keys, of which the columns begin at first_unit.
+template <class T, int kUnits, int kPairs, int kTiles, int kColumns>
+__device__ __forceinline__ void merge_values(float (&total)[kTiles][kColumns][4], int first,
+                                             const uint32_t (&weights)[kTiles][kChunk / 16][4], const T* tile,
+                                             int first_unit, Span visible, const Factors (&factors)[kTiles][2]) {
     constexpr int kSteps = kChunk / 32;
-    float out[2 * kPairs][4] = {};
+    float out[2 * kPairs][kTiles][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         if (visible.meets(half * kChunk / 2, kChunk / 2))
-            add_values<T, kUnits, kSteps, kPairs>(out, weights + half * kSteps, tile, half * kChunk / 2, first_unit);
+            add_values<T, kUnits, kSteps, kPairs>(out, weights, half * kSteps, tile, half * kChunk / 2, first_unit);
 #pragma unroll
     for (int j = 0; j < 2 * kPairs; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[j][i] = factors[i / 2].merge(total[j][i], out[j][i]);
+        for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                total[t][first + j][i] = factors[t][i / 2].merge(total[t][first + j][i], out[j][t][i]);
 }
 
-// Writes a warp's rows by way of its queries' place, which nobody has read since the barrier of the last piece.
-template <class T, int D>
-__device__ __forceinline__ void store_rows(const float (&total)[D / 8][4], const RowState& state, T* tile, int row0,
+// Writes a warp's rows by way of its queries' place, which nobody has read since the barrier of the last part.
+template <class T, int D, int kTiles>
+__device__ __forceinline__ void store_rows(const float (&total)[kTiles][D / 8][4], float inverse_l, T* tile, int row0,
                                            const Rows& rows, const AttentionKernelArgs& p) {
     constexpr int kUnits = D / 8;
     const int lane = lane_id();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const float inverse = inverse_weight(p, rows.head(row0 + lane / 4 + 8 * h), state.m[h], state.l[h]);
+    for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-        for (int j = 0; j < kUnits; ++j)
-            *reinterpret_cast<uint32_t*>(tile + place<kUnits>(lane / 4 + 8 * h, j) + lane % 4 * 2) =
-                pack2<T>(finished(total[j][2 * h], inverse), finished(total[j][2 * h + 1], inverse));
-    }
+        for (int h = 0; h < 2; ++h) {
+            const float inverse = RowKeeper<kTiles>::give(inverse_l, t, h);
+#pragma unroll
+            for (int j = 0; j < kUnits; ++j)
+                *reinterpret_cast<uint32_t*>(tile + place<kUnits>(t * kTileRows + lane / 4 + 8 * h, j) + lane % 4 * 2) =
+                    pack2<T>(finished(total[t][j][2 * h], inverse), finished(total[t][j][2 * h + 1], inverse));
+        }
     __syncwarp();
-    for (int i = lane; i < kTileRows * kUnits; i += 32) {
+    for (int i = lane; i < kTiles * kTileRows * kUnits; i += 32) {
         const int r = i / kUnits, unit = i % kUnits;
         if (row0 + r >= rows.count || unit * 8 >= p.head_dim) continue;
         T* to = static_cast<T*>(p.out) + rows.offset(row0 + r, p.out_stride, p.head_dim) + unit * 8;
@@ -110,60 +144,101 @@ __device__ __forceinline__ void store_rows(const float (&total)[D / 8][4], const
 template <class T, int D>
 __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(const AttentionKernelArgs p) {
     using Shape = PrefillShape<D>;
-    constexpr int kUnits = Shape::kUnits, kLeft = Shape::kLeftUnits;
+    constexpr int kUnits = Shape::kUnits, kLeft = Shape::kLeftUnits, kTiles = Shape::kTiles;
+    constexpr int kAtOnce = Shape::kAtOnce, kPairs = kTiles == 1 ? 2 : 1;
     INFINILM_DYNAMIC_SHARED(smem);
     const int4 item = p.work.array[p.work.prefill_begin + blockIdx.y];  // AttentionPrefillItem
-    const int seq = item.x, kv_head = blockIdx.x, warp = warp_id(), lane = lane_id();
+    const int seq = item.x, kv_head = blockIdx.x;
+    const int warp = of_warp(static_cast<int>(warp_id()));
     const Rows rows(p, seq, kv_head);
-    const int block_row0 = item.y * kBlockRows, row0 = block_row0 + warp * kTileRows, last = rows.count - 1;
-    const int block_begin = rows.begin(block_row0), block_end = rows.end(min(block_row0 + kBlockRows - 1, last));
-    const int first_chunk = block_begin / kChunk, end_chunk = ceil_div(block_end, kChunk);
+    const int block_row0 = item.y * Shape::kBlockRows, row0 = block_row0 + warp * Shape::kWarpRows,
+              last = rows.count - 1;
+    const int block_begin = of_warp(rows.begin(block_row0)),
+              block_end = of_warp(rows.end(min(block_row0 + Shape::kBlockRows - 1, last)));
+    const int first_chunk = block_begin / kChunk;
     T* queries = reinterpret_cast<T*>(smem);
-    const KeyRows keys(p, seq, kv_head);
     T* stages = queries + kPrefillWarps * Shape::kQueries;
-    PrefillRing<T, D> ring{stages, reinterpret_cast<int64_t*>(stages + Shape::kStages * Shape::kStage), p, block_begin,
-                           block_end};
-    ring.start(first_chunk, keys);
-    copy_queries<kBlockRows, kUnits>(queries, p, rows, block_row0);  // the barrier of the first piece is theirs too
+    PrefillRing<T, D> ring{
+        stages,   reinterpret_cast<int*>(stages + Shape::kStages * Shape::kStage), p, seq, kv_head, block_begin,
+        block_end};
+    ring.start(first_chunk);
+    copy_queries<Shape::kBlockRows, kUnits>(queries, p, rows, block_row0);  // the barrier of the first part is theirs
     queries += warp * Shape::kQueries;
 
-    const int warp_last = min(row0 + kTileRows - 1, last);
-    const int warp_begin = rows.begin(min(row0, last)), warp_end = row0 <= last ? rows.end(warp_last) : 0;
-    const int row_end[2] = {rows.end(min(row0 + lane / 4, last)), rows.end(min(row0 + lane / 4 + 8, last))};
-    RowState state;
-    float total[D / 8][4] = {};
-    for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
-        const int chunk_begin = chunk * kChunk;
-        const Span visible(warp_begin, warp_end, chunk_begin);
-        float scores[kChunk / 8][4] = {};
+    using Keeper = RowKeeper<kTiles>;
+    const int warp_end = of_warp(row0 <= last ? rows.end(min(row0 + Shape::kWarpRows - 1, last)) : 0);
+    const int first_end = of_warp(rows.end(min(row0, last))), warp_begin = max(0, first_end - window_of(p));
+    const int own_row = min(row0 + Keeper::row(), last), own_end = rows.end(own_row);
+    float own_m = -INFINITY, own_l = 0.0f;  // of own_row
+    float total[kTiles][D / 8][4] = {};
+    for (int chunk = first_chunk; chunk * kChunk < block_end; ++chunk) {
+        const Span visible(warp_begin, warp_end, chunk * kChunk);
+        uint32_t weights[kTiles][kChunk / 16][4];
+        RowState now[kTiles];
 #pragma unroll
-        for (int piece = 0; piece < 2; ++piece) {
-            const T* key_tile = ring.next(chunk, piece, keys);
-            if (visible.meets(piece * Shape::kPieceKeys, Shape::kPieceKeys))
-                add_scores<T, kUnits, Shape::kPieceKeys>(scores + piece * Shape::kPieceKeys / 8, queries, key_tile);
+        for (int half = 0; half < 2; ++half) {
+            const T* key_tile = ring.next(chunk, half);
+#pragma unroll
+            for (int at = half * Shape::kHalf; at < (half + 1) * Shape::kHalf; at += kAtOnce) {
+                if (!visible.meets(at, kAtOnce)) {
+#pragma unroll
+                    for (int i = 0; i < kTiles * kAtOnce / kPiece; ++i)
+                        add_no_weights(weights[i % kTiles], at / kPiece + i / kTiles);
+                    continue;
+                }
+                float scores[kTiles][kAtOnce / 8][4] = {};
+                add_scores<T, kUnits, kAtOnce>(scores, 0, queries, key_tile, at - half * Shape::kHalf);
+#pragma unroll
+                for (int i = 0; i < kTiles * kAtOnce / kPiece; ++i) {
+                    const int t = i % kTiles, piece = at / kPiece + i / kTiles;
+                    float (*of_piece)[4] = scores[t] + i / kTiles * kPiece / 8;
+                    if (p.cap > 0) cap_scores(of_piece, p);
+                    const int begin = chunk * kChunk + piece * kPiece;
+                    if (first_end < begin + kPiece || warp_end - window_of(p) > begin) {  // some row does not see all
+                        const int end[2] = {Keeper::give(own_end, t, 0) - begin, Keeper::give(own_end, t, 1) - begin};
+                        mask_scores(of_piece, end, window_of(p));
+                    }
+                    add_weights<T>(weights[t], now[t], piece, of_piece, p.scale);
+                }
+            }
         }
-        const int end[2] = {row_end[0] - chunk_begin, row_end[1] - chunk_begin};
-        uint32_t weights[kChunk / 16][4];
-        if (p.score_cap > 0) cap_scores(scores, p);
-        const RowState now = softmax<T, true>(weights, scores, end, rows.window, p.scale);
-        const Factors factors[2] = {{state.m[0], now.m[0]}, {state.m[1], now.m[1]}};
+        float m[2 * kTiles], l[2 * kTiles];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) state.l[h] = factors[h].merge(state.l[h], now.l[h]);
+        for (int t = 0; t < kTiles; ++t) {
+            sum_weights<T>(now[t], weights[t]);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) m[2 * t + h] = now[t].m[h], l[2 * t + h] = now[t].l[h];
+        }
+        const Factors own(own_m, Keeper::keep(m));
+        own_l = own.merge(own_l, Keeper::keep(l));
+        Factors factors[kTiles][2];
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                factors[t][h].before = Keeper::give(own.before, t, h);
+                factors[t][h].chunk = Keeper::give(own.chunk, t, h);
+            }
 #pragma unroll
         for (int right = 0; right < 2; ++right) {
-            const T* value_tile = ring.next(chunk, 2 + right, keys);
+            const T* value_tile = ring.next(chunk, 2 + right);
             if (!visible.meets(0, kChunk)) continue;
 #pragma unroll
-            for (int unit = 0; unit < (right ? kUnits - kLeft : kLeft); unit += 4) {
-                float (*to)[4] = total + right * kLeft + unit;
-                if (unit + 4 <= (right ? kUnits - kLeft : kLeft))
-                    merge_values<T, kLeft, 2>(to, weights, value_tile, unit, visible, factors);
+            for (int unit = 0; unit < (right ? kUnits - kLeft : kLeft); unit += 2 * kPairs) {
+                if (unit + 2 * kPairs <= (right ? kUnits - kLeft : kLeft))
+                    merge_values<T, kLeft, kPairs>(total, right * kLeft + unit, weights, value_tile, unit, visible,
+                                                   factors);
                 else
-                    merge_values<T, kLeft, 1>(to, weights, value_tile, unit, visible, factors);
+                    merge_values<T, kLeft, 1>(total, right * kLeft + unit, weights, value_tile, unit, visible, factors);
             }
         }
     }
-    store_rows<T, D>(total, state, queries, row0, rows, p);
+    // Read again: in the loop above there is no register for any of this.
+    const int4 again = p.work.array[p.work.prefill_begin + blockIdx.y];
+    const Rows out_rows(p, again.x, kv_head);
+    const int out_row0 = again.y * Shape::kBlockRows + static_cast<int>(warp_id()) * Shape::kWarpRows;
+    const int head = out_rows.head(min(out_row0 + Keeper::row(), out_rows.count - 1));
+    store_rows<T, D>(total, inverse_weight(p, head, own_m, own_l), queries, out_row0, out_rows, p);
 }
 
 template <class T, int D>

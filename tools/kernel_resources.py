@@ -1,7 +1,7 @@
 """Registers and shared memory of every CUDA kernel, and rules for their machine code, read from the built library.
 
     python tools/kernel_resources.py            checks the rules
-    python tools/kernel_resources.py --write    also writes the table in docs/kernels.md
+    python tools/kernel_resources.py --write    also writes the tables in docs/kernels.md
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
 16-byte loads; the Hopper linear multiplies with wgmma. Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the
@@ -22,7 +22,7 @@ from collections import defaultdict
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs/kernels.md"
-BEGIN, END = "<!-- kernel resources: begin -->", "<!-- kernel resources: end -->"
+ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!-- name: begin --> .. <!-- name: end -->
 
 
 def find_tool() -> str:
@@ -125,17 +125,37 @@ def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def make_attention_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
+    """Registers of the attention kernels of bf16, by head_dim; those of f16 are the same."""
+    found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for mangled, name in demangle(sorted(usage)).items():
+        if match := re.fullmatch(r"attention_(decode|prefill)<bf16, (\d+)>", name):
+            for arch, (registers, _) in usage[mangled].items():
+                found[match[1], arch][int(match[2])] = registers
+    widths = sorted({width for row in found.values() for width in row})
+    rows = [["head_dim", *map(str, widths)], ["---"] * (1 + len(widths))]
+    for (kernel, arch), row in sorted(found.items()):
+        rows.append([f"{kernel}, {arch}", *(str(row.get(width, "")) for width in widths)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def replace_table(text: str, name: str, table: str) -> str:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = text.partition(begin)
+    assert end in rest, f"{DOCS} has no {begin} .. {end}"
+    return f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Checks the machine code of the CUDA kernels.")
     parser.add_argument("library", type=Path, nargs="?", help="default: that of the installed package")
-    parser.add_argument("--write", action="store_true", help="write the table in docs/kernels.md")
+    parser.add_argument("--write", action="store_true", help="write the tables in docs/kernels.md")
     args = parser.parse_args()
     tool, library = find_tool(), args.library or find_library()
     if args.write:
-        text = DOCS.read_text()
-        before, _, rest = text.partition(BEGIN)
-        after = rest.partition(END)[2]
-        DOCS.write_text(f"{before}{BEGIN}\n{make_table(read_usage(tool, library))}\n{END}{after}")
+        usage = read_usage(tool, library)
+        text = replace_table(DOCS.read_text(), ALL_KERNELS, make_table(usage))
+        DOCS.write_text(replace_table(text, ATTENTION, make_attention_table(usage)))
     faults = check_code(tool, library)
     if faults:
         sys.exit("\n".join(faults))

@@ -25,7 +25,7 @@ public:
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
             const int rows = num_rows(seq);
             const bool few = rows <= attention_decode_rows;
-            const int tile_rows = few ? attention_tile_rows : attention_prefill_rows;
+            const int tile_rows = few ? attention_tile_rows : attention_prefill_rows(heads.head_dim);
             for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
                 (few ? decode : prefill).push_back(make_tile(seq, row0, std::min(rows - row0, tile_rows)));
         }
@@ -123,7 +123,8 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const Attenti
         const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(list.num_decode), width, 0};
         std::copy(std::begin(head), std::end(head), array.begin() + 4 * static_cast<ptrdiff_t>(i));
         list.prefill_begin = size();
-        for (const Tile& tile : tiles.prefill) append({tile.seq, tile.row0 / attention_prefill_rows, 0, 0});
+        for (const Tile& tile : tiles.prefill)
+            append({tile.seq, tile.row0 / attention_prefill_rows(heads.head_dim), 0, 0});
         list.num_prefill = size() - list.prefill_begin;
         work.lists.push_back(list);
     }

@@ -6,7 +6,8 @@
 // cut into tiles of 16, and the keys of a tile into chunks of 128 at fixed positions. An item is some neighbouring
 // chunks of a tile. Where a tile has several items, each chunk leaves a partial result in the workspace, and the last
 // block to arrive merges them in order; a tile of one item is merged by its block. Neither changes a bit.
-// Prefill: the other sequences, tiles of 64 rows with all keys that these see, those with most keys first.
+// Prefill: the other sequences, tiles of 128 rows (64 of wide heads) with all keys that these see, those with most keys
+// first.
 // Idea: plans of flashinfer (attention/scheduler.cuh). C++17, as the kernels include it.
 #pragma once
 
@@ -19,7 +20,6 @@ namespace infinilm {
 constexpr int attention_chunk = 128;         // keys
 constexpr int attention_tile_rows = 16;      // of decode
 constexpr int attention_decode_rows = 32;    // a sequence with at most this many rows a kv head is decode's
-constexpr int attention_prefill_rows = 64;   // of a tile
 constexpr int attention_chunks_at_once = 4;  // that a block of decode takes at a time, at most
 
 // The kernels are compiled for these widths of a head; columns from head_dim on are zeros.
@@ -31,6 +31,8 @@ constexpr int attention_kernel_dim(int head_dim) {
            : head_dim <= 128 ? 128
                              : 256;
 }
+// Rows of a tile of prefill: a warp has 32, or the 16 that there are registers for.
+constexpr int attention_prefill_rows(int head_dim) { return attention_kernel_dim(head_dim) <= 128 ? 128 : 64; }
 // A row of partial results: the floats of the output, its largest score, its sum of weights, and two more. In the first
 // row of a (tile, kv head) the first of these counts the blocks that have arrived; it is zero between calls.
 constexpr int attention_row_floats(int head_dim) { return attention_kernel_dim(head_dim) + 4; }
@@ -59,7 +61,7 @@ struct AttentionDecodeItem {
     int32_t slot;
 };
 struct AttentionPrefillItem {
-    int32_t seq, tile;  // rows [64 * tile, ..)
+    int32_t seq, tile;  // rows [attention_prefill_rows * tile, ..)
     int32_t padding[2];
 };
 

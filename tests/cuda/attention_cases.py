@@ -276,7 +276,7 @@ def lists(gpu: Gpu, seed: int) -> None:
         assert got == want
         assert (used <= 1).all(), "two tiles have the same workspace"
         rows = (queries * group).tolist()
-        tiles = [(seq, tile) for seq, n in enumerate(rows) if n > 32 for tile in range(-(-n // 64))]
+        tiles = [(seq, tile) for seq, n in enumerate(rows) if n > 32 for tile in range(-(-n // 128))]
         assert sorted(map(tuple, work.prefill[:, :2].tolist())) == tiles
 
 
