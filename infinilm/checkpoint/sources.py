@@ -6,7 +6,7 @@ Called by `load_weights`. The tables are `infinilm.config.tensor_names`, one per
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.safetensors_header import TensorInfo
+from infinilm.config.delta import delta_facts
 from infinilm.config.families import family_of, rotary_dim
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
@@ -36,9 +37,9 @@ class Source:
     tensor : str
         In the files.
     begin, end : int
-        Its rows there.
+        Its rows there, or those that they are among.
     order : numpy.ndarray, optional
-        [end - begin]: which of these rows each row of the parameter is. None: in their order.
+        [rows of the parameter]: which of these rows each is. None: all in their order.
     matrix : int, optional
         Which of the matrices, or vectors, of a tensor of one dimension more has these rows.
     columns : bool
@@ -111,6 +112,7 @@ def find_tensors(
         {part: (whole, parts) for whole, parts in table.items() for part in parts}
         for table in (names.joined, names.stacked)
     )
+    by_head = _rows_by_head(config, names)
     order = _halves_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
 
     sources: dict[str, Source] = {}
@@ -123,6 +125,11 @@ def find_tensors(
             sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
             continue
         layer, module, kind = match.groups()
+        if module in by_head:
+            whole, own_rows, num_rows = by_head[module]
+            tensor = f"{model}{layer}{whole}.{kind}"
+            sources[name], shapes[tensor] = Source(tensor, 0, num_rows, own_rows), (num_rows, *shape[1:])
+            continue
         expert = _EXPERT.search(module)
         number = expert.group() if expert else ""
         any_expert = _EXPERT.sub("{}", module)
@@ -171,6 +178,36 @@ def _halves_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
     """
     pairs = np.arange(rotary_dim).reshape(-1, 2)
     return np.concatenate([pairs[:, 0], pairs[:, 1], np.arange(rotary_dim, head_dim)])
+
+
+def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, tuple[str, npt.NDArray[np.int64], int]]:
+    """Return the modules whose rows stand head by head in a tensor of several: it, their rows there, and all rows."""
+    found: dict[str, tuple[str, npt.NDArray[np.int64], int]] = {}
+
+    def add(tensor: str, num_heads: int, of_a_head: Mapping[str, Sequence[int]]) -> None:
+        """`of_a_head`: the rows of each module in a head, one after the other; by module their sizes."""
+        size = sum(map(sum, of_a_head.values()))
+        heads = np.arange(num_heads * size).reshape(num_heads, size)
+        first = 0
+        for module, sizes in of_a_head.items():
+            parts = []
+            for part in sizes:
+                parts.append(heads[:, first : first + part].reshape(-1))
+                first += part
+            found[module] = tensor, np.concatenate(parts), num_heads * size
+
+    if names.gated_q:
+        one = [config.head_dim]
+        add("self_attn.q_proj", config.num_attention_heads, {"self_attn.q_proj": one, "self_attn.gate_proj": one})
+    delta = delta_facts(config)
+    if names.delta_by_head and any(delta.layers):
+        shared_by = delta.num_v_heads // delta.num_k_heads
+        v_size = shared_by * delta.v_dim
+        qkv = {"linear_attn.in_proj_qkv": [delta.k_dim, delta.k_dim, v_size], "linear_attn.in_proj_z": [v_size]}
+        add("linear_attn.in_proj_qkvz", delta.num_k_heads, qkv)
+        ba = {"linear_attn.in_proj_b": [shared_by], "linear_attn.in_proj_a": [shared_by]}
+        add("linear_attn.in_proj_ba", delta.num_k_heads, ba)
+    return found
 
 
 def _of_heads(order: npt.NDArray[np.int64] | None, rows: int) -> npt.NDArray[np.int64]:

@@ -10,11 +10,12 @@ Source of the facts: the configuration and modelling files of transformers 5.x; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from infinilm.config.delta import DELTA_KEYS
 from infinilm.config.experts import EXPERT_KEYS
+from infinilm.config.family import Family
 from infinilm.config.family_defaults import (
     COHERE_DEFAULTS,
     GEMMA2_DEFAULTS,
@@ -25,6 +26,9 @@ from infinilm.config.family_defaults import (
     MINISTRAL3_DEFAULTS,
     MISTRAL_DEFAULTS,
     QWEN2_VL_DEFAULTS,
+    QWEN3_5_DEFAULTS,
+    QWEN3_5_MOE_DEFAULTS,
+    QWEN3_NEXT_DEFAULTS,
     QWEN3_VL_MOE_DEFAULTS,
     QWEN_DEFAULTS,
     QWEN_MOE_DEFAULTS,
@@ -38,67 +42,20 @@ from infinilm.config.tensor_names import (
     GPT_OSS,
     GRANITE_HYBRID,
     IDEFICS3,
-    LLAMA,
     MISTRAL3,
     MIXTRAL,
     PHI3,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
     QWEN_MOE,
     QWEN_VL,
     QWEN_VL_MOE,
     STARCODER2,
-    TensorNames,
 )
 from infinilm.errors import ConfigError
 
 __all__ = ["FAMILIES", "Family", "family_of", "family_of_model_type"]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
-
-    architecture: str
-    model_type: str
-    # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    qkv_bias: str | bool = "attention_bias"
-    out_bias: str | bool = "attention_bias"
-    mlp_bias: str | bool = False
-    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
-    qk_norm: Literal["none", "head", "all"] = "none"
-    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
-    # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
-    # before that; or, "of_qwen3_moe", all.
-    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe"] = "none"
-    # Whether a sublayer norms what it reads, and what it adds to the residual stream.
-    pre_norms: bool = True
-    post_norms: bool = False
-    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
-    parallel_blocks: bool = False  # attention and MLP read the same norm
-    gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
-    activation: str | None = None  # whatever hidden_act says
-    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
-    expert_bias: bool = False  # of the router and of each expert
-    # Whether the weights of a token's experts are made to add up to 1.
-    norm_topk_prob: str | bool = "norm_topk_prob"
-    norm_offset: float = 0  # added to the weights of norms
-    scaled_embedding: bool = False  # by the root of hidden_size
-    # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
-    # engine has halves: rows of q_proj and k_proj change places when they are read.
-    rope_pairs: Literal["halves", "neighbours"] = "halves"
-    rope_needs_window: bool = False  # layers without a window have no RoPE
-    names: TensorNames = LLAMA
-    # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
-    keys: frozenset[str] = frozenset()
-    # Fields of LlamaConfig that its config.json calls otherwise.
-    other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Keys of its config.json that are no fields, since all but one value of each is of another math.
-    fixed_keys: Mapping[str, Any] = field(default_factory=dict)
-    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
-    rope_types: Mapping[str, str] = field(default_factory=dict)
-    rope_inert: frozenset[str] = frozenset()
-    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
-    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
@@ -114,9 +71,36 @@ _GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "resi
 _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
+_GATED_DELTA_KEYS = DELTA_KEYS | {"partial_rotary_factor"}
 # RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
 _MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
 _MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
+
+# Columns that families of the gated delta rule share.
+_GATED_DELTA: Mapping[str, Any] = {
+    "qkv_bias": False,
+    "out_bias": False,
+    "qk_norm": "head",
+    "output_gate": True,
+    "norm_offset": 1,
+    "fixed_keys": {"attn_output_gate": True},
+}
+_QWEN3_5: Mapping[str, Any] = {
+    **_GATED_DELTA,
+    "defaults": QWEN3_5_DEFAULTS,
+    "names": QWEN3_5,
+    "keys": _GATED_DELTA_KEYS,
+    "rope_types": _MULTIMODAL_ROPE_TYPES,
+    "rope_inert": _MULTIMODAL_ROPE_INERT,
+}
+_QWEN3_5_MOE: Mapping[str, Any] = {
+    **_QWEN3_5,
+    "defaults": QWEN3_5_MOE_DEFAULTS,
+    "names": QWEN3_5_MOE,
+    "keys": _GATED_DELTA_KEYS | EXPERT_KEYS,
+    "other_keys": _EXPERT_COUNT,
+    "norm_topk_prob": True,
+}
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -376,6 +360,29 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 names=QWEN_MOE,
                 keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
                 other_keys=_EXPERT_COUNT,
+            ),
+            Family(
+                architecture="Qwen3NextForCausalLM",
+                model_type="qwen3_next",
+                defaults=QWEN3_NEXT_DEFAULTS,
+                names=QWEN3_NEXT,
+                keys=_GATED_DELTA_KEYS | EXPERT_KEYS,
+                other_keys=_EXPERT_COUNT,
+                **_GATED_DELTA,
+            ),
+            Family(architecture="Qwen3_5ForCausalLM", model_type="qwen3_5_text", **_QWEN3_5),
+            Family(
+                architecture="Qwen3_5ForConditionalGeneration",
+                model_type="qwen3_5",
+                text_model_types={"qwen3_5_text": {}},
+                **_QWEN3_5,
+            ),
+            Family(architecture="Qwen3_5MoeForCausalLM", model_type="qwen3_5_moe_text", **_QWEN3_5_MOE),
+            Family(
+                architecture="Qwen3_5MoeForConditionalGeneration",
+                model_type="qwen3_5_moe",
+                text_model_types={"qwen3_5_moe_text": {}},
+                **_QWEN3_5_MOE,
             ),
             Family(
                 architecture="GemmaForCausalLM",

@@ -22,6 +22,7 @@ import numpy as np
 
 from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
 from infinilm.config import families
+from infinilm.config.delta import STATE_LAYER
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.text_part import text_part
@@ -76,6 +77,10 @@ class LlamaConfig:
         name of the first. Only families of experts have these and the next.
     decoder_sparse_step, mlp_only_layers
         1, []: each so-manieth layer has experts, but for those listed, from 0 on.
+    linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim, linear_conv_kernel_dim
+        0: the heads of linear attention (the gated delta rule), their sizes, and the tokens its convolution sees.
+    full_attention_interval
+        None: each so many-th layer has attention, others linear attention, where layer_types says nothing.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
         None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
         logits.
@@ -132,6 +137,12 @@ class LlamaConfig:
     norm_topk_prob: bool
     decoder_sparse_step: int
     mlp_only_layers: list[int]
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    full_attention_interval: int | None
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
     final_logit_softcapping: float | None
@@ -347,6 +358,8 @@ class LlamaConfig:
 
     def _check_layer_types(self, family: families.Family) -> None:
         kinds = ("full_attention", "sliding_attention")
+        if "linear_num_key_heads" in family.keys:
+            kinds = ("full_attention", STATE_LAYER)
         if self.layer_types is None:
             return
         if not isinstance(self.layer_types, (list, tuple)):
@@ -491,6 +504,7 @@ _NULLABLE = frozenset(
         "moe_intermediate_size",
         "attn_logit_softcapping",
         "final_logit_softcapping",
+        "full_attention_interval",
         "no_rope_layer_interval",
         "num_key_value_heads",
         "query_pre_attn_scalar",

@@ -22,6 +22,9 @@ __all__ = [
     "MISTRAL3",
     "MIXTRAL",
     "PHI3",
+    "QWEN3_5",
+    "QWEN3_5_MOE",
+    "QWEN3_NEXT",
     "QWEN_MOE",
     "QWEN_VL",
     "QWEN_VL_MOE",
@@ -47,6 +50,10 @@ class TensorNames:
         several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_in_turn.
     stacked_columns, stacked_in_turn : bool
         The matrices of `stacked` are [in_features, out_features]; outputs of several modules take turns.
+    gated_q : bool
+        The rows of q_proj are, head by head, those of q and those of the gate of what attention gives.
+    delta_by_head : bool
+        Two tensors have the inputs of the delta rule, key head by key head: q, k, v and z, and b and a.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -57,6 +64,8 @@ class TensorNames:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_columns: bool = False
     stacked_in_turn: bool = False
+    gated_q: bool = False
+    delta_by_head: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -130,3 +139,11 @@ _VISION_TOWER = (
 MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
 
 GEMMA3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
+
+_PREDICTION = ("mtp.",)  # of several tokens at once, by layers of its own
+
+QWEN3_NEXT = TensorNames(stacked=_STACKED, gated_q=True, delta_by_head=True, not_read=_PREDICTION)
+
+QWEN3_5 = TensorNames(_TEXT_PREFIXES, gated_q=True, not_read=(*_VISUAL, *_PREDICTION))
+
+QWEN3_5_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, gated_q=True, not_read=(*_VISUAL, *_PREDICTION))
