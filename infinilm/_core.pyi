@@ -154,10 +154,6 @@ class Backend:
     def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
         """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
 
-    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor) -> None: ...
-
-    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float) -> None: ...
-
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
     def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
@@ -212,12 +208,6 @@ class AttentionSpec:
 
     @sinks.setter
     def sinks(self, arg: bool, /) -> None: ...
-
-    @property
-    def output_gate(self) -> bool: ...
-
-    @output_gate.setter
-    def output_gate(self, arg: bool, /) -> None: ...
 
     @property
     def qk_norm(self) -> str: ...
@@ -281,10 +271,11 @@ class ExpertsSpec:
     def shared_intermediate_size(self, arg: int, /) -> None: ...
 
     @property
-    def norm_topk_prob(self) -> bool: ...
+    def shared_gate(self) -> bool:
+        """Its result is weighed by the sigmoid of a logit."""
 
-    @norm_topk_prob.setter
-    def norm_topk_prob(self, arg: bool, /) -> None: ...
+    @shared_gate.setter
+    def shared_gate(self, arg: bool, /) -> None: ...
 
     @property
     def bias(self) -> bool:
@@ -293,39 +284,44 @@ class ExpertsSpec:
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
 
-class DeltaSpec:
-    """What layers with a state have in place of attention."""
+    @property
+    def scoring(self) -> str: ...
+
+    @scoring.setter
+    def scoring(self, arg: str, /) -> None: ...
 
     @property
-    def num_k_heads(self) -> int: ...
+    def correction_bias(self) -> bool:
+        """Added to scores for the choice alone."""
 
-    @num_k_heads.setter
-    def num_k_heads(self, arg: int, /) -> None: ...
-
-    @property
-    def num_v_heads(self) -> int: ...
-
-    @num_v_heads.setter
-    def num_v_heads(self, arg: int, /) -> None: ...
+    @correction_bias.setter
+    def correction_bias(self, arg: bool, /) -> None: ...
 
     @property
-    def k_dim(self) -> int: ...
+    def norm_topk_prob(self) -> bool: ...
 
-    @k_dim.setter
-    def k_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def v_dim(self) -> int: ...
-
-    @v_dim.setter
-    def v_dim(self, arg: int, /) -> None: ...
+    @norm_topk_prob.setter
+    def norm_topk_prob(self, arg: bool, /) -> None: ...
 
     @property
-    def conv_size(self) -> int:
-        """Tokens that the convolution sees."""
+    def scale(self) -> float:
+        """Of a token's weights."""
 
-    @conv_size.setter
-    def conv_size(self, arg: int, /) -> None: ...
+    @scale.setter
+    def scale(self, arg: float, /) -> None: ...
+
+    @property
+    def num_groups(self) -> int: ...
+
+    @num_groups.setter
+    def num_groups(self, arg: int, /) -> None: ...
+
+    @property
+    def top_groups(self) -> int:
+        """A token's experts are those of its best groups."""
+
+    @top_groups.setter
+    def top_groups(self, arg: int, /) -> None: ...
 
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
@@ -536,12 +532,6 @@ class ModelSpec:
     def experts(self, arg: ExpertsSpec, /) -> None: ...
 
     @property
-    def delta(self) -> DeltaSpec: ...
-
-    @delta.setter
-    def delta(self, arg: DeltaSpec, /) -> None: ...
-
-    @property
     def ropes(self) -> list[RopeSpec]: ...
 
     @ropes.setter
@@ -556,11 +546,6 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Of a KV cache in this dtype: all layers, keys and values."""
-
-    def state_bytes(self) -> int:
-        """
-        Of the state of a sequence: all layers that have one; 0: there are none.
-        """
 
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
@@ -602,7 +587,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
 class StepOutput:
     @property
@@ -649,6 +634,12 @@ class GraphCounts:
 
     @property
     def launched(self) -> int: ...
+
+    @property
+    def launched_ahead(self) -> int:
+        """
+        Of those launched, how many while the device worked on the step before; without those with masks.
+        """
 
     @property
     def kept(self) -> int: ...
@@ -711,9 +702,9 @@ class InferEngine:
         Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
-    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0) -> None:
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '') -> None:
         """
-        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state.
+        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.
         """
 
     def time_ops(self, on: bool) -> None:
@@ -785,9 +776,9 @@ def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), 
     Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.
     """
 
-def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], group_size: int, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
+def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], group_size: int, block: int = 32, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
-    Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0, MXFP4 or Q8_0 of a GGUF file, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
+    Rows begin to end of a matrix of codes of 4 or 8 bits as blocks of 32, 64 or 128, such as Q4_0, MXFP4 and Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
     """
 
 def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,8 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.gguf.file import is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
-from infinilm.requests.memory import ModelPlan, format_bytes, plan_model
+from infinilm.requests.memory import ModelPlan, plan_model
+from infinilm.requests.sizes import format_bytes
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
 

@@ -1,4 +1,4 @@
-"""`Family`: what one row of the table of model families can say."""
+"""`Family`: what a row of the table of model families may say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from infinilm.config.experts import Routing
 from infinilm.config.tensor_names import LLAMA, TensorNames
 
-__all__ = ["Family"]
+__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "Family"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Family:
     qkv_bias: str | bool = "attention_bias"
     out_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = False
-    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
+    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together. With the key
+    # `use_qk_norm` that decides whether there is one.
     qk_norm: Literal["none", "head", "all"] = "none"
     # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
     # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
@@ -37,7 +39,7 @@ class Family:
     activation: str | None = None  # whatever hidden_act says
     output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a linear of its input
     sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
-    expert_bias: bool = False  # of the router and of each expert
+    routing: Routing = field(default_factory=Routing)  # of families with experts
     # Whether the weights of a token's experts are made to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"
     norm_offset: float = 0  # added to the weights of norms
@@ -51,10 +53,16 @@ class Family:
     keys: frozenset[str] = frozenset()
     # Fields of LlamaConfig that its config.json calls otherwise.
     other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Keys of its config.json that are no fields, since all but one value of each is of another math.
+    # Keys of its config.json that are no fields, since all but one value of each, or a tuple of them, is of another
+    # math.
     fixed_keys: Mapping[str, Any] = field(default_factory=dict)
     # Other names of rope types in its config.json, and rope parameters that do not count in a text.
     rope_types: Mapping[str, str] = field(default_factory=dict)
     rope_inert: frozenset[str] = frozenset()
     # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
     text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
+MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
+MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})

@@ -11,54 +11,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
-from infinilm.config.delta import DELTA_KEYS
-from infinilm.config.experts import EXPERT_KEYS
-from infinilm.config.family import Family
+from infinilm.config.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
 from infinilm.config.family_defaults import (
     COHERE_DEFAULTS,
+    ERNIE_DEFAULTS,
     GEMMA2_DEFAULTS,
     GEMMA3_DEFAULTS,
     GEMMA_DEFAULTS,
     GLM_DEFAULTS,
-    GPT_OSS_DEFAULTS,
     MINISTRAL3_DEFAULTS,
     MISTRAL_DEFAULTS,
     QWEN2_VL_DEFAULTS,
-    QWEN3_5_DEFAULTS,
-    QWEN3_5_MOE_DEFAULTS,
-    QWEN3_NEXT_DEFAULTS,
-    QWEN3_VL_MOE_DEFAULTS,
     QWEN_DEFAULTS,
-    QWEN_MOE_DEFAULTS,
     TEXT_DEFAULTS,
 )
+from infinilm.config.sparse_families import SPARSE_FAMILIES
+from infinilm.config.state_families import STATE_FAMILIES
 from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
     GLM4,
     GLM4V,
-    GPT_OSS,
     GRANITE_HYBRID,
     IDEFICS3,
     MISTRAL3,
-    MIXTRAL,
     PHI3,
-    QWEN3_5,
-    QWEN3_5_MOE,
-    QWEN3_NEXT,
-    QWEN_MOE,
     QWEN_VL,
-    QWEN_VL_MOE,
     STARCODER2,
 )
 from infinilm.errors import ConfigError
 
 __all__ = ["FAMILIES", "Family", "family_of", "family_of_model_type"]
 
-
-_EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
+_ERNIE_BIAS: Mapping[str, tuple[str, ...]] = {"use_bias": ("attention_bias", "mlp_bias")}
 
 _MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 
@@ -70,37 +56,6 @@ _GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "resi
 
 _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
-
-_GATED_DELTA_KEYS = DELTA_KEYS | {"partial_rotary_factor"}
-# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
-_MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
-_MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
-
-# Columns that families of the gated delta rule share.
-_GATED_DELTA: Mapping[str, Any] = {
-    "qkv_bias": False,
-    "out_bias": False,
-    "qk_norm": "head",
-    "output_gate": True,
-    "norm_offset": 1,
-    "fixed_keys": {"attn_output_gate": True},
-}
-_QWEN3_5: Mapping[str, Any] = {
-    **_GATED_DELTA,
-    "defaults": QWEN3_5_DEFAULTS,
-    "names": QWEN3_5,
-    "keys": _GATED_DELTA_KEYS,
-    "rope_types": _MULTIMODAL_ROPE_TYPES,
-    "rope_inert": _MULTIMODAL_ROPE_INERT,
-}
-_QWEN3_5_MOE: Mapping[str, Any] = {
-    **_QWEN3_5,
-    "defaults": QWEN3_5_MOE_DEFAULTS,
-    "names": QWEN3_5_MOE,
-    "keys": _GATED_DELTA_KEYS | EXPERT_KEYS,
-    "other_keys": _EXPERT_COUNT,
-    "norm_topk_prob": True,
-}
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -142,8 +97,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 out_bias=False,
                 windows="layer_types",
                 names=QWEN_VL,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen2_vl_text": {}},
             ),
             Family(
@@ -154,8 +109,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 out_bias=False,
                 windows="layer_types",
                 names=QWEN_VL,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen2_5_vl_text": {}},
             ),
             Family(
@@ -170,22 +125,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
                 qk_norm="head",
                 names=QWEN_VL,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen3_vl_text": {}},
-            ),
-            Family(
-                architecture="Qwen3VLMoeForConditionalGeneration",
-                model_type="qwen3_vl_moe",
-                defaults=QWEN3_VL_MOE_DEFAULTS,
-                qk_norm="head",
-                norm_topk_prob=True,
-                names=QWEN_VL_MOE,
-                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
-                other_keys=_EXPERT_COUNT,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
-                text_model_types={"qwen3_vl_moe_text": {}},
             ),
             Family(
                 architecture="Glm4vForConditionalGeneration",
@@ -205,8 +147,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 rope_pairs="neighbours",
                 names=GLM4V,
                 keys=frozenset({"partial_rotary_factor"}),
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"glm4v_text": {}},
             ),
             Family(
@@ -303,86 +245,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 rope_pairs="neighbours",
                 names=GLM4,
                 keys=frozenset({"partial_rotary_factor"}),
-            ),
-            Family(
-                architecture="MixtralForCausalLM",
-                model_type="mixtral",
-                defaults={
-                    **MISTRAL_DEFAULTS,
-                    "rms_norm_eps": 1e-5,
-                    "rope_theta": 1000000.0,
-                    "sliding_window": None,
-                    "num_experts": 8,
-                    "num_experts_per_tok": 2,
-                    "norm_topk_prob": True,
-                },
-                qkv_bias=False,
-                out_bias=False,
-                windows="all",
-                names=MIXTRAL,
-                norm_topk_prob=True,
-                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
-                other_keys=_EXPERT_COUNT,
-            ),
-            Family(
-                architecture="Qwen2MoeForCausalLM",
-                model_type="qwen2_moe",
-                defaults={
-                    **QWEN_MOE_DEFAULTS,
-                    "intermediate_size": 5632,
-                    "num_attention_heads": 16,
-                    "num_key_value_heads": 16,
-                    "attention_bias": True,
-                    "num_experts": 60,
-                    "num_experts_per_tok": 4,
-                    "moe_intermediate_size": 1408,
-                    "shared_expert_intermediate_size": 5632,
-                },
-                out_bias=False,
-                windows="of_qwen2_moe",
-                names=QWEN_MOE,
-                keys=EXPERT_KEYS,
-                other_keys={**_EXPERT_COUNT, "qkv_bias": ("attention_bias",)},
-            ),
-            Family(
-                architecture="Qwen3MoeForCausalLM",
-                model_type="qwen3_moe",
-                defaults={
-                    **QWEN_MOE_DEFAULTS,
-                    "intermediate_size": 6144,
-                    "num_key_value_heads": 4,
-                    "num_experts": 128,
-                    "num_experts_per_tok": 8,
-                    "moe_intermediate_size": 768,
-                },
-                qk_norm="head",
-                windows="of_qwen3_moe",
-                names=QWEN_MOE,
-                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
-                other_keys=_EXPERT_COUNT,
-            ),
-            Family(
-                architecture="Qwen3NextForCausalLM",
-                model_type="qwen3_next",
-                defaults=QWEN3_NEXT_DEFAULTS,
-                names=QWEN3_NEXT,
-                keys=_GATED_DELTA_KEYS | EXPERT_KEYS,
-                other_keys=_EXPERT_COUNT,
-                **_GATED_DELTA,
-            ),
-            Family(architecture="Qwen3_5ForCausalLM", model_type="qwen3_5_text", **_QWEN3_5),
-            Family(
-                architecture="Qwen3_5ForConditionalGeneration",
-                model_type="qwen3_5",
-                text_model_types={"qwen3_5_text": {}},
-                **_QWEN3_5,
-            ),
-            Family(architecture="Qwen3_5MoeForCausalLM", model_type="qwen3_5_moe_text", **_QWEN3_5_MOE),
-            Family(
-                architecture="Qwen3_5MoeForConditionalGeneration",
-                model_type="qwen3_5_moe",
-                text_model_types={"qwen3_5_moe_text": {}},
-                **_QWEN3_5_MOE,
             ),
             Family(
                 architecture="GemmaForCausalLM",
@@ -555,18 +417,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 keys=frozenset({"rope_local_base_freq"}),
             ),
             Family(
-                architecture="GptOssForCausalLM",
-                model_type="gpt_oss",
-                defaults=GPT_OSS_DEFAULTS,
-                windows="layer_types",
-                activation="clamped_swiglu",
-                sinks=True,
-                expert_bias=True,
-                norm_topk_prob=True,
-                names=GPT_OSS,
-                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
-                other_keys={**_EXPERT_COUNT, "experts_per_token": ("num_experts_per_tok",)},
-                fixed_keys={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "hidden_act": "silu"},
+                architecture="Ernie4_5ForCausalLM",
+                model_type="ernie4_5",
+                defaults={
+                    **ERNIE_DEFAULTS,
+                    "hidden_size": 1024,
+                    "intermediate_size": 3072,
+                    "num_hidden_layers": 18,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 2,
+                    "head_dim": 128,
+                },
+                mlp_bias="mlp_bias",
+                rope_pairs="neighbours",
+                other_keys=_ERNIE_BIAS,
             ),
             Family(
                 architecture="GraniteMoeHybridForCausalLM",
@@ -577,6 +441,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
                 fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
+            *SPARSE_FAMILIES,
+            *STATE_FAMILIES,
         )
     }
 )

@@ -28,7 +28,7 @@ from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_n
 from infinilm.config.text_part import text_part
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
-from infinilm.model_files import path_of, read_model_json
+from infinilm.model_files import path_of, read_model_json, what_is_there
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -81,6 +81,14 @@ class LlamaConfig:
         0: the heads of linear attention (the gated delta rule), their sizes, and the tokens its convolution sees.
     full_attention_interval
         None: each so many-th layer has attention, others linear attention, where layer_types says nothing.
+    n_shared_experts, first_k_dense_replace
+        0, 0: experts that all tokens go to besides, of moe_intermediate_size each; and layers without experts at the
+        beginning. Only families that are like DeepSeek V3 have these and the next.
+    n_group, topk_group, routed_scaling_factor
+        1, 1, 1.0: experts are in so many groups, of which a token goes to the experts of the best topk_group; and what
+        multiplies the weights of a token's experts.
+    use_qk_norm
+        False: whether q and k are normed, where a family has the choice.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
         None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
         logits.
@@ -143,6 +151,12 @@ class LlamaConfig:
     linear_value_head_dim: int
     linear_conv_kernel_dim: int
     full_attention_interval: int | None
+    n_shared_experts: int
+    first_k_dense_replace: int
+    n_group: int
+    topk_group: int
+    routed_scaling_factor: float
+    use_qk_norm: bool
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
     final_logit_softcapping: float | None
@@ -448,7 +462,7 @@ class AutoConfig:
         try:
             values = read_model_json(model, "config.json")
         except FileNotFoundError:
-            raise FileNotFoundError(f"{file}: {_what_is_there(model)}") from None
+            raise FileNotFoundError(f"{file}: {what_is_there(model)}") from None
         try:
             return LlamaConfig.from_dict(values)
         except ConfigError as error:
@@ -458,22 +472,6 @@ class AutoConfig:
 
 
 _MAX_MESSAGE = 1000  # characters; a hostile file may have values of any length
-
-
-def _what_is_there(folder: Path) -> str:
-    """Explain a folder without config.json."""
-    if not folder.is_dir():
-        problem = "there is no such folder"
-    elif (folder / "adapter_config.json").exists():
-        return (
-            "the folder has none: this is a LoRA adapter, not a model; pass its base model, and this folder as "
-            "lora={'name': folder} or merge_lora=folder"
-        )
-    elif any(folder.glob("*.gguf")):
-        return "the folder has none, only a GGUF file: pass the path of that"
-    else:
-        problem = "the folder has no config.json"
-    return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
 
 
 _INERT_DEFAULTS: Mapping[str, Any] = {
@@ -532,7 +530,7 @@ _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT
     | frozenset(UNSUPPORTED)
-    | {"original_max_position_embeddings", "mlp_layer_types", DUAL_CHUNK}
+    | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "rotary_dim", DUAL_CHUNK}
     | {old for old, _ in _OTHER_NAMES}
     | {key for family in families.FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys)}
 )

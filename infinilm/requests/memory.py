@@ -30,15 +30,11 @@ from infinilm.requests.adapters import check_name
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
+from infinilm.requests.sizes import format_bytes, parse_size
 from infinilm.requests.states import plan_states, snapshot_interval
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
-
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
-_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
-_BYTES_LIMIT = 2**62  # sizes are signed 64-bit in the core
 
 
 def available_memory() -> int:
@@ -93,37 +89,6 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
             return int(free_bytes * share / 100)
     expected = "a share of free memory such as '50%', a PagedKVCacheConfig or a StaticKVCacheConfig"
     return parse_size("kv_cache", kv_cache, expected)
-
-
-def parse_size(name: str, value: Any, otherwise: str = "") -> int:
-    """Bytes of a number of bytes, or of a size such as "4GiB" or "500MB"; `otherwise`: what else could have been given.
-
-    Raises
-    ------
-    ConfigError
-        It is neither, or not positive.
-    """
-    size: float = -1
-    if isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    elif isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", value)):
-        with contextlib.suppress(ValueError):
-            size = float(match[1]) * _UNITS.get(match[2].lower(), -1)
-    if not 0 < size < _BYTES_LIMIT:
-        more = f", {otherwise}" if otherwise else ""
-        raise ConfigError(
-            f"{name}: expected a positive number of bytes, a size such as '4GiB'{more}, got {short_repr(value)}"
-        )
-    return int(size)
-
-
-def format_bytes(count: float) -> str:
-    """Bytes for people: '1.2 GiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,8 +406,10 @@ def plan_model(
     native_types: tuple[str, ...] = ()
     is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
     if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
-        sizes, native = _core.param_bytes(spec, kept), checkpoint.native_weights(_core.linears(spec, num_ranks))
-        sizes |= {name: checkpoint.packed_bytes(name) for name in native}
+        shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+        sizes, sources = _core.param_bytes(spec, kept), checkpoint.find(shapes).sources
+        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources)
+        sizes |= {name: checkpoint.packed_bytes(sources[name]) for name in native}
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config, devices[0])
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)

@@ -10,6 +10,7 @@ Requests with stop strings are the exception: the engine thread makes their text
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
@@ -231,6 +232,8 @@ class Completion(Work):
         self.stop_reason: int | str | None = None
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
+        self.num_given = 0  # tokens of the output that came with the request, see `go_on`
+        self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
         sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
@@ -248,6 +251,22 @@ class Completion(Work):
         sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
         sequence.owner_sees_end_only = False  # the matcher takes in every token
 
+    def go_on(self, token_ids: SequenceOf[int]) -> None:
+        """Begin behind tokens of the output that are there already, as a preempted sequence does; before it runs.
+
+        The tokens that follow are those that would have followed here. RequestError: one of them ends the output.
+        """
+        for token_id in token_ids:
+            self.sequence.output_token_ids.append(token_id)
+            self.num_given += 1
+            if self.sequence.params.logprobs is not None:
+                self.logprobs.append({token_id: math.nan})  # whoever drew it knows
+            news = self._take_in(token_id)
+            if self.finish_reason is not None:
+                raise RequestError(f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer")
+            if news is not None and news.text:
+                self.given_text += news.text
+
     # ---- in the engine thread ----
 
     def _note_needs(self) -> None:
@@ -261,8 +280,11 @@ class Completion(Work):
 
         `logits`: those of the model, [vocab_size], if the sequence `needs_logits`. What a matcher raises is raised.
         """
-        self.pipeline.accept(token_id)
         self._add_logprob(token_id, logits)
+        return self._take_in(token_id)
+
+    def _take_in(self, token_id: int) -> News | None:
+        self.pipeline.accept(token_id)
         params, text = self.sequence.params, self.searched_text
         num_tokens = len(self.sequence.output_token_ids)
         if token_id in self.sequence.stop_token_ids:
@@ -349,13 +371,22 @@ class CompletionReader:
         self._completion = completion
         # None: there is no tokenizer, or the engine thread makes the text.
         self._text = None if completion.sequence.params.stop else completion.make_text()
-        self._num_heard = 0  # tokens
+        self._num_heard = completion.num_given  # tokens
         self._error: BaseException | None = None  # of the tokenizer
+        self._given_text = completion.given_text
+        if self._text is not None and completion.num_given:
+            self._given_text = self._text.push_some(completion.sequence.output_token_ids[: completion.num_given])
 
     @property
     def failure(self) -> BaseException | None:
         """The exception that ended the completion, in the engine thread or while decoding its text; or None."""
         return self._error or self._completion.error
+
+    def given(self) -> Delta:
+        """What came with the request, as if it had been said here."""
+        of, count = self._completion, self._completion.num_given
+        ids, top = of.sequence.output_token_ids[:count], of.logprobs[:count]
+        return Delta(of.prompt_index, of.index, self._given_text, ids, top, None, None)
 
     def event(self, news: News) -> TokenEvent | None:
         """The event of the next news; None after decoding the text has failed."""
@@ -524,7 +555,7 @@ class GenerationRequest:
     def has_begun(self) -> bool:
         """Whether the first completion has a token or has ended: then no prompt is left to be computed."""
         first = self.completions[0]
-        return bool(first.sequence.output_token_ids) or first.finish_reason is not None
+        return bool(first.sequence.token_times) or first.finish_reason is not None
 
     @property
     def finished(self) -> bool:

@@ -105,8 +105,16 @@ void bind_spec(nb::module_& m) {
         .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
         .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
                 "Of one that all tokens go to; 0: there is none.")
+        .def_rw("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.")
+        .def_rw("bias", &ExpertsSpec::bias, "Of the router and of each expert.")
+        .def_prop_rw(
+            "scoring", [](const ExpertsSpec& s) { return std::string(name(s.scoring)); },
+            [](ExpertsSpec& s, const std::string& text) { s.scoring = scoring_from_string(text); })
+        .def_rw("correction_bias", &ExpertsSpec::correction_bias, "Added to scores for the choice alone.")
         .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
-        .def_rw("bias", &ExpertsSpec::bias, "Of the router and of each expert.");
+        .def_rw("scale", &ExpertsSpec::scale, "Of a token's weights.")
+        .def_rw("num_groups", &ExpertsSpec::num_groups)
+        .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
     nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
         .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
         .def_rw("num_v_heads", &DeltaSpec::num_v_heads)

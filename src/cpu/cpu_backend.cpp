@@ -9,6 +9,7 @@
 
 #include "core/sum_parts.h"
 #include "core/topology.h"
+#include "cpu/delta.h"
 #include "cpu/experts.h"
 #include "cpu/gguf_panels.h"
 #include "cpu/isa.h"
@@ -542,59 +543,16 @@ void CpuBackend::gather_rows(const GatherRowsParams& p) {
     });
 }
 
-static StateArgs state_args(const StateSteps& p) {
-    return {.cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(),
-            .state_in = p.state_in.as<const int32_t>(),
-            .state_out = p.state_out.as<const int32_t>(),
-            .num_seqs = p.state_in.shape(0)};
-}
-
 void CpuBackend::causal_conv(const CausalConvParams& p) {
-    const CausalConvArgs args{.x = p.x.as<const float>(),
-                              .x_stride = p.x.stride(0),
-                              .weight = p.weight.as<const float>(),
-                              .state = p.state.as<float>(),
-                              .sequences = state_args(p.sequences),
-                              .out = p.out.as<float>(),
-                              .out_stride = p.out.stride(0),
-                              .channels = p.x.shape(1),
-                              .taps = static_cast<int>(p.weight.shape(0))};
-    run(kernels_.causal_conv, args, 8 * p.out.numel());
+    run(kernels_.causal_conv, conv_args(p), 8 * p.out.numel());
 }
 
 void CpuBackend::delta_rule(const DeltaRuleParams& p) {
-    const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1),
-                  state_size = p.state.shape(2) * p.state.shape(3);
+    const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1);
     constexpr int64_t gate_work = 64;  // logarithms and powers
-    split(num_tokens, num_tokens * num_heads * gate_work, [&](int64_t begin, int64_t end) {
-        const auto *rate = p.decay_rate.as<const float>(), *bias = p.dt_bias.as<const float>();
-        for (int64_t t = begin; t < end; ++t) {
-            const float *a = p.a.as<const float>() + t * p.a.stride(0), *b = p.b.as<const float>() + t * p.b.stride(0);
-            float* const gates = p.gates.as<float>() + t * 2 * num_heads;
-            for (int64_t h = 0; h < num_heads; ++h) {
-                const double x = double{a[h]} + double{bias[h]};
-                const double softplus = std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-                gates[h] = static_cast<float>(std::exp(double{rate[h]} * softplus));
-                gates[num_heads + h] = static_cast<float>(1 / (1 + std::exp(-double{b[h]})));
-            }
-        }
-    });
-    const DeltaRuleArgs args{.qkv = p.qkv.as<const float>(),
-                             .qkv_stride = p.qkv.stride(0),
-                             .z = p.z.as<const float>(),
-                             .z_stride = p.z.stride(0),
-                             .gates = p.gates.as<const float>(),
-                             .norm = p.norm.as<const float>(),
-                             .state = p.state.as<float>(),
-                             .sequences = state_args(p.sequences),
-                             .out = p.out.as<float>(),
-                             .out_stride = p.out.stride(0),
-                             .num_k_heads = p.num_k_heads,
-                             .num_v_heads = static_cast<int>(num_heads),
-                             .k_dim = static_cast<int>(p.state.shape(2)),
-                             .v_dim = static_cast<int>(p.state.shape(3)),
-                             .eps = p.eps};
-    run(kernels_.delta_rule, args, 4 * num_tokens * num_heads * state_size);
+    split(num_tokens, num_tokens * num_heads * gate_work,
+          [&](int64_t begin, int64_t end) { make_gates(p, begin, end); });
+    run(kernels_.delta_rule, delta_args(p), 4 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
 }
 
 void CpuBackend::sum_parts(const SumPartsParams& p) {
@@ -619,11 +577,13 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
         LinearArgs linear{};
         linear.num_tokens = num_tokens + (count > 1 ? most_padding * std::min(count, num_tokens) : 0);
         linear.weight.in_features = in_features;
-        linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
-        linear.multiply_bf16 = multiply_bf16;
-        const LinearKernels& of_linear = kernels.linear(linear);
-        of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
-        shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
+        for (const bool quantised : {false, true}) {  // other floats, other integers take no more than these
+            linear.weight.format = quantised ? Format::int8 : multiply_bf16 ? Format::bf16 : Format::f32;
+            linear.multiply_bf16 = multiply_bf16 && !quantised;
+            const LinearKernels& of_linear = kernels.linear(linear);
+            of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
+            shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
+        }
     }
     return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }

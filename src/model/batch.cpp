@@ -5,14 +5,15 @@
 #include <bit>
 
 #include "ops/device_queue.h"
+#include "ops/ops.h"
 #include "ops/values.h"
 
 namespace infinilm {
 
 namespace {
 
-// input_ids with the tokens of the step before in their places.
-Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
+// A copy of input_ids, which stage() writes to, with an id that there is wherever the token comes from the step before.
+Tensor copy_input_ids(const Batch& b, const Tensor& previous_ids) {
     Check check("forward");
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("previous_rows", b.previous_rows, {"num_tokens"}, DType::int32);
@@ -23,9 +24,7 @@ Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
         if (previous_ids && rows[t] >= num_rows)
             throw Error(concat("forward: previous_rows[", t, "] is ", rows[t], ", but the step before sampled ",
                                num_rows, " rows"));
-        // What a row without an id leads to is computed for nothing, but with an id that there is.
-        const int32_t previous = previous_ids && rows[t] >= 0 ? previous_ids.as<const int32_t>()[rows[t]] : 0;
-        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : std::max(previous, 0);
+        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : 0;
     }
     return ids;
 }
@@ -61,7 +60,10 @@ Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
 
 Batch resolve(const Batch& batch, const Tensor& previous_ids) {
     Batch step = batch;
-    if (batch.previous_rows) step.input_ids = resolve_input_ids(batch, previous_ids);
+    if (batch.previous_rows) {
+        step.input_ids = copy_input_ids(batch, previous_ids);
+        step.previous_ids = previous_ids;
+    }
     const auto* lens = batch.context_lens.as<const int32_t>();
     for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
         step.max_context_len = std::max(step.max_context_len, lens[s]);
@@ -108,7 +110,16 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
 Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const Batch& batch) {
     Batch staged = batch;
     DeviceQueue* const queue = backend.queue();
-    if (!queue) return staged;
+    const auto take_ids = [&] {
+        if (staged.previous_ids)
+            ops::take_ids(backend,
+                          {.previous_ids = staged.previous_ids, .rows = staged.previous_rows, .ids = staged.input_ids});
+    };
+    if (!queue) {
+        take_ids();
+        return staged;
+    }
+    if (!staged.previous_ids) staged.previous_rows = {};
     AttentionWork work =
         list_attention_work({.num_seqs = batch.context_lens.shape(0),
                              .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
@@ -122,11 +133,14 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const
     std::vector<UploadArray> arrays;
     for (const Tensor* field : fields)
         arrays.push_back({*field, field == &staged.block_table ? batch.table_columns : 0});
-    // Last: its size is that of the step, and graphs find all arrays where they were.
+    // Last: its size is that of the step, and graphs find all arrays where they were. What is behind is in no graph.
     arrays.push_back({TensorView(work.array.data(), DType::int32, {static_cast<int64_t>(work.array.size() / 4), 4})});
+    arrays.push_back({staged.previous_rows});
     const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
-    staged.attention_work = Tensor(uploaded.back(), nullptr);
+    staged.attention_work = Tensor(uploaded[std::size(fields)], nullptr);
+    staged.previous_rows = Tensor(uploaded.back(), nullptr);
     for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = Tensor(uploaded[i], nullptr);
+    take_ids();
     return staged;
 }
 
@@ -143,8 +157,6 @@ int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks) {
 
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
-    // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.
-    if (!output.ids && !output.logits && backend.queue()) backend.queue()->synchronize();
     if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
         host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);

@@ -58,14 +58,15 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
                                      {&Workspace::conv, 1, delta.conv_dim(), activation},
                                      {&Workspace::delta_gates, 1, 2 * delta.num_v_heads, DType::float32}});
     if (experts.count > 0)
-        shapes.insert(shapes.end(), {{&Workspace::router_logits, 1, experts.count, DType::float32},
+        shapes.insert(shapes.end(), {{&Workspace::router_logits, 1, (experts.count + 7) / 8 * 8, DType::float32},
                                      {&Workspace::expert_ids, 1, experts.top_k, DType::int32},
                                      {&Workspace::expert_weights, 1, experts.top_k, DType::float32},
                                      {&Workspace::expert_inner, experts.top_k, experts.intermediate_size, activation},
-                                     {&Workspace::expert_parts, experts.top_k, spec.hidden_size, activation}});
+                                     {&Workspace::expert_parts, experts.top_k, spec.hidden_size, activation},
+                                     {&Workspace::expert_lists, experts.top_k, expert_list_ints, DType::int32}});
     if (experts.shared_intermediate_size > 0)
         shapes.insert(shapes.end(), {{&Workspace::shared, 1, spec.hidden_size, activation},
-                                     {&Workspace::shared_gate, 1, 1, DType::float32}});
+                                     {&Workspace::shared_gate, 1, experts.shared_gate ? 8 : 0, DType::float32}});
     return shapes;
 }
 
@@ -421,18 +422,23 @@ void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
     const auto [x, norm] = mlp_input(s, tap, layer);
     if (norm.weight) ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = s.a.normed, .eps = norm.eps});
     const auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, x.shape(0)); };
-    const TensorView logits = rows(work_.router_logits);
+    const TensorView padded = rows(work_.router_logits), logits = padded.slice(1, 0, spec_.experts.count);
     ops::linear(backend_, {.x = expert_input(s),
                            .weight = *weights_.layers[layer].router.prepared,
                            .norm = {},
                            .residual = {},
                            .out = logits});
-    tap_common(tap, Site::router_logits, layer, logits, Tensor(logits, work_.router_logits.owner));
+    tap_common(tap, Site::router_logits, layer, logits, Tensor(padded, work_.router_logits.owner));
+    const ExpertsSpec& experts = spec_.experts;
     ops::route(backend_, {.logits = logits,
-                          .correction_bias = {},
+                          .correction_bias = weights_.layers[layer].router_correction.prepared,
                           .ids = rows(work_.expert_ids),
                           .weights = rows(work_.expert_weights),
-                          .normalize = spec_.experts.norm_topk_prob});
+                          .scoring = experts.scoring,
+                          .normalize = experts.norm_topk_prob,
+                          .scale = experts.scale,
+                          .num_groups = experts.num_groups,
+                          .top_groups = experts.top_groups});
 }
 
 // Then the experts, that of all tokens among them. The residual may be absent; out may be the normed input.
@@ -442,7 +448,8 @@ void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, 
     const auto rows = [&](const Tensor& buffer, int64_t of_a_token) {
         return buffer ? buffer.slice(0, 0, of_a_token * x.shape(0)) : TensorView();
     };
-    const TensorView shared = rows(work_.shared, 1), shared_gate = rows(work_.shared_gate, 1);
+    const TensorView shared = rows(work_.shared, 1);
+    const TensorView shared_gate = spec_.experts.shared_gate ? rows(work_.shared_gate, 1).slice(1, 0, 1) : TensorView();
     if (shared) {
         const TensorView inner = rows(work_.inner, 1).slice(1, 0, spec_.experts.shared_intermediate_size);
         const auto linear = [&](const TensorView& from, const LinearWeights& weight, const TensorView& to) {
@@ -453,7 +460,7 @@ void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, 
                                    .out = to,
                                    .activation = spec_.mlp.activation});
         };
-        linear(x, w.shared_gate, shared_gate);
+        if (shared_gate) linear(x, w.shared_gate, shared_gate);
         linear(x, w.gate_up_proj, inner);
         linear(inner, w.down_proj, shared);
     }
@@ -468,7 +475,8 @@ void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, 
                             .residual = residual,
                             .out = out,
                             .inner = rows(work_.expert_inner, top_k),
-                            .parts = rows(work_.expert_parts, top_k)});
+                            .parts = rows(work_.expert_parts, top_k),
+                            .lists = rows(work_.expert_lists, top_k)});
 }
 
 // What a sublayer ends with joins the residual stream: project(residual, out), where the residual may be absent.

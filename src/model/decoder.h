@@ -57,13 +57,14 @@ private:
         Tensor mean_squares;     // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
         Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
         // Of layers with experts:
-        Tensor router_logits;   // [num_tokens, num_experts] float32
+        Tensor router_logits;   // [num_tokens, num_experts, padded to a multiple of 8] float32
         Tensor expert_ids;      // [num_tokens, top_k] int32
         Tensor expert_weights;  // [num_tokens, top_k] float32
         Tensor expert_inner;    // [num_tokens * top_k, intermediate_size] of an expert
         Tensor expert_parts;    // [num_tokens * top_k, hidden_size]
+        Tensor expert_lists;    // [num_tokens * top_k, expert_list_ints] int32
         Tensor shared;          // [num_tokens, hidden_size]: of the expert of all tokens
-        Tensor shared_gate;     // [num_tokens, 1] float32
+        Tensor shared_gate;     // [num_tokens, 8] float32, of which the first column is it
         Tensor cos_sin;         // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
     };
     static std::vector<BufferShape<Workspace>> workspace_shapes(const ModelSpec& spec, DType activation);

@@ -134,6 +134,8 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     auto experts = [&](LayerWeights& w, const std::string& name) {
         const ExpertsSpec& spec = model.experts;
         linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
+        if (spec.correction_bias)
+            row(name + "gate.e_score_correction_bias", {spec.count}, Cut::whole, w.router_correction.loaded);
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
         w.experts_down.resize(static_cast<size_t>(spec.count));
         for (size_t e = 0; e < w.experts_down.size(); ++e)
@@ -141,8 +143,9 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
                 spec.bias);
         if (spec.shared_intermediate_size == 0) return;
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
-        linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
-               {{name + "shared_expert_gate", 1, Cut::whole}});
+        if (spec.shared_gate)
+            linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
+                   {{name + "shared_expert_gate", 1, Cut::whole}});
     };
 
     linear(weights_.embed_tokens, "model.embed_tokens", hidden, false,
@@ -480,12 +483,13 @@ void Params::prepare(Backend& backend) {
     };
     for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
-    for (LayerWeights& layer : weights_.layers) {
-        if (!layer.sinks.loaded) continue;
-        const Tensor sinks = allocate_host(DType::float32, layer.sinks.loaded.shape());
-        fill_from(backend, layer.sinks.loaded, 0, 1, sinks);
-        layer.sinks.prepared = backend.prepare_vector(sinks);
-    }
+    for (LayerWeights& layer : weights_.layers)
+        for (VectorWeights* vector : {&layer.sinks, &layer.router_correction}) {
+            if (!vector->loaded) continue;
+            const Tensor wide = allocate_host(DType::float32, vector->loaded.shape());
+            fill_from(backend, vector->loaded, 0, 1, wide);
+            vector->prepared = backend.prepare_vector(wide);
+        }
     for (LayerWeights& layer : weights_.layers)
         if (layer.conv.loaded) prepare_delta(backend, layer);
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
@@ -515,7 +519,8 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
-        for (VectorWeights* own : {&layer.sinks, &layer.conv, &layer.decay_rate, &layer.dt_bias, &layer.delta_norm})
+        for (VectorWeights* own : {&layer.sinks, &layer.router_correction, &layer.conv, &layer.decay_rate,
+                                   &layer.dt_bias, &layer.delta_norm})
             drop(*own);
         layer.experts = {};
     }

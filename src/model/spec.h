@@ -10,6 +10,7 @@
 
 #include "core/activation.h"
 #include "core/dtype.h"
+#include "core/scoring.h"
 
 namespace infinilm {
 
@@ -56,15 +57,19 @@ struct MlpSpec {
     Activation activation = Activation::silu;
 };
 
-// What the layers that have experts have in place of the MLP: each token goes to top_k of them, its best by softmax.
+// What the layers that have experts have in place of the MLP: each token goes to top_k of them. How these are chosen
+// and weighed: see RouteParams.
 struct ExpertsSpec {
-    int count = 0, top_k = 0;   // count 0: no layer has any
-    int intermediate_size = 0;  // of each expert
-    // Of one that all tokens go to, whose result is multiplied by the sigmoid of a logit of the token; 0: there is
-    // none.
-    int shared_intermediate_size = 0;
-    bool norm_topk_prob = false;  // the weights of a token's experts add up to 1
-    bool bias = false;            // of the router and of each expert
+    int count = 0, top_k = 0;          // count 0: no layer has any
+    int intermediate_size = 0;         // of each expert
+    int shared_intermediate_size = 0;  // of one that all tokens go to; 0: there is none
+    bool shared_gate = false;          // its result is multiplied by the sigmoid of a logit of the token
+    bool bias = false;                 // of the router and of each expert
+    Scoring scoring = Scoring::softmax;
+    bool correction_bias = false;  // each expert has a number that is added to its score for the choice alone
+    bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
+    float scale = 1;
+    int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
 };
 
 // What layers with a state have in place of attention: a causal convolution of q, k and v, then the gated delta rule,

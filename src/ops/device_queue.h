@@ -69,15 +69,29 @@ struct UploadArray {
     }
 };
 
+// Steps that may be in a queue at a time: one runs, and the next one is ready behind it.
+inline constexpr size_t steps_under_way = 2;
+
+// A place in the queue that the host can wait for, and what has come to the host by then.
+class Arrival {
+public:
+    virtual ~Arrival() = default;
+    virtual bool done() noexcept = 0;  // without waiting
+    // Waits; the ids, in memory of the host, once. DeviceError: work up to here has failed.
+    virtual Tensor take() = 0;
+};
+
 class DeviceQueue {
 public:
     virtual void* stream() const = 0;  // a cudaStream_t, for libraries that add to the queue
     virtual void activate() = 0;       // makes the device current for the calling thread, for libraries it calls
     virtual void synchronize() = 0;    // waits until all work submitted is done
     virtual int num_sms() const = 0;   // multiprocessors of the device
-    // Arrays of a step, from the host to the device in one transfer; valid until the next call with the same purpose.
-    // Absent stays absent.
+    // Arrays of a step, from the host to the device in one transfer; valid for work that is enqueued until the next
+    // call with the same purpose. Absent stays absent. The step before may be under way, and none before that.
     virtual std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) = 0;
+    // Enqueues a copy of ids, [n] int32 on the device or absent, to the host. Valid until the second call after it.
+    virtual Arrival& fetch(const TensorView& ids) = 0;
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
     // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
     virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;

@@ -242,6 +242,14 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
+void take_ids(Backend& backend, const TakeIdsParams& p) {
+    OpCheck check("take_ids", backend);
+    check.tensor("previous_ids", p.previous_ids, {"num_rows"}, DType::int32);
+    check.tensor("rows", p.rows, {"num_tokens"}, DType::int32);
+    check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
+    backend.take_ids(p);
+}
+
 void route(Backend& backend, const RouteParams& p) {
     OpCheck check("route", backend);
     check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);
@@ -272,6 +280,10 @@ void experts(Backend& backend, const ExpertsParams& p) {
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
     check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
+    if (p.lists || backend.device().kind != DeviceKind::cpu) {
+        check.tensor("lists", p.lists, {num_parts, expert_list_ints}, DType::int32);
+        check.contiguous("lists", p.lists);
+    }
     if (readable(p.ids))
         for (int64_t t = 0; t < check["num_tokens"]; ++t)
             for (int64_t k = 0; k < check["top_k"]; ++k)

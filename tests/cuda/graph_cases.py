@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 from device_cases import make_model
-from emulation import HERE, Gpu
+from emulation import HERE, ON_GPU, Gpu
 from numpy.typing import NDArray
 
+import infinilm
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
@@ -62,6 +63,7 @@ class Sequences:
         logits: bool = True,
         top_k: int | None = None,
         masked: bool = False,
+        previous_rows: list[int] | None = None,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
@@ -91,17 +93,19 @@ class Sequences:
             self.masks = oracle.random_mask(self.rng, num_rows, self.vocab_size)
             self.masks.allowed_row[0] = self.rng.integers(5)
             draws = draws | {"allowed": self.masks.allowed, "allowed_row": self.masks.allowed_row}
-        return _core.Batch(
-            input_ids=self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
-            positions=positions.reshape(-1).astype(np.int32),
-            slot_mapping=(blocks.astype(np.int64) * self.block_size + positions % self.block_size).reshape(-1),
-            block_table=np.ascontiguousarray(self.tables[seqs, :columns]),
-            cu_seqlens_q=np.arange(len(seqs) + 1, dtype=np.int32) * count,
-            context_lens=after.astype(np.int32),
-            logits_rows=np.arange(1, num_rows + 1, dtype=np.int32) * count - 1,
-            return_logits=logits,
+        self.arrays: dict[str, Any] = {
+            "input_ids": self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
+            "positions": positions.reshape(-1).astype(np.int32),
+            "slot_mapping": (blocks.astype(np.int64) * self.block_size + positions % self.block_size).reshape(-1),
+            "block_table": np.ascontiguousarray(self.tables[seqs, :columns]),
+            "cu_seqlens_q": np.arange(len(seqs) + 1, dtype=np.int32) * count,
+            "context_lens": after.astype(np.int32),
+            "logits_rows": np.arange(1, num_rows + 1, dtype=np.int32) * count - 1,
+            "previous_rows": None if previous_rows is None else np.array(previous_rows, np.int32),
+            "return_logits": logits,
             **draws,
-        )
+        }
+        return _core.Batch(**self.arrays)
 
 
 def outputs(engine: _core.InferEngine, batch: _core.Batch) -> list[NDArray[Any] | None]:
@@ -248,6 +252,50 @@ def late_masks(twins: Twins) -> None:
                 allowed[:] = final
                 ids = twins.recording.forward(batch).ids
             assert ids is not None and want is not None and ids.numpy().tolist() == want.tolist()
+
+
+def ahead(_: Gpu, folder: str) -> None:
+    """Steps are launched behind one that is under way, with its tokens, and give what they give one by one."""
+    twins = Twins(folder, "llama", "bfloat16")
+    twins.step([0, 1, 2, 3], 5)
+    run_ahead(twins)
+    twins.close()
+
+
+def run_ahead(twins: Twins) -> None:
+    """A step that waits for its masks, and behind it others whose tokens are those of the step before."""
+    options: dict[str, Any] = {"logits": False, "top_k": 5}
+    for masked in (True, False):  # both shapes are recorded; masks take memory, which ends graphs
+        for _ in range(3):
+            twins.step([0, 1, 2], masked=masked, **options)
+    rows = [[0, 1, 2], [2, -1, 0], [1, 1, 1], [-1, -1, -1], [0, 2, 1]]
+    for _ in range(2):
+        batches = [twins.sequences.batch([0, 1, 2], masked=True, **options)]
+        arrays = [twins.sequences.arrays]
+        for previous_rows in rows:
+            seqs = twins.sequences.rng.permutation(3).tolist()
+            batches.append(twins.sequences.batch(seqs, previous_rows=previous_rows, **options))
+            arrays.append(twins.sequences.arrays)
+        refused = _core.Batch(**twins.sequences.arrays | {"previous_rows": np.array([0, 3, 0], np.int32)})
+        before = twins.recording.graph_counts().launched_ahead
+        steps = [twins.recording.submit(batch, late_masks=i == 0) for i, batch in enumerate(batches)]
+        last = twins.recording.submit(refused)
+        steps[0].give_masks()
+        want = np.zeros(3, np.int32)
+        for i, (step, own) in enumerate(zip(steps, arrays, strict=True)):
+            if i > 0:
+                taken = np.where(own["previous_rows"] < 0, own["input_ids"], want[own["previous_rows"]])
+                own = own | {"input_ids": taken, "previous_rows": None}
+            want = outputs(twins.eager, _core.Batch(**own))[0]
+            got = step.result().ids
+            assert want is not None and got is not None and got.numpy().tolist() == want.tolist(), i
+        assert ON_GPU or twins.recording.graph_counts().launched_ahead == before + len(rows)
+        try:
+            last.result()
+        except infinilm.InfinilmError as error:
+            assert "previous_rows[1] is 3, but the step before sampled 3 rows" in str(error), error
+        else:
+            raise AssertionError("a row that is not there was taken")
 
 
 def a_bound(_: Gpu, folder: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import infinilm
 from infinilm import LLM, SamplingParams, _core
 from llm import tiny
+from llm.support import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +165,8 @@ def test_a_failed_step_does_not_touch_those_in_the_next(
 
         recorder.on_submit = arrive
         with pytest.raises(RuntimeError, match="on purpose"):
-            model.submit(prompt, **settings).result(60)
-        assert late[0].result(60).outputs == expected
+            model.submit(prompt, **settings).result(PATIENCE)
+        assert late[0].result(PATIENCE).outputs == expected
         assert recorder.num_steps > fail_at
         assert model.generate(prompt, use_tqdm=False, **settings)[0].outputs == expected
         assert model.metrics().num_used_blocks == 0
