@@ -557,5 +557,10 @@ class LLM(ChatMethods, OfThisProcess):
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
         return Scheduler(
-            memory.num_blocks, memory.block_size, max_num_seqs=memory.max_num_seqs, **self._scheduler_settings
+            memory.num_blocks,
+            memory.block_size,
+            max_num_seqs=memory.max_num_seqs,
+            num_states=memory.num_states,
+            snapshot_interval=memory.snapshot_interval,
+            **self._scheduler_settings,
         )

@@ -13,7 +13,7 @@ from infinilm.gguf.file import GgufFile, is_gguf, open_gguf
 from infinilm.gguf.tokenizer import tokenizer_json
 from infinilm.gguf.vocabulary import tokenizer_config_json
 
-__all__ = ["MODEL_FILES", "path_of", "read_model_file", "read_model_json", "read_optional_model_json"]
+__all__ = ["MODEL_FILES", "path_of", "read_model_file", "read_model_json", "read_optional_model_json", "what_is_there"]
 
 MODEL_FILES: dict[str, Callable[[GgufFile], dict[str, Any] | None]] = {
     "config.json": config_json,
@@ -58,3 +58,19 @@ def read_optional_model_json(model: Path, name: str) -> dict[str, Any]:
         return read_model_json(model, name)
     except FileNotFoundError:
         return {}
+
+
+def what_is_there(folder: Path) -> str:
+    """Explain a folder without config.json."""
+    if not folder.is_dir():
+        problem = "there is no such folder"
+    elif (folder / "adapter_config.json").exists():
+        return (
+            "the folder has none: this is a LoRA adapter, not a model; pass its base model, and this folder as "
+            "lora={'name': folder} or merge_lora=folder"
+        )
+    elif any(folder.glob("*.gguf")):
+        return "the folder has none, only a GGUF file: pass the path of that"
+    else:
+        problem = "the folder has no config.json"
+    return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"

@@ -41,6 +41,7 @@ QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "qwen3-next": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
     "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -131,6 +132,15 @@ PHI4_MINI = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 2,
+}
+
+# A small gated delta rule, with sizes that no vector has.
+SMALL_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
 }
 
 # Names of tensors as published checkpoints have them, where the module of transformers 5 has others.
@@ -1342,6 +1352,144 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "qwen3-next": (
+        {
+            "model_type": "qwen3_next",
+            "architectures": ["Qwen3NextForCausalLM"],
+            **sizes(128, 40, 48, 4, 4, 2),
+            "head_dim": 16,
+            **SMALL_DELTA,
+            "full_attention_interval": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [2],
+            "decoder_sparse_step": 1,
+            "max_position_embeddings": 256,
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        75,
+        256,
+        1,
+    ),
+    "qwen3-5-text": (
+        {
+            "model_type": "qwen3_5_text",
+            "architectures": ["Qwen3_5ForCausalLM"],
+            **sizes(128, 40, 48, 4, 4, 1),
+            "head_dim": 16,
+            **SMALL_DELTA,
+            "linear_value_head_dim": 20,
+            "max_position_embeddings": 256,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        40,
+        256,
+        1,
+    ),
+    "qwen3-5": (
+        {
+            "model_type": "qwen3_5",
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "tie_word_embeddings": False,
+            **NO_IMAGES,
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                **sizes(128, 48, 56, 4, 4, 2),
+                "head_dim": 16,
+                **SMALL_DELTA,
+                "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+                "attn_output_gate": True,
+                "mamba_ssm_dtype": "float32",
+                "mtp_num_hidden_layers": 0,
+                "max_position_embeddings": 256,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_interleaved": True,
+                    "mrope_section": [2, 1, 1],
+                },
+                "dtype": "bfloat16",
+                "eos_token_id": 2,
+            },
+            "vision_config": {**TINY_VISION, "model_type": "qwen3_5_vision", "num_position_embeddings": 4},
+        },
+        torch.bfloat16,
+        70,
+        256,
+        1,
+    ),
+    "qwen3-5-moe": (
+        {
+            "model_type": "qwen3_5_moe",
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "tie_word_embeddings": False,
+            **NO_IMAGES,
+            "text_config": {
+                "model_type": "qwen3_5_moe_text",
+                "vocab_size": 128,
+                "hidden_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                **SMALL_DELTA,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16,
+                "shared_expert_intermediate_size": 16,
+                "max_position_embeddings": 256,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.25,
+                    "mrope_interleaved": True,
+                    "mrope_section": [1, 1, 0],
+                },
+                "dtype": "bfloat16",
+            },
+            "vision_config": {**TINY_VISION, "model_type": "qwen3_5_moe_vision", "num_position_embeddings": 4},
+        },
+        torch.bfloat16,
+        24,
+        256,
+        1,
+    ),
+    "qwen3-5-moe-text": (
+        {
+            "model_type": "qwen3_5_moe_text",
+            "architectures": ["Qwen3_5MoeForCausalLM"],
+            "vocab_size": 96,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            **SMALL_DELTA,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_experts": 3,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
 }
 
 
@@ -1369,6 +1517,8 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             value = 1.5 + 0.3 * noise  # scores of unit variance would be too flat
         elif name.endswith("norm.weight"):
             value = 1.0 + 0.2 * noise
+        elif name.endswith("A_log"):
+            value = 0.7 * noise - 1.0  # states that remember some tokens
         elif name.endswith("bias"):
             value = 0.3 * noise
         elif name.endswith("embed_tokens.weight"):
@@ -1590,6 +1740,9 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "minimax_m2": transformers.MiniMaxM2Config(),
         "ernie4_5": transformers.Ernie4_5Config(),
         "ernie4_5_moe": transformers.Ernie4_5_MoeConfig(),
+        "qwen3_next": transformers.Qwen3NextConfig(),
+        "qwen3_5_text": transformers.Qwen3_5TextConfig(),
+        "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig(),
     }
     keys = (
         *sizes(0, 0, 0, 0, 0, 0),

@@ -22,7 +22,8 @@ from infinilm.bench.ops import OpResult, OpSeconds, format_ops, judge_ops, per_s
 from infinilm.bench.others import Others
 from infinilm.bench.work import Work, count_work
 from infinilm.errors import ConfigError
-from infinilm.requests.memory import available_memory, format_bytes
+from infinilm.requests.memory import available_memory
+from infinilm.requests.sizes import format_bytes
 from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from infinilm.bench.limits import cpu_line
 from infinilm.errors import ConfigError
 from infinilm.progress import progress_bar
-from infinilm.requests.memory import format_bytes
+from infinilm.requests.sizes import format_bytes
 from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

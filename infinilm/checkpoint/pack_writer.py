@@ -53,7 +53,7 @@ class _PackedFile:
         return self._shapes
 
     def load_param(self, name: str, tensor: Any, /) -> Sequence[str]:
-        if len(self._shapes[name]) == 1:
+        if len(self._shapes[name]) != 2:
             self._vectors[name] = tensor
         prepared = self._core.load_param(name, tensor)
         if prepared:

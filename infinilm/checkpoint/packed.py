@@ -154,7 +154,7 @@ def expected_tensors(
     tables: dict[str, Mapping[str, tuple[str, Sequence[int]]]] = {
         format: _core.packed_shapes(engine.spec, format) for format in (*DTYPES, "int8", "int4")
     }
-    shapes: dict[str, tuple[int, ...]] = {name: shape for name, shape in params.items() if len(shape) == 1}
+    shapes: dict[str, tuple[int, ...]] = {name: shape for name, shape in params.items() if len(shape) != 2}
     dtypes: dict[str, str] = {}
     for name in tables[usual]:
         if not name.endswith(".panels"):

@@ -6,8 +6,9 @@ Called by `load_weights`. The tables are `infinilm.config.tensor_names`, one per
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.safetensors_header import TensorInfo
+from infinilm.config.delta import delta_facts
 from infinilm.config.families import family_of, rotary_dim
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
@@ -22,6 +24,8 @@ from infinilm.config.tensor_names import TensorNames
 __all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs"]
 
 Shape = tuple[int, ...]
+HeadRows = tuple[str, npt.NDArray[np.int64], int]
+"""A tensor, which of its rows, and how many it has in all."""
 
 _OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+?)(\.weight|\.bias|)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
@@ -36,9 +40,9 @@ class Source:
     tensor : str
         In the files.
     begin, end : int
-        Its rows there.
+        Its rows there, or those that they are among.
     order : numpy.ndarray, optional
-        [end - begin]: which of these rows each row of the parameter is. None: in their order.
+        [rows of the parameter]: which of these rows each is. None: all in their order.
     matrix : int, optional
         Which of the matrices, or vectors, of a tensor of one dimension more has these rows.
     columns : bool
@@ -105,7 +109,8 @@ def find_tensors(
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
     order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
-    return find_by_names(family.names, order, config.num_hidden_layers, expected, stored)
+    by_head = _rows_by_head(config, family.names)
+    return find_by_names(family.names, order, config.num_hidden_layers, expected, stored, by_head)
 
 
 def find_by_names(
@@ -114,10 +119,12 @@ def find_by_names(
     num_layers: int,
     expected: Mapping[str, Shape],
     stored: Collection[str] | Mapping[str, TensorInfo],
+    by_head: Mapping[str, HeadRows] = MappingProxyType({}),
 ) -> FoundTensors:
     """Find the parameters of a model of so many layers in files that call them so; others as in `find_tensors`.
 
-    `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them.
+    `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them. `by_head`: modules
+    whose rows stand head by head in a tensor of several.
     """
     model, head = _prefix(names, stored)
     not_read = tuple(name for name in stored if _is_not_read(name, names, model, num_layers))
@@ -136,6 +143,11 @@ def find_by_names(
             sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
             continue
         layer, module, kind = match.groups()
+        if module in by_head:
+            whole, own_rows, num_rows = by_head[module]
+            tensor = f"{model}{layer}{whole}{kind}"
+            sources[name], shapes[tensor] = Source(tensor, 0, num_rows, own_rows), (num_rows, *shape[1:])
+            continue
         expert = _EXPERT.search(module)
         number = expert.group() if expert else ""
         any_expert = _EXPERT.sub("{}", module)
@@ -191,6 +203,36 @@ def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
     """
     pairs = np.arange(rotary_dim).reshape(-1, 2)
     return np.concatenate([pairs[:, 0], pairs[:, 1], np.arange(rotary_dim, head_dim)])
+
+
+def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows]:
+    """Return the modules whose rows stand head by head in a tensor of several."""
+    found: dict[str, HeadRows] = {}
+
+    def add(tensor: str, num_heads: int, of_a_head: Mapping[str, Sequence[int]]) -> None:
+        """`of_a_head`: the rows of each module in a head, one after the other; by module their sizes."""
+        size = sum(map(sum, of_a_head.values()))
+        heads = np.arange(num_heads * size).reshape(num_heads, size)
+        first = 0
+        for module, sizes in of_a_head.items():
+            parts = []
+            for part in sizes:
+                parts.append(heads[:, first : first + part].reshape(-1))
+                first += part
+            found[module] = tensor, np.concatenate(parts), num_heads * size
+
+    if names.gated_q:
+        one = [config.head_dim]
+        add("self_attn.q_proj", config.num_attention_heads, {"self_attn.q_proj": one, "self_attn.gate_proj": one})
+    delta = delta_facts(config)
+    if names.delta_by_head and any(delta.layers):
+        shared_by = delta.num_v_heads // delta.num_k_heads
+        v_size = shared_by * delta.v_dim
+        qkv = {"linear_attn.in_proj_qkv": [delta.k_dim, delta.k_dim, v_size], "linear_attn.in_proj_z": [v_size]}
+        add("linear_attn.in_proj_qkvz", delta.num_k_heads, qkv)
+        ba = {"linear_attn.in_proj_b": [shared_by], "linear_attn.in_proj_a": [shared_by]}
+        add("linear_attn.in_proj_ba", delta.num_k_heads, ba)
+    return found
 
 
 def _of_heads(order: npt.NDArray[np.int64] | None, rows: int) -> npt.NDArray[np.int64]:

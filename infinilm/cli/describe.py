@@ -17,7 +17,8 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.gguf.file import is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
-from infinilm.requests.memory import ModelPlan, format_bytes, plan_model
+from infinilm.requests.memory import ModelPlan, plan_model
+from infinilm.requests.sizes import format_bytes
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
 
@@ -182,6 +183,15 @@ def _devices(devices: Sequence[str]) -> str:
     return f"{len(devices)} ranks of the cpu" if len(devices) > 1 and devices[0] == "cpu" else ", ".join(devices)
 
 
+def _state_lines(memory: Mapping[str, Any]) -> list[str]:
+    """Of models that keep a state of each sequence; those of prefixes are part of the prefix cache."""
+    if not memory["num_states"]:
+        return []
+    every = memory["snapshot_interval"]
+    prefixes = f"prefixes are kept every {every} tokens" if every else "prefixes are not kept: raise kv_cache"
+    return [f"states {memory['num_states']} of {format_bytes(memory['state_bytes'])} in it; {prefixes}"]
+
+
 def memory_lines(memory: Mapping[str, Any]) -> list[str]:
     """The memory plan in lines."""
     return [
@@ -190,6 +200,7 @@ def memory_lines(memory: Mapping[str, Any]) -> list[str]:
         f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
         f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token in "
         f"{memory['kv_cache_dtype']} (budget {format_bytes(memory['kv_budget_bytes'])})",
+        *_state_lines(memory),
         f"together {format_bytes(memory['total_bytes'])}",
         f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",

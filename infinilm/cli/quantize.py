@@ -46,7 +46,7 @@ def run_quantize(args: argparse.Namespace) -> int:
     from infinilm.checkpoint.quantised.writer import quantise_model
     from infinilm.debug.loss import measure_loss
     from infinilm.files import read_text
-    from infinilm.requests.memory import format_bytes
+    from infinilm.requests.sizes import format_bytes
 
     text = read_text(Path(args.text)) if args.text else _TEXT
     with contextlib.ExitStack() as stack:

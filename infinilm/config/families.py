@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from infinilm.checks import DTYPES, as_boolean, as_integer
+from infinilm.config.delta import DeltaConfig, DeltaFacts, delta_facts
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.family_defaults import COMMON_DEFAULTS
 from infinilm.config.family_table import FAMILIES, Family, family_of, family_of_model_type
@@ -48,7 +49,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-class ModelConfig(ExpertConfig, Protocol):
+class ModelConfig(ExpertConfig, DeltaConfig, Protocol):
     """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
 
     vocab_size: int
@@ -127,6 +128,7 @@ class ModelFacts:
     norm_offset: float  # added to every norm weight
     activation: str
     softmax_scale: float
+    output_gate: bool  # what attention gives is multiplied by the sigmoid of a linear of its input
     sinks: bool  # each head has a number that joins the softmax of its scores, with no value
     score_cap: float  # of scaled scores: cap * tanh(score / cap); 0: none
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
@@ -137,6 +139,7 @@ class ModelFacts:
     residual_multiplier: float  # of what a sublayer adds
     logit_multiplier: float
     experts: ExpertFacts
+    delta: DeltaFacts
     logit_cap: float  # cap * tanh(logit / cap); 0: none
 
 
@@ -182,6 +185,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         norm_offset=family.norm_offset,
         activation=family.activation or ACTIVATIONS[config.hidden_act],
         softmax_scale=_softmax_scale(config),
+        output_gate=family.output_gate,
         sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
         sliding_window=windows,
@@ -195,6 +199,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
         experts=expert_facts(config, family.routing),
+        delta=delta_facts(config),
         logit_cap=float(config.final_logit_softcapping or 0),
     )
 
@@ -328,6 +333,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     facts = model_facts(config, max_model_len)
 
     from infinilm._core import (  # late: a configuration is usable without the compiled module
+        CacheSpec,
         LayerSpec,
         ModelSpec,
         RopeSpec,
@@ -349,6 +355,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.score_cap = facts.score_cap
     spec.attention.qkv_bias = facts.qkv_bias
     spec.attention.out_bias = facts.out_bias
+    spec.attention.output_gate = facts.output_gate
     spec.attention.sinks = facts.sinks
     spec.attention.qk_norm = facts.qk_norm
     spec.mlp.intermediate_size = config.intermediate_size
@@ -366,6 +373,8 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.experts.scale = facts.experts.scale
     spec.experts.num_groups = facts.experts.num_groups
     spec.experts.top_groups = facts.experts.top_groups
+    for size in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "conv_size"):
+        setattr(spec.delta, size, getattr(facts.delta, size))
     spec.norm = facts.norm
     spec.parallel_blocks = facts.parallel_blocks
     spec.mlp.gated = facts.gated_mlp
@@ -378,9 +387,15 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.logit_cap = facts.logit_cap
     spec.ropes = [RopeSpec(rope.inv_freq.tolist(), *rope[1:]) for rope in facts.ropes]
     spec.layers = [
-        LayerSpec(sliding_window=window, rope=rope, q_rope=facts.q_rope, experts=has_experts)
-        for window, rope, has_experts in zip(
-            facts.sliding_window, facts.rope_of_layer, facts.experts.layers, strict=True
+        LayerSpec(
+            sliding_window=window,
+            rope=rope,
+            q_rope=facts.q_rope,
+            experts=has_experts,
+            cache=CacheSpec("state" if has_state else "paged"),
+        )
+        for window, rope, has_experts, has_state in zip(
+            facts.sliding_window, facts.rope_of_layer, facts.experts.layers, facts.delta.layers, strict=True
         )
     ]
     return spec

@@ -37,6 +37,7 @@ class Family:
     parallel_blocks: bool = False  # attention and MLP read the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # whatever hidden_act says
+    output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a linear of its input
     sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
     routing: Routing = field(default_factory=Routing)  # of families with experts
     # Whether the weights of a token's experts are made to add up to 1.

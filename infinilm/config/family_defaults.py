@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from infinilm.config.delta import DELTA_DEFAULTS
 from infinilm.config.experts import EXPERT_DEFAULTS
 
 __all__ = [
@@ -23,6 +24,9 @@ __all__ = [
     "MINISTRAL3_DEFAULTS",
     "MISTRAL_DEFAULTS",
     "QWEN2_VL_DEFAULTS",
+    "QWEN3_5_DEFAULTS",
+    "QWEN3_5_MOE_DEFAULTS",
+    "QWEN3_NEXT_DEFAULTS",
     "QWEN3_VL_MOE_DEFAULTS",
     "QWEN_DEFAULTS",
     "QWEN_MOE_DEFAULTS",
@@ -58,6 +62,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
         **EXPERT_DEFAULTS,
+        **DELTA_DEFAULTS,
         "use_qk_norm": False,
         "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
         "attn_logit_softcapping": None,
@@ -261,4 +266,45 @@ QWEN3_VL_MOE_DEFAULTS: Mapping[str, Any] = {
     "norm_topk_prob": True,
     "bos_token_id": (),
     "eos_token_id": (),
+}
+
+QWEN3_NEXT_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "bos_token_id": (),
+    "eos_token_id": (),
+}
+QWEN3_5_MOE_DEFAULTS: Mapping[str, Any] = {
+    **QWEN3_NEXT_DEFAULTS,
+    "vocab_size": 248320,
+    "intermediate_size": 512,
+    "num_hidden_layers": 40,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
+QWEN3_5_DEFAULTS: Mapping[str, Any] = {
+    **{key: value for key, value in QWEN3_NEXT_DEFAULTS.items() if key not in EXPERT_DEFAULTS},
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
 }

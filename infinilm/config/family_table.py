@@ -27,6 +27,7 @@ from infinilm.config.family_defaults import (
     TEXT_DEFAULTS,
 )
 from infinilm.config.sparse_families import SPARSE_FAMILIES
+from infinilm.config.state_families import STATE_FAMILIES
 from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
@@ -441,6 +442,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
             *SPARSE_FAMILIES,
+            *STATE_FAMILIES,
         )
     }
 )

@@ -28,6 +28,13 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "norm_topk_prob": (_NEVER, "this family has no experts"),
         "decoder_sparse_step": (_ONE, "this family has no experts"),
         "mlp_only_layers": ((None, [], ()), "this family has no experts"),
+        "linear_num_key_heads": (_NONE_OF, "this family has no linear attention"),
+        "linear_num_value_heads": (_NONE_OF, "this family has no linear attention"),
+        "linear_key_head_dim": (_NONE_OF, "this family has no linear attention"),
+        "linear_value_head_dim": (_NONE_OF, "this family has no linear attention"),
+        "linear_conv_kernel_dim": (_NONE_OF, "this family has no linear attention"),
+        "full_attention_interval": ((None, 1), "this family has no linear attention"),
+        "attn_output_gate": (_NEVER, "attention of this family has no gate"),
         "qkv_bias": (_NEVER, "whether q, k and v have biases is said by attention_bias"),
         "kv_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
         "q_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
@@ -80,6 +87,7 @@ INERT = frozenset(
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
     embedding_dropout residual_dropout initial_context_length
+    mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings
     is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
     min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep
     num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix problem_type

@@ -22,12 +22,13 @@ import numpy as np
 
 from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
 from infinilm.config import families
+from infinilm.config.delta import STATE_LAYER
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.text_part import text_part
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
-from infinilm.model_files import path_of, read_model_json
+from infinilm.model_files import path_of, read_model_json, what_is_there
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -76,6 +77,10 @@ class LlamaConfig:
         name of the first. Only families of experts have these and the next.
     decoder_sparse_step, mlp_only_layers
         1, []: each so-manieth layer has experts, but for those listed, from 0 on.
+    linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim, linear_conv_kernel_dim
+        0: the heads of linear attention (the gated delta rule), their sizes, and the tokens its convolution sees.
+    full_attention_interval
+        None: each so many-th layer has attention, others linear attention, where layer_types says nothing.
     n_shared_experts, first_k_dense_replace
         0, 0: experts that all tokens go to besides, of moe_intermediate_size each; and layers without experts at the
         beginning. Only families that are like DeepSeek V3 have these and the next.
@@ -140,6 +145,12 @@ class LlamaConfig:
     norm_topk_prob: bool
     decoder_sparse_step: int
     mlp_only_layers: list[int]
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    full_attention_interval: int | None
     n_shared_experts: int
     first_k_dense_replace: int
     n_group: int
@@ -361,6 +372,8 @@ class LlamaConfig:
 
     def _check_layer_types(self, family: families.Family) -> None:
         kinds = ("full_attention", "sliding_attention")
+        if "linear_num_key_heads" in family.keys:
+            kinds = ("full_attention", STATE_LAYER)
         if self.layer_types is None:
             return
         if not isinstance(self.layer_types, (list, tuple)):
@@ -449,7 +462,7 @@ class AutoConfig:
         try:
             values = read_model_json(model, "config.json")
         except FileNotFoundError:
-            raise FileNotFoundError(f"{file}: {_what_is_there(model)}") from None
+            raise FileNotFoundError(f"{file}: {what_is_there(model)}") from None
         try:
             return LlamaConfig.from_dict(values)
         except ConfigError as error:
@@ -459,22 +472,6 @@ class AutoConfig:
 
 
 _MAX_MESSAGE = 1000  # characters; a hostile file may have values of any length
-
-
-def _what_is_there(folder: Path) -> str:
-    """Explain a folder without config.json."""
-    if not folder.is_dir():
-        problem = "there is no such folder"
-    elif (folder / "adapter_config.json").exists():
-        return (
-            "the folder has none: this is a LoRA adapter, not a model; pass its base model, and this folder as "
-            "lora={'name': folder} or merge_lora=folder"
-        )
-    elif any(folder.glob("*.gguf")):
-        return "the folder has none, only a GGUF file: pass the path of that"
-    else:
-        problem = "the folder has no config.json"
-    return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"
 
 
 _INERT_DEFAULTS: Mapping[str, Any] = {
@@ -505,6 +502,7 @@ _NULLABLE = frozenset(
         "moe_intermediate_size",
         "attn_logit_softcapping",
         "final_logit_softcapping",
+        "full_attention_interval",
         "no_rope_layer_interval",
         "num_key_value_heads",
         "query_pre_attn_scalar",

@@ -25,6 +25,9 @@ __all__ = [
     "MISTRAL3",
     "MIXTRAL",
     "PHI3",
+    "QWEN3_5",
+    "QWEN3_5_MOE",
+    "QWEN3_NEXT",
     "QWEN_MOE",
     "QWEN_VL",
     "QWEN_VL_MOE",
@@ -50,6 +53,10 @@ class TensorNames:
         several modules one behind the other. For a vector that is the one row of a matrix, the same.
     stacked_columns, stacked_in_turn : bool
         The matrices of `stacked` are [in_features, out_features]; outputs of several modules take turns.
+    gated_q : bool
+        The rows of q_proj are, head by head, those of q and those of the gate of what attention gives.
+    delta_by_head : bool
+        Two tensors have the inputs of the delta rule, key head by key head: q, k, v and z, and b and a.
     stacked_renamed : bool
         `renamed` holds in a layer with stacked tensors, too.
     later_layers : bool
@@ -64,6 +71,8 @@ class TensorNames:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_columns: bool = False
     stacked_in_turn: bool = False
+    gated_q: bool = False
+    delta_by_head: bool = False
     stacked_renamed: bool = True
     later_layers: bool = False
     not_read: tuple[str, ...] = ()
@@ -167,3 +176,11 @@ _VISION_TOWER = (
 MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
 
 GEMMA3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
+
+_PREDICTION = ("mtp.",)  # of several tokens at once, by layers of its own
+
+QWEN3_NEXT = TensorNames(stacked=_STACKED, gated_q=True, delta_by_head=True, not_read=_PREDICTION)
+
+QWEN3_5 = TensorNames(_TEXT_PREFIXES, gated_q=True, not_read=(*_VISUAL, *_PREDICTION))
+
+QWEN3_5_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, gated_q=True, not_read=(*_VISUAL, *_PREDICTION))

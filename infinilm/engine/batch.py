@@ -133,7 +133,13 @@ class _Requests:
 
 
 def make_batch(
-    fields: Input, cache: CacheLayout, *, vocab_size: int, sliding_window: int, return_logits: bool
+    fields: Input,
+    cache: CacheLayout,
+    *,
+    vocab_size: int,
+    sliding_window: int,
+    has_states: bool = False,
+    return_logits: bool,
 ) -> _core.Batch:
     """The core's batch of an input.
 
@@ -147,6 +153,8 @@ def make_batch(
         Ids are below it.
     sliding_window
         The widest window of all layers; 0: some layer sees all keys. Blocks before the window need not be valid.
+    has_states
+        The model keeps a state of each sequence; the cache is static, and a row has one.
     return_logits
         Whether logits are wanted.
 
@@ -177,8 +185,16 @@ def make_batch(
         context_lens=requests.context_lens.astype(np.int32),
         logits_rows=cu_seqlens_q[1:] - np.int32(1),
         return_logits=return_logits,
+        **(_states(requests) if has_states else {}),
         **_sampling(fields, len(requests.lengths)),
     )
+
+
+def _states(requests: _Requests) -> dict[str, Any]:
+    """Row i has state i, and begins with zeros."""
+    rows = np.arange(len(requests.lengths), dtype=np.int32)
+    begins = requests.context_lens == requests.lengths
+    return {"state_in": np.where(begins, np.int32(-1), rows), "state_out": rows}
 
 
 def _static(fields: Input, ids: Int64Array, cache: CacheLayout, vocab_size: int) -> _Requests:

@@ -37,7 +37,7 @@ class Site:
     shape: str
     in_layer: bool = True
     # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
-    # that have it: mlp, gate, experts.
+    # that have it: heads (of q, k and v), state, mlp, gate, experts.
     needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
@@ -54,20 +54,23 @@ _HIDDEN, _Q, _KV = (
 )
 _INNER = "[num_tokens, intermediate_size]"
 _BOTH = frozenset({"pre_norms", "post_norms"})
+_HEADS, _QK_NORM = frozenset({"heads"}), frozenset({"heads", "qk_norm"})
 _MLP, _EXPERTS = frozenset({"mlp"}), frozenset({"experts"})
 
 SITES: tuple[Site, ...] = (
     Site("embedding", ("model.embed_tokens",), _HIDDEN, in_layer=False),
     Site("input_layernorm", ("input_layernorm",), _HIDDEN, needs=frozenset({"pre_norms"})),
     # After the projection, with its bias.
-    Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q),
-    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV),
-    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV),
-    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=frozenset({"qk_norm"})),
-    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=frozenset({"qk_norm"})),
-    Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
-    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
-    # What attention gives, before o_proj.
+    Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q, needs=_HEADS),
+    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV, needs=_HEADS),
+    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_HEADS),
+    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=_QK_NORM),
+    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=_QK_NORM),
+    Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q, needs=_HEADS),
+    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV, needs=_HEADS),
+    # q, k and v of a layer with a state, one behind the other.
+    Site("conv", ("linear_attn.conv",), "[num_tokens, conv_dim]", needs=frozenset({"state"})),
+    # What attention or the delta rule gives, gated where it has a gate, before o_proj.
     Site("attention", ("self_attn.attention", "attn.attention"), _Q),
     Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),
     Site("attention_residual", ("attention_residual",), _HIDDEN),
@@ -218,8 +221,9 @@ class ModelSites:
         experts: Sequence[bool] | None = None,
         parallel_blocks: bool = False,
         gated_mlp: bool = True,
+        states: Sequence[bool] | None = None,
     ) -> None:
-        """experts: [num_layers], which layers have them in place of an MLP; None: no layer."""
+        """experts, states: [num_layers], which layers have them in place of an MLP or of attention; None: no layer."""
         has = {
             "qk_norm": qk_norm != "none",
             "pre_norms": pre_norms,
@@ -229,7 +233,11 @@ class ModelSites:
         features = {name for name, is_there in has.items() if is_there}
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
         mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
-        of_layers = [features | ({"experts"} if own else mlp) for own in experts or [False] * num_layers]
+        no_layer = [False] * num_layers
+        of_layers = [
+            features | ({"experts"} if own else mlp) | {"state" if state else "heads"}
+            for own, state in zip(experts or no_layer, states or no_layer, strict=True)
+        ]
         places = [
             (site, layer)
             for site in SITES
@@ -251,6 +259,7 @@ class ModelSites:
             experts,
             spec.parallel_blocks,
             spec.mlp.gated,
+            [layer.cache.kind == "state" for layer in spec.layers],
         )
 
     def select(self, pattern: str) -> list[str]:

@@ -177,6 +177,11 @@ class InferEngine(OfThisProcess):
         """Device of rank 0, "cpu" or "cuda:<index>"; `ranks` has those of all ranks."""
         return self.ranks[0].device
 
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep a state of each sequence: a row goes on where it was, or begins at 0."""
+        return self._rank_spec.state_bytes() > 0
+
     # ---- weights ----
 
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -331,6 +336,7 @@ class InferEngine(OfThisProcess):
                 self._cache,
                 vocab_size=self.config.vocab_size,
                 sliding_window=self._sliding_window,
+                has_states=self.has_states,
                 return_logits=return_logits,
             )
             self._hooks.give()
@@ -387,6 +393,11 @@ class InferEngine(OfThisProcess):
                 "cache_config: expected a StaticKVCacheConfig or a PagedKVCacheConfig, got "
                 f"{type(cache_config).__name__}"
             )
+        if isinstance(cache_config, PagedKVCacheConfig) and self._rank_spec.state_bytes():
+            raise ConfigError(
+                f"cache_config: {self.config.architecture} keeps a state of each sequence, which InferEngine has for "
+                "the rows of a StaticKVCacheConfig alone; use that, or LLM"
+            )
         dtype = resolve_cache_dtype(cache_config.dtype, self.dtype, computed=self.dtype, device=self.device)
         return cache_config.layout(
             max_position_embeddings=self.config.max_position_embeddings,
@@ -396,12 +407,14 @@ class InferEngine(OfThisProcess):
 
     def _allocate(self, layout: CacheLayout) -> None:
         try:
-            self._core.reset_cache(layout.num_blocks, layout.block_size, layout.dtype)
+            num_states = layout.num_blocks if self._rank_spec.state_bytes() else 0  # a row has one
+            self._core.reset_cache(layout.num_blocks, layout.block_size, layout.dtype, num_states)
         except DeviceError as error:
             settings = (
                 "max_batch_size or max_cache_len" if layout.kind == "static" else "max_kv_memory_bytes or num_blocks"
             )
             num_bytes = layout.num_slots * self._rank_spec.kv_bytes_per_token(layout.dtype)
+            num_bytes += layout.num_blocks * self._rank_spec.state_bytes()
             raise CacheFullError(f"no room for a KV cache of {num_bytes} bytes: {error}; lower {settings}") from error
         self._cache = layout
 

@@ -24,7 +24,7 @@ from infinilm.checkpoint.sources import Source, find_tensors
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.families import build_spec, family_of
 from infinilm.config.llama_config import LlamaConfig
-from infinilm.errors import WeightError
+from infinilm.errors import ConfigError, WeightError
 from infinilm.lora.settings import CONFIG_FILE, LoraSettings
 
 __all__ = ["LoraWeight", "PeftAdapter", "read_adapter"]
@@ -116,6 +116,8 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAda
     WeightError
         Its tensors do not fit the model, or are damaged: names the tensor.
     """
+    if family_of(config.architecture).output_gate:
+        raise ConfigError(f"{folder}: LoRA adapters of {config.architecture} are not supported in this version")
     path = Path(folder).expanduser()
     if not (path / CONFIG_FILE).exists():
         raise FileNotFoundError(

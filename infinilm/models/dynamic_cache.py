@@ -1,4 +1,4 @@
-"""`DynamicCache`: the KV cache of the numpy reference model, which grows as tokens come.
+"""`DynamicCache`: the cache of the numpy reference model, which grows as tokens come.
 
 Written and read by `ReferenceModel.forward`. Every row is a sequence of its own length. A forward pass appends to
 each layer in turn and moves the lengths only at its end (`advance`), so one that fails half way leaves the cache as
@@ -41,6 +41,8 @@ class DynamicCache:
             np.zeros((num_rows, 0, num_kv_heads, head_dim), dtype) for _ in range(num_layers)
         ]
         self._values: list[Array] = [keys.copy() for keys in self._keys]
+        self._states: dict[tuple[int, int], tuple[Array, ...]] = {}  # by layer and row
+        self._new_states: dict[tuple[int, int], tuple[Array, ...]] = {}
 
     def __repr__(self) -> str:
         """Name the layers and the length of every row."""
@@ -84,8 +86,17 @@ class DynamicCache:
         self._values[layer][row, begin:end] = values
         return self._keys[layer][row, :end], self._values[layer][row, :end]
 
+    def state(self, layer: int, row: int) -> tuple[Array, ...] | None:
+        """Return what `set_state` kept; None before the first token."""
+        return self._states.get((layer, row))
+
+    def set_state(self, layer: int, row: int, *state: Array) -> None:
+        """Keep the state of a row in a layer that has one, as it is behind the new tokens; `advance` makes it count."""
+        self._new_states[layer, row] = state
+
     def advance(self, counts: Sequence[int]) -> None:
         """Count the tokens that were appended to every layer: `counts` [num_rows]."""
+        self._states.update(self._new_states)
         self.lengths += np.asarray(counts, np.int64)
 
     def _reserve(self, layer: int, num_tokens: int) -> None:

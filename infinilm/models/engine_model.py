@@ -110,7 +110,8 @@ class EngineRows(TokenRows):
     """Rows of tokens in the cache of an engine, empty at first.
 
     In a static cache row i is the cache's row i, so a row that has ended stays in the batch and computes its last
-    place again. In a paged cache row i owns the blocks from i * blocks_per_row on, and leaves the batch when it ends.
+    place again, or its first, which needs no state of those before. In a paged cache row i owns the blocks from
+    i * blocks_per_row on, and leaves the batch when it ends.
 
     Parameters
     ----------
@@ -181,9 +182,10 @@ class EngineRows(TokenRows):
 
     def _static_input(self, chunks: Sequence[Int32Array], counts: npt.NDArray[Any], sampling: Any) -> InferEngine.Input:
         width = int(counts.max())
+        idle = self._lengths - 1 if not self._engine.has_states else np.zeros_like(self._lengths)
         return InferEngine.Input(
             input_ids=np.stack([np.pad(chunk, (0, width - len(chunk))) for chunk in chunks]),  # [num_rows, width]
-            cache_lengths=np.where(counts > 0, self._lengths, np.maximum(self._lengths - 1, 0)),
+            cache_lengths=np.where(counts > 0, self._lengths, np.maximum(idle, 0)),
             input_lengths=np.maximum(counts, 1),
             **sampling,
         )

@@ -84,6 +84,7 @@ class ReferenceModel(GenerationMixin):
             self.facts.experts.layers,
             self.facts.parallel_blocks,
             self.facts.gated_mlp,
+            self.facts.delta.layers,
         )
         self._registry: HookRegistry | None = None
 
@@ -223,8 +224,7 @@ class ReferenceModel(GenerationMixin):
         emit: _Emitter,
     ) -> Array:
         """One decoder layer: x [num_tokens, hidden_size] -> the same."""
-        config, facts = self.config, self.facts
-        num_tokens, head_dim = len(x), config.head_dim
+        facts, num_tokens = self.facts, len(x)
         at = f"model.layers.{layer}"
 
         def linear(name: str, h: Array, bias: bool) -> Array:
@@ -240,28 +240,12 @@ class ReferenceModel(GenerationMixin):
 
         h = emit("input_layernorm", layer, self._norm(x, f"{at}.input_layernorm")) if facts.pre_norms else x
         read_by_both = h
-        heads: dict[str, Array] = {}
-        for name in ("q", "k", "v"):
-            projected = linear(f"self_attn.{name}_proj", h, facts.qkv_bias)
-            heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
-        if facts.qk_norm != "none":
-            for name in ("q", "k"):
-                shape = heads[name].shape
-                values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
-                normed = self._norm(values, f"{at}.self_attn.{name}_norm")
-                heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
-        rope = facts.rope_of_layer[layer]
-        for name, own_rope in (("q", facts.q_rope), ("k", -1)):
-            table = rope if own_rope < 0 else own_rope
-            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
-            heads[name] = emit(f"{name}_rope", layer, turned)
-        attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
-        for row, own in enumerate(map(slice, starts, starts[1:])):
-            k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
-            sinks = self.weights[f"{at}.self_attn.sinks"] if facts.sinks else None
-            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
-        attended = emit("attention", layer, attended)
-        out = linear("self_attn.o_proj", attended.reshape(num_tokens, -1), facts.out_bias)
+        if facts.delta.layers[layer]:
+            mixed = emit("attention", layer, self._delta_rule(layer, h, starts, cache, emit))
+            out = linear("linear_attn.out_proj", mixed.reshape(num_tokens, -1), False)
+        else:
+            mixed = emit("attention", layer, self._attention(layer, h, tables, starts, cache, emit))
+            out = linear("self_attn.o_proj", mixed.reshape(num_tokens, -1), facts.out_bias)
         x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
 
         norm = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
@@ -280,6 +264,91 @@ class ReferenceModel(GenerationMixin):
         inner = emit("activation", layer, activation(gate, up))  # [num_tokens, intermediate_size]
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
         return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
+
+    def _attention(
+        self,
+        layer: int,
+        h: Array,
+        tables: Sequence[tuple[Array, Array]],
+        starts: Array,
+        cache: DynamicCache,
+        emit: _Emitter,
+    ) -> Array:
+        """Attention of all rows before o_proj: h [num_tokens, hidden_size] -> [num_tokens, num_heads, head_dim]."""
+        facts, num_tokens, head_dim = self.facts, len(h), self.config.head_dim
+        at = f"model.layers.{layer}"
+        heads: dict[str, Array] = {}
+        for name in ("q", "k", "v"):
+            projected = self._linear(h, f"{at}.self_attn.{name}_proj", facts.qkv_bias)
+            heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
+        if facts.qk_norm != "none":
+            for name in ("q", "k"):
+                shape = heads[name].shape
+                values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
+                normed = self._norm(values, f"{at}.self_attn.{name}_norm")
+                heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
+        rope = facts.rope_of_layer[layer]
+        for name, own_rope in (("q", facts.q_rope), ("k", -1)):
+            table = rope if own_rope < 0 else own_rope
+            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
+            heads[name] = emit(f"{name}_rope", layer, turned)
+        attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
+        for row, own in enumerate(map(slice, starts, starts[1:])):
+            k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
+            sinks = self.weights[f"{at}.self_attn.sinks"] if facts.sinks else None
+            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
+        if facts.output_gate:
+            gate = self._linear(h, f"{at}.self_attn.gate_proj", facts.qkv_bias)
+            attended = attended * _sigmoid(gate).reshape(attended.shape)
+        return attended
+
+    def _delta_rule(self, layer: int, h: Array, starts: Array, cache: DynamicCache, emit: _Emitter) -> Array:
+        """The gated delta rule (arXiv 2412.06464), token by token, before out_proj.
+
+        h [num_tokens, hidden_size] -> [num_tokens, num_v_heads, v_dim]. The state of a row is its last inputs of the
+        convolution [conv_size - 1, conv_dim] and, of each head, a matrix [num_v_heads, k_dim, v_dim].
+        """
+        facts, num_tokens = self.facts.delta, len(h)
+        at = f"model.layers.{layer}.linear_attn"
+        mixed, z, b, a = (self._linear(h, f"{at}.in_proj_{name}", False) for name in ("qkv", "z", "b", "a"))
+        taps = self._weight(f"{at}.conv1d")[:, 0].T  # [conv_size, conv_dim]
+        convolved = np.empty_like(mixed)
+        matrices: list[Array] = []
+        inputs: list[Array] = []
+        for row, own in enumerate(map(slice, starts, starts[1:])):
+            state = cache.state(layer, row)
+            if state is None:
+                zeros = np.zeros((facts.conv_size - 1, mixed.shape[1]), self.dtype)
+                state = zeros, np.zeros((facts.num_v_heads, facts.k_dim, facts.v_dim), self.dtype)
+            seen = np.concatenate([state[0], mixed[own]])
+            length = len(seen) - facts.conv_size + 1
+            convolved[own] = _silu(sum(tap * seen[i : i + length] for i, tap in enumerate(taps)))
+            inputs.append(seen[length:])
+            matrices.append(state[1])
+        convolved = emit("conv", layer, convolved)
+        q, k, v = np.split(convolved, [facts.k_size, 2 * facts.k_size], axis=1)
+        group = facts.num_v_heads // facts.num_k_heads
+        q, k = (np.repeat(x.reshape(num_tokens, -1, facts.k_dim), group, axis=1) for x in (q, k))
+        q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + self._scalar(1e-6)) for x in (q, k))
+        q = q / np.sqrt(self._scalar(facts.k_dim))
+        v = v.reshape(num_tokens, facts.num_v_heads, facts.v_dim)
+        softplus = np.logaddexp(self._scalar(0), a + self.weights[f"{at}.dt_bias"])
+        decay = np.exp(-np.exp(self.weights[f"{at}.A_log"]) * softplus)  # [num_tokens, num_v_heads]
+        beta = _sigmoid(b)
+        out = np.empty_like(v)
+        for row, own in enumerate(map(slice, starts, starts[1:])):
+            matrix = matrices[row]
+            for t in range(own.start, own.stop):
+                matrix = matrix * decay[t, :, None, None]
+                read = (matrix * k[t, :, :, None]).sum(axis=1)  # [num_v_heads, v_dim]
+                matrix = matrix + k[t, :, :, None] * ((v[t] - read) * beta[t, :, None])[:, None]
+                out[t] = (matrix * q[t, :, :, None]).sum(axis=1)
+            if own.stop > own.start:
+                cache.set_state(layer, row, inputs[row], matrix)
+        mean_square = np.mean(out * out, axis=-1, keepdims=True)
+        normed = out / np.sqrt(mean_square + self._scalar(self.config.rms_norm_eps)) * self._weight(f"{at}.norm")
+        result: Array = normed * _silu(z.reshape(out.shape))
+        return result
 
     def _experts(self, x: Array, router_logits: Array, at: str) -> Array:
         """Each token's best experts, and that of all tokens: x [num_tokens, hidden_size] -> the same.

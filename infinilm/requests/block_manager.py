@@ -217,6 +217,14 @@ class BlockManager:
                 blocks.append(block)
         return blocks
 
+    def chain_ids(self, blocks: Sequence[int]) -> list[int]:
+        """Return the ids of the prefixes that end with these known blocks."""
+        return [self._known[self._keys[block]][1] for block in blocks]
+
+    def chain_id(self, slot: int) -> int:
+        """Return the id of the prefix that a slot's remembered blocks are."""
+        return self._chain_id[slot]
+
     def remember(self, slot: int, tokens: Int32Array, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` of the slot's `tokens` known.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from infinilm.outputs import EngineMetrics
-from infinilm.requests.scheduler import SchedulerStats
+from infinilm.requests.steps import SchedulerStats
 
 __all__ = ["Counters"]
 

@@ -30,14 +30,11 @@ from infinilm.requests.adapters import check_name
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
+from infinilm.requests.sizes import format_bytes, parse_size
+from infinilm.requests.states import plan_states, snapshot_interval
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
-
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
-_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
-_BYTES_LIMIT = 2**62  # sizes are signed 64-bit in the core
 
 
 def available_memory() -> int:
@@ -94,37 +91,6 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
     return parse_size("kv_cache", kv_cache, expected)
 
 
-def parse_size(name: str, value: Any, otherwise: str = "") -> int:
-    """Bytes of a number of bytes, or of a size such as "4GiB" or "500MB"; `otherwise`: what else could have been given.
-
-    Raises
-    ------
-    ConfigError
-        It is neither, or not positive.
-    """
-    size: float = -1
-    if isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    elif isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", value)):
-        with contextlib.suppress(ValueError):
-            size = float(match[1]) * _UNITS.get(match[2].lower(), -1)
-    if not 0 < size < _BYTES_LIMIT:
-        more = f", {otherwise}" if otherwise else ""
-        raise ConfigError(
-            f"{name}: expected a positive number of bytes, a size such as '4GiB'{more}, got {short_repr(value)}"
-        )
-    return int(size)
-
-
-def format_bytes(count: float) -> str:
-    """Bytes for people: '1.2 GiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How the memory is used: weights, workspace, and a KV cache of `num_blocks` blocks of `block_size` tokens.
@@ -147,6 +113,11 @@ class MemoryPlan:
         Blocks of the cache, and the tokens each holds.
     kv_cache_dtype : str
         What keys and values are kept in.
+    state_bytes, num_states : int
+        Of models with layers that keep a state of each sequence: bytes of one in all of them, and how many there are,
+        of running sequences and of prefixes; else 0.
+    snapshot_interval : int
+        Tokens between two states that are kept of a prefix, without which it is computed again; 0: none are kept.
     """
 
     weight_bytes: int
@@ -158,11 +129,14 @@ class MemoryPlan:
     num_blocks: int
     block_size: int
     kv_cache_dtype: str
+    state_bytes: int = 0
+    num_states: int = 0
+    snapshot_interval: int = 0
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the whole cache; on a CPU its pages are taken from the system as blocks are first used."""
-        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+        return self.num_blocks * self.block_size * self.kv_bytes_per_token + self.num_states * self.state_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -179,11 +153,15 @@ class MemoryPlan:
         """Sequences of `max_model_len` tokens that the cache holds at the same time."""
         return min(self.max_num_seqs, self.num_blocks // -(-self.max_model_len // self.block_size))
 
+    @property
+    def _states(self) -> str:
+        return f" and {self.num_states} states of {format_bytes(self.state_bytes)}" if self.num_states else ""
+
     def __str__(self) -> str:
         return (
             f"weights {format_bytes(self.weight_bytes)}; workspace {format_bytes(self.workspace_bytes)}; "
             f"KV cache in {self.kv_cache_dtype}, {format_bytes(self.kv_bytes_per_token)} per token, "
-            f"{self.num_blocks} blocks of {self.block_size} tokens = {format_bytes(self.kv_bytes)} "
+            f"{self.num_blocks} blocks of {self.block_size} tokens{self._states} = {format_bytes(self.kv_bytes)} "
             f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "
             f"sequences at the full {self.max_model_len} tokens"
         )
@@ -215,7 +193,8 @@ def divide_memory(
         If `kv_cache` is not what it may be.
     """
     dtype = cache.dtype(kv_cache_dtype, kv_cache)
-    kv_bytes_per_token = cache.bytes_per_token(dtype)
+    kv_bytes_per_token, state_bytes = cache.bytes_per_token(dtype), cache.state_bytes
+    num_states = interval = 0
     if isinstance(kv_cache, CacheConfig):
         layout = kv_cache.layout(
             max_position_embeddings=max_position_embeddings,
@@ -223,10 +202,30 @@ def divide_memory(
             dtype=dtype,
         )
         budget, most_blocks, block_size = layout.num_slots * kv_bytes_per_token, layout.num_blocks, layout.block_size
+        if state_bytes:
+            max_num_seqs = min(max_num_seqs, most_blocks)
+            has_blocks = layout.kind == "paged"
+            num_states = plan_states(max_num_seqs, with_snapshots=has_blocks)
+            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size) if has_blocks else 0
+        budget += num_states * state_bytes
         given = f"{most_blocks} blocks of {block_size}"
     else:
         budget, block_size = parse_cache_budget(kv_cache, free_bytes), DEFAULT_BLOCK_SIZE
-        most_blocks, given = budget // (kv_bytes_per_token * block_size), repr(kv_cache)
+        if state_bytes:
+            # Snapshots are worth it where most of the budget is left for what they save.
+            num_states = plan_states(max_num_seqs, with_snapshots=True)
+            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size)
+            if 2 * num_states * state_bytes > budget:
+                num_states, interval = plan_states(max_num_seqs, with_snapshots=False), 0
+            if num_states * state_bytes >= budget:
+                raise CacheFullError(
+                    f"the cache has {format_bytes(budget)}, but the states of {max_num_seqs} sequences take "
+                    f"{format_bytes(num_states * state_bytes)} of it: lower max_num_seqs, or raise kv_cache (now "
+                    f"{kv_cache!r}; {format_bytes(free_bytes)} are free beside {format_bytes(weight_bytes)} of "
+                    f"weights and {format_bytes(workspace_bytes)} of workspace)"
+                )
+        for_blocks = budget - num_states * state_bytes
+        most_blocks, given = for_blocks // (kv_bytes_per_token * block_size), repr(kv_cache)
     is_static = isinstance(kv_cache, StaticKVCacheConfig)  # a sequence is one row, which is one block
     longest = block_size if is_static else most_blocks * block_size
     length = max_model_len or min(max_position_embeddings, longest)
@@ -254,6 +253,9 @@ def divide_memory(
         num_blocks=num_blocks,
         block_size=block_size,
         kv_cache_dtype=dtype,
+        state_bytes=state_bytes,
+        num_states=num_states,
+        snapshot_interval=interval,
     )
 
 
@@ -282,6 +284,11 @@ class CacheSizing:
                 "pass one of them"
             )
         return resolve_cache_dtype(given or requested, self.auto_dtype, computed=self.computed, device=self.device)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of a sequence, all layers, of the ranks that share a memory; 0: there is none."""
+        return self.num_sharing * self.spec.state_bytes()
 
     def bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token, all layers, K and V, of the ranks that share a memory."""
@@ -566,6 +573,6 @@ def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> s
 def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
     """Give an engine its KV cache. CacheFullError: there is no room for it."""
     try:
-        engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype)
+        engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype, memory.num_states)
     except DeviceError as error:
         raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.requests.block_manager import BlockManager
-from infinilm.requests.steps import IndexArray, Int32Array, Sampled, Sequence, Step, StepMasks
+from infinilm.requests.states import StatePool
+from infinilm.requests.steps import IndexArray, Int32Array, Sampled, SchedulerStats, Sequence, Step, StepMasks
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
@@ -38,30 +39,6 @@ class _Chunks:
     sequences: list[Sequence]
     decode_slots: IndexArray  # slots of the sequences in decode, which come first
     prefill_counts: list[int]  # tokens of each of the other sequences
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """State of the scheduler, and counts since it was made.
-
-    Attributes
-    ----------
-    num_running, num_waiting : int
-        Sequences.
-    num_used_blocks, num_blocks : int
-        Blocks of the KV cache that sequences hold (shared ones count once), and all of them.
-    prefix_hit_rate : float
-        Share of prompt tokens that the prefix cache held, 0 to 1.
-    num_preemptions : int
-        Times a sequence lost its blocks to others and was computed again.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_blocks: int
-    prefix_hit_rate: float
-    num_preemptions: int
 
 
 class Scheduler:
@@ -81,6 +58,8 @@ class Scheduler:
         Share the blocks of equal beginnings of prompts; results do not change.
     sliding_window
         Keys that any layer sees at most, see `block_manager.common_window`; 0: all.
+    num_states, snapshot_interval
+        Of models that keep a state of each sequence, see `StatePool`; 0 states: of others.
     """
 
     def __init__(
@@ -93,6 +72,8 @@ class Scheduler:
         max_num_batched_tokens: int,
         enable_prefix_caching: bool = True,
         sliding_window: int = 0,
+        num_states: int = 0,
+        snapshot_interval: int = 0,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
@@ -108,6 +89,8 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
         )
+        interval = snapshot_interval if enable_prefix_caching else 0
+        self._states = StatePool(num_states, max_num_seqs, interval)
         # Blocks that admission leaves free, so that running sequences can grow for a while. 0 if blocks cannot run out.
         ample = num_blocks >= max_num_seqs * self.blocks.blocks_for(max_model_len)
         self._watermark = 0 if ample else num_blocks // 100
@@ -195,6 +178,7 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of all prompts, as after a change of weights."""
         self.blocks.reset_prefix_cache()
+        self._states.forget()
 
     def schedule(self, now: float) -> Step | None:
         """Choose the next step; None if there is nothing to do, or nothing before the step in flight is done.
@@ -283,6 +267,7 @@ class Scheduler:
         for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
             self._num_computed[sequence.slot] = start
             self.blocks.forget_uncomputed(sequence.slot, start)
+        self._states.forget()  # among others what the step was to leave
         self._in_flight = None
         self._previous_row.fill(-1)
 
@@ -290,7 +275,7 @@ class Scheduler:
         """Preempt all sequences and empty the prefix cache, after a failed step; no step may be in flight."""
         while self.running:
             self._preempt(self.running[-1])
-        self.blocks.reset_prefix_cache()
+        self.reset_prefix_cache()
         self._in_flight = None
         self._previous_row.fill(-1)
 
@@ -375,7 +360,8 @@ class Scheduler:
             while room <= 0 and not chunks.sequences and not self._in_flight and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - num_computed
-            most = min(wanted, self._rows_left(sequence))  # a full collection of logits does not hold up others
+            # A full collection of logits does not hold up others, and neither does the border of a snapshot.
+            most = min(wanted, self._rows_left(sequence), self._states.to_border(num_computed))
             count = min(most, budget, room)
             if count > 0:
                 self._take_chunk(chunks, sequence, count)
@@ -412,13 +398,16 @@ class Scheduler:
             tokens[len(sequence.prompt_token_ids) :] = sequence.output_token_ids
             # A sequence that collects logits must compute every token.
             shared = [] if sequence.collect_logits else blocks.find_prefix(tokens, sequence.adapter_id)
-            cached = len(shared) * blocks.block_size
-            count = min(num_tokens - cached, budget, rows)
+            num_known, state = self._states.find(blocks.chain_ids(shared))
+            shared = shared[:num_known]
+            cached = num_known * blocks.block_size
+            count = min(num_tokens - cached, budget, rows, self._states.to_border(cached))
             needed = blocks.blocks_for(cached + count) - len(shared)
             if not alone and needed + self._watermark > blocks.num_free - blocks.num_idle(shared):
                 return
             del self.waiting[sequence]
             self._enter_slot(sequence, shared, now)
+            self._states.enter(sequence.slot, state)
             admitted.append(sequence)
             count = min(count, blocks.room(sequence.slot) - cached)
             if count <= 0:  # only while other sequences hold all blocks
@@ -466,6 +455,7 @@ class Scheduler:
         num_known = int(self._num_tokens[slot]) - bool(self._previous_row[slot] >= 0)
         self.blocks.remember(slot, self._tokens[slot], min(num_known, num_computed))
         self.blocks.free(slot, num_computed)
+        self._states.leave(slot)
         self._num_left += 1
         self._free_slots.append(sequence.slot)
         self._previous_row[sequence.slot] = -1
@@ -535,6 +525,7 @@ class Scheduler:
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
             adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
+            **self._step_states(slots, ends, num_decodes),
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,
             return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
@@ -561,6 +552,17 @@ class Scheduler:
         self._previous_row[sample_slots] = np.arange(len(samples), dtype=np.int32)
         self._in_flight = step
         return step
+
+    def _step_states(self, slots: IndexArray, ends: Int32Array, num_decodes: int) -> dict[str, Any]:
+        """States of a step, if there are any; prompts leave snapshots where their chunks end at a border."""
+        if not self._states.num_states:
+            return {}
+        prefixes = [0] * len(slots)
+        for i in range(num_decodes, len(slots)) if self._states.interval else ():
+            if ends[i] % self._states.interval == 0:
+                prefixes[i] = self.blocks.chain_id(int(slots[i]))
+        state_in, state_out = self._states.step(slots, prefixes)
+        return {"state_in": state_in, "state_out": state_out}
 
     def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
         """Sampling parameters, one entry per row. Rows that are only collected are sampled greedily and dropped.

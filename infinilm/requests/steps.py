@@ -138,3 +138,27 @@ class Sampled:
     num_tokens: int
     owner_tokens: list[tuple[Sequence, int, int]]  # tokens that owners must take in: (sequence, its row, new token id)
     streamed: list[Sequence]  # plain sequences that continue and are watched
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """State of the scheduler, and counts since it was made.
+
+    Attributes
+    ----------
+    num_running, num_waiting : int
+        Sequences.
+    num_used_blocks, num_blocks : int
+        Blocks of the KV cache that sequences hold (shared ones count once), and all of them.
+    prefix_hit_rate : float
+        Share of prompt tokens that the prefix cache held, 0 to 1.
+    num_preemptions : int
+        Times a sequence lost its blocks to others and was computed again.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_blocks: int
+    prefix_hit_rate: float
+    num_preemptions: int

@@ -92,12 +92,12 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
                std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
                std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
-               bool return_logits) {
+               std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out, bool return_logits) {
                 new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
                                  view(block_table), view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
-                                 view(logits_rows), view(temperature),   view(top_k),        view(top_p),
-                                 view(min_p),       view(random_val),    view(allowed),      view(allowed_row),
-                                 return_logits};
+                                 view(state_in),    view(state_out),     view(logits_rows),  view(temperature),
+                                 view(top_k),       view(top_p),         view(min_p),        view(random_val),
+                                 view(allowed),     view(allowed_row),   return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -106,6 +106,7 @@ void bind_batch(nb::module_& m) {
             "min_p"_a.noconvert().none() = nb::none(), "random_val"_a.noconvert().none() = nb::none(),
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
+            "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
             "return_logits"_a = false);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
@@ -338,13 +339,15 @@ void bind_engine(nb::module_& m) {
             "returned tensor replaces it.")
         .def(
             "reset_cache",
-            [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype) {
+            [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype, int64_t num_states) {
                 engine.reset_cache({.num_blocks = num_blocks,
                                     .block_size = block_size,
-                                    .dtype = dtype.empty() ? engine.spec().dtype : dtype_from_string(dtype)});
+                                    .dtype = dtype.empty() ? engine.spec().dtype : dtype_from_string(dtype),
+                                    .num_states = num_states});
             },
-            "num_blocks"_a, "block_size"_a, "dtype"_a = "", Release(),
-            "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.")
+            "num_blocks"_a, "block_size"_a, "dtype"_a = "", "num_states"_a = 0, Release(),
+            "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of "
+            "sequences, in models with layers that have a state.")
         .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
              "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
              "not on a CPU.")

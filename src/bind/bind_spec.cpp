@@ -71,9 +71,9 @@ NormKind norm_kind_from_string(const std::string& text) {
 }
 
 CacheKind cache_kind_from_string(const std::string& text) {
-    for (const CacheKind kind : {CacheKind::paged})
+    for (const CacheKind kind : {CacheKind::paged, CacheKind::state})
         if (text == name(kind)) return kind;
-    throw ConfigError(concat("cache kind '", text, "' is not one of paged"));
+    throw ConfigError(concat("cache kind '", text, "' is not one of paged, state"));
 }
 
 }  // namespace
@@ -88,6 +88,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
         .def_rw("out_bias", &AttentionSpec::out_bias)
         .def_rw("sinks", &AttentionSpec::sinks)
+        .def_rw("output_gate", &AttentionSpec::output_gate)
         .def_prop_rw(
             "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
             [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
@@ -114,6 +115,12 @@ void bind_spec(nb::module_& m) {
         .def_rw("scale", &ExpertsSpec::scale, "Of a token's weights.")
         .def_rw("num_groups", &ExpertsSpec::num_groups)
         .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
+    nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
+        .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
+        .def_rw("num_v_heads", &DeltaSpec::num_v_heads)
+        .def_rw("k_dim", &DeltaSpec::k_dim)
+        .def_rw("v_dim", &DeltaSpec::v_dim)
+        .def_rw("conv_size", &DeltaSpec::conv_size, "Tokens that the convolution sees.");
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",
@@ -178,6 +185,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
         .def_rw("experts", &ModelSpec::experts)
+        .def_rw("delta", &ModelSpec::delta)
         .def_rw("ropes", &ModelSpec::ropes)
         .def_rw("layers", &ModelSpec::layers, "[num_layers]")
         .def(
@@ -185,7 +193,10 @@ void bind_spec(nb::module_& m) {
             [](const ModelSpec& s, const std::string& dtype) {
                 return KvCache::bytes_per_token(s, dtype_from_string(dtype));
             },
-            nb::arg("dtype"), "Of a KV cache in this dtype: all layers, keys and values.");
+            nb::arg("dtype"), "Of a KV cache in this dtype: all layers, keys and values.")
+        .def(
+            "state_bytes", [](const ModelSpec& s) { return KvCache::state_bytes(s); },
+            "Of the state of a sequence: all layers that have one; 0: there are none.");
     m.def(
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),

@@ -9,6 +9,7 @@
 
 #include "core/sum_parts.h"
 #include "core/topology.h"
+#include "cpu/delta.h"
 #include "cpu/experts.h"
 #include "cpu/gguf_panels.h"
 #include "cpu/isa.h"
@@ -96,6 +97,8 @@ public:
     }
     void experts(const ExpertsParams&) override;
     void lora(const LoraParams&) override;
+    void causal_conv(const CausalConvParams&) override;
+    void delta_rule(const DeltaRuleParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
@@ -538,6 +541,18 @@ void CpuBackend::gather_rows(const GatherRowsParams& p) {
                         p.x.as<const float>() + p.rows.as<const int32_t>()[i] * p.x.stride(0),
                         static_cast<size_t>(hidden_size) * sizeof(float));
     });
+}
+
+void CpuBackend::causal_conv(const CausalConvParams& p) {
+    run(kernels_.causal_conv, conv_args(p), 8 * p.out.numel());
+}
+
+void CpuBackend::delta_rule(const DeltaRuleParams& p) {
+    const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1);
+    constexpr int64_t gate_work = 64;  // logarithms and powers
+    split(num_tokens, num_tokens * num_heads * gate_work,
+          [&](int64_t begin, int64_t end) { make_gates(p, begin, end); });
+    run(kernels_.delta_rule, delta_args(p), 4 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
 }
 
 void CpuBackend::sum_parts(const SumPartsParams& p) {

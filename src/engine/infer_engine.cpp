@@ -60,6 +60,14 @@ void validate(const ModelSpec& spec) {
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
     const int num_ropes = static_cast<int>(spec.ropes.size());
+    const DeltaSpec& d = spec.delta;
+    const bool delta_is_whole = d.num_k_heads > 0 && d.num_v_heads > 0 && d.num_v_heads % d.num_k_heads == 0 &&
+                                d.k_dim > 0 && d.k_dim <= 256 && d.v_dim > 0 && d.conv_size > 0 && d.conv_size <= 8;
+    require(spec.num_state_layers() > 0 ? delta_is_whole : d == DeltaSpec(),
+            "layers with a state need heads of v in multiples of those of k, of 1 to 256 elements, and a convolution "
+            "of 1 to 8 tokens; got ",
+            d.num_k_heads, " and ", d.num_v_heads, " heads of ", d.k_dim, " and ", d.v_dim, " elements, and ",
+            d.conv_size, " tokens; without such a layer there are none");
     for (int i = 0; i < spec.num_layers; ++i) {
         const AttentionSpec a = spec.attention_of(i);
         require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
@@ -78,6 +86,8 @@ void validate(const ModelSpec& spec) {
 
 // What a model has that GPUs have no kernels for; null: nothing.
 const char* only_on_cpus(const ModelSpec& spec) {
+    if (spec.num_state_layers() > 0) return "layers that have a state";
+    if (spec.attention.output_gate) return "a gate of attention";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";
     return nullptr;
@@ -436,7 +446,9 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
         check_values(step, spec_, rank.cache.spec(), rank.table);
+    rank.cache.check_states(step);
     const LoraStep lora(rank.adapters, step);
+    rank.cache.begin_states(step);
     StepOutput output = together([&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
@@ -464,6 +476,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     }
     output = to_host(*rank.backend, output, spec_.vocab_size);
     rank.communicator->check();
+    rank.cache.end_states(step);
     if (!queue) rank.previous_ids = output.ids;
     return output;
 }

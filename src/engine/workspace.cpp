@@ -29,7 +29,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const ExpertsSpec& experts = spec.experts;
     std::vector<cpu::LargestCalls::Linears> linears;
     for (const int64_t in_features :
-         {spec.hidden_size, q_dim, spec.mlp.intermediate_size, experts.shared_intermediate_size})
+         {spec.hidden_size, q_dim, spec.delta.v_size(), spec.mlp.intermediate_size, experts.shared_intermediate_size})
         linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
     if (experts.count > 0)
         for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})

@@ -23,7 +23,10 @@ struct Batch {
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
     Tensor adapter_ids;   // [num_seqs] int32, -1: none; or absent. See Adapters
-    Tensor logits_rows;   // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
+    // Of models that have layers with a state, else absent. See StateSteps.
+    Tensor state_in;     // [num_seqs] int32
+    Tensor state_out;    // [num_seqs] int32
+    Tensor logits_rows;  // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
 
     // One per logits row; all absent: nothing is sampled. See SampleParams.
     Tensor temperature;  // [num_rows] float32

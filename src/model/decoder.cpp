@@ -42,14 +42,21 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     const ExpertsSpec& experts = spec.experts;
     int inner = experts.shared_intermediate_size;
     if (!std::ranges::all_of(spec.layers, &LayerSpec::experts)) inner = std::max(inner, spec.mlp.intermediate_size);
-    std::vector<BufferShape<Workspace>> shapes{{&Workspace::x, 1, spec.hidden_size, activation},
-                                               {&Workspace::normed, 1, spec.hidden_size, activation},
-                                               {&Workspace::last, 1, spec.hidden_size, activation},
-                                               {&Workspace::qkv, 1, spec.widest(&AttentionSpec::qkv_dim), activation},
-                                               {&Workspace::attn, 1, spec.widest(&AttentionSpec::q_dim), activation},
-                                               {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
-                                               {&Workspace::inner, 1, inner, activation},
-                                               {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
+    std::vector<BufferShape<Workspace>> shapes{
+        {&Workspace::x, 1, spec.hidden_size, activation},
+        {&Workspace::normed, 1, spec.hidden_size, activation},
+        {&Workspace::last, 1, spec.hidden_size, activation},
+        {&Workspace::qkv, 1, spec.widest(&AttentionSpec::qkv_dim), activation},
+        {&Workspace::attn, 1, std::max(spec.widest(&AttentionSpec::q_dim), spec.delta.v_size()), activation},
+        {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
+        {&Workspace::inner, 1, inner, activation},
+        {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
+    if (spec.attention.output_gate)
+        shapes.push_back({&Workspace::gated, 1, 2 * spec.widest(&AttentionSpec::q_dim), activation});
+    if (const DeltaSpec& delta = spec.delta; delta != DeltaSpec())
+        shapes.insert(shapes.end(), {{&Workspace::delta_in, 1, delta.in_dim(), activation},
+                                     {&Workspace::conv, 1, delta.conv_dim(), activation},
+                                     {&Workspace::delta_gates, 1, 2 * delta.num_v_heads, DType::float32}});
     if (experts.count > 0)
         shapes.insert(shapes.end(), {{&Workspace::router_logits, 1, (experts.count + 7) / 8 * 8, DType::float32},
                                      {&Workspace::expert_ids, 1, experts.top_k, DType::int32},
@@ -109,15 +116,17 @@ Decoder::Activations Decoder::activations(int64_t num_tokens) const {
 }
 
 // Rows of a layer that is narrower than the widest are neighbours, too.
+TensorView Decoder::part(const Tensor& buffer, const Step& s, int64_t columns) {
+    return {buffer.data(), buffer.dtype(), {s.a.x.shape(0), columns}, buffer.device()};
+}
 TensorView Decoder::qkv(const Step& s, int layer) const {
-    return {
-        work_.qkv.data(), work_.qkv.dtype(), {s.a.x.shape(0), spec_.attention_of(layer).qkv_dim()}, work_.qkv.device()};
+    return part(work_.qkv, s, spec_.attention_of(layer).qkv_dim());
 }
 TensorView Decoder::attn(const Step& s, int layer) const {
-    return {work_.attn.data(),
-            work_.attn.dtype(),
-            {s.a.x.shape(0), spec_.attention_of(layer).q_dim()},
-            work_.attn.device()};
+    return part(work_.attn, s, spec_.has_state(layer) ? spec_.delta.v_size() : spec_.attention_of(layer).q_dim());
+}
+TensorView Decoder::gated(const Step& s, int layer) const {
+    return part(work_.gated, s, 2 * spec_.attention_of(layer).q_dim());
 }
 
 TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
@@ -156,8 +165,12 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     const VectorWeights& after = last ? weights_.norm : weights_.layers[layer + 1].attention_norm;
     begin_attention(s.batch, layer);
     if (layer > 0 && layer % layers_apart == 0) keep_together();
-    project_qkv(s, tap, layer);
-    attend(s, tap, layer);
+    if (spec_.has_state(layer)) {
+        run_delta_rule(s, tap, layer);
+    } else {
+        project_qkv(s, tap, layer);
+        attend(s, tap, layer);
+    }
     if (spec_.parallel_blocks) project_gate_up(s, tap, layer);  // while what both read is there
     add_branch(s, tap, layer,
                {.post_norm = w.attention_post_norm,
@@ -210,7 +223,16 @@ Decoder::Input Decoder::normed_input(const Step& s, const Tap& tap, int layer, c
 template <class Tap>
 void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
-    const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
+    auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
+    if (spec_.attention.output_gate) {  // two linears read the norm
+        if (norm.weight) {
+            ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = s.a.normed, .eps = norm.eps});
+            x = s.a.normed;
+            norm = {};
+        }
+        const TensorView gate = gated(s, layer).slice(1, 0, spec_.attention_of(layer).q_dim());
+        ops::linear(backend_, {.x = x, .weight = *w.gate_proj.prepared, .norm = {}, .residual = {}, .out = gate});
+    }
     const RopeStoreParams params = rope_store(s, layer);
     const TensorView qkv = params.qkv;
     const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
@@ -287,7 +309,14 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     const int64_t heads[] = {qkv.shape(0), attention.num_heads, attention.head_dim};
     const int64_t q_strides[] = {qkv.stride(0), attention.head_dim, 1};
     const TensorView q(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device());
-    const TensorView out(attn.data(), attn.dtype(), heads, attn.device());
+    const TensorView result(attn.data(), attn.dtype(), heads, attn.device());
+    TensorView out = result, both;
+    if (attention.output_gate) {
+        both = gated(s, layer);
+        const int64_t strides[] = {both.stride(0), attention.head_dim, 1};
+        const TensorView behind = both.slice(1, attention.q_dim(), 2 * attention.q_dim());
+        out = TensorView(behind.data(), behind.dtype(), heads, strides, behind.device());
+    }
     const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
     const auto& lists = s.batch.attention_lists;
     const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
@@ -309,7 +338,43 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .list = static_cast<int>(list - lists.begin()),
                                     .known = list == lists.end() ? AttentionList() : *list,
                                     .workspace = s.cache.workspace()});
-    if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, attn, work_.attn);
+    if (both) ops::act_mul(backend_, {.gate_up = both, .out = attn, .activation = Activation::sigmoid});
+    if constexpr (Tap::active) tap_own(tap, Site::attention, layer, result, attn, work_.attn);
+}
+
+// Norm, q, k and v, which a convolution mixes with those of the tokens before, and the gated delta rule.
+template <class Tap>
+void Decoder::run_delta_rule(const Step& s, const Tap& tap, int layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    const DeltaSpec& delta = spec_.delta;
+    const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
+    const TensorView in = part(work_.delta_in, s, delta.in_dim()), conv = part(work_.conv, s, delta.conv_dim());
+    const int64_t z = delta.conv_dim(), b = z + delta.v_size(), a = b + delta.num_v_heads;
+    ops::linear(backend_, {.x = x, .weight = *w.delta_in.prepared, .norm = norm, .residual = {}, .out = in});
+    const StateSteps sequences{
+        .cu_seqlens_q = s.batch.cu_seqlens_q, .state_in = s.batch.state_in, .state_out = s.batch.state_out};
+    ops::causal_conv(backend_, {.x = in.slice(1, 0, z),
+                                .weight = w.conv.prepared,
+                                .state = s.cache.conv_state(layer),
+                                .sequences = sequences,
+                                .out = conv});
+    tap_own(tap, Site::conv, layer, conv, conv, work_.conv);
+    const TensorView out = attn(s, layer);
+    ops::delta_rule(backend_, {.qkv = conv,
+                               .z = in.slice(1, z, b),
+                               .a = in.slice(1, a, a + delta.num_v_heads),
+                               .b = in.slice(1, b, a),
+                               .decay_rate = w.decay_rate.prepared,
+                               .dt_bias = w.dt_bias.prepared,
+                               .norm = w.delta_norm.prepared,
+                               .state = s.cache.delta_state(layer),
+                               .sequences = sequences,
+                               .gates = part(work_.delta_gates, s, 2 * delta.num_v_heads),
+                               .out = out,
+                               .num_k_heads = delta.num_k_heads,
+                               .eps = spec_.rms_norm_eps});
+    const int64_t heads[] = {x.shape(0), delta.num_v_heads, delta.v_dim};
+    tap_own(tap, Site::attention, layer, TensorView(out.data(), out.dtype(), heads, out.device()), out, work_.attn);
 }
 
 template <class Tap>

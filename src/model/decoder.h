@@ -49,7 +49,11 @@ private:
         int64_t capacity = 0;    // tokens
         Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], of the widest layer
-        Tensor attn;             // [num_tokens, num_heads * head_dim], the same
+        Tensor attn;             // [num_tokens, num_heads * head_dim], the same; or what the delta rule gives
+        Tensor gated;            // [num_tokens, 2 * num_heads * head_dim], the same: gate, then what attention gives
+        Tensor delta_in;         // [num_tokens, in_dim] of DeltaSpec
+        Tensor conv;             // [num_tokens, conv_dim]
+        Tensor delta_gates;      // [num_tokens, 2 * num_v_heads] float32
         Tensor mean_squares;     // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
         Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
         // Of layers with experts:
@@ -110,9 +114,11 @@ private:
     template <class Tap>
     void add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out);
     Activations activations(int64_t num_tokens) const;
-    // [num_tokens, qkv_dim] and [num_tokens, q_dim] of a layer.
-    TensorView qkv(const Step& s, int layer) const;
-    TensorView attn(const Step& s, int layer) const;
+    // The first rows of a buffer, as wide as a layer needs.
+    static TensorView part(const Tensor& buffer, const Step& s, int64_t columns);
+    TensorView qkv(const Step& s, int layer) const;          // [num_tokens, qkv_dim]
+    TensorView attn(const Step& s, int layer) const;         // [num_tokens, q_dim], or v_size of the delta rule
+    TensorView gated(const Step& s, int layer) const;        // [num_tokens, 2 * q_dim]
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
     RopeStoreParams rope_store(const Step& s, int layer) const;
     void embed(const Batch& batch, const TensorView& x);
@@ -129,6 +135,8 @@ private:
     void norm_all_heads(const Step& s, int layer);
     template <class Tap>
     void attend(const Step& s, const Tap& tap, int layer);
+    template <class Tap>
+    void run_delta_rule(const Step& s, const Tap& tap, int layer);
     template <class Tap>
     Input mlp_input(const Step& s, const Tap& tap, int layer);
     template <class Tap>

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "model/batch.h"
+#include "ops/values.h"
+
 namespace infinilm {
 
 namespace {
@@ -19,10 +22,19 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if (backend.device().kind == DeviceKind::cuda && spec.dtype != model.dtype)
         throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
                                  "; got ", name(spec.dtype)));
-    int64_t elements = 0, heads = 0;  // of a token
+    const DeltaSpec& delta = model.delta;
+    const int64_t num_state_layers = model.num_state_layers();
+    if ((spec.num_states > 0) != (num_state_layers > 0))
+        throw ConfigError(concat("a cache of a model with ", num_state_layers, " layers that have a state, got ",
+                                 spec.num_states, " states"));
+    int64_t elements = 0, heads = 0, states = 0;  // of a token; layers
     for (int layer = 0; layer < model.num_layers; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
-        places_.push_back({attention.num_kv_heads, attention.head_dim, elements, heads});
+        places_.push_back({attention.num_kv_heads, attention.head_dim, elements, heads, states});
+        if (model.has_state(layer)) {
+            ++states;
+            continue;
+        }
         elements += attention.kv_dim();
         heads += attention.num_kv_heads;
     }
@@ -31,6 +43,14 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if (spec.dtype == DType::int8) {
         k_scales_ = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, heads});
         v_scales_ = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, heads});
+    }
+    if (num_state_layers > 0) {
+        conv_states_ = backend.allocate(DType::float32, std::array<int64_t, 4>{num_state_layers, spec.num_states,
+                                                                               delta.conv_size - 1, delta.conv_dim()});
+        delta_states_ = backend.allocate(
+            DType::float32,
+            std::array<int64_t, 5>{num_state_layers, spec.num_states, delta.num_v_heads, delta.k_dim, delta.v_dim});
+        state_lens_.assign(static_cast<size_t>(spec.num_states), -1);
     }
     if (backend.device().kind == DeviceKind::cuda)
         workspace_ =
@@ -63,14 +83,55 @@ int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     if (model.dtype == DType::float32) return 0;
     int64_t most = 0;
     for (int layer = 0; layer < model.num_layers; ++layer)
-        most = std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens));
+        if (!model.has_state(layer))
+            most = std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens));
     return most;
+}
+
+int64_t KvCache::state_bytes(const ModelSpec& model) {
+    const DeltaSpec& d = model.delta;
+    const int64_t conv = int64_t{d.conv_size - 1} * d.conv_dim(), rule = int64_t{d.v_size()} * d.k_dim;
+    return model.num_state_layers() * (conv + rule) * size_bytes(DType::float32);
+}
+
+void KvCache::check_states(const Batch& batch) const {
+    if (state_lens_.empty()) return;
+    Check check("forward");
+    check.tensor("context_lens", batch.context_lens, {"num_seqs"}, DType::int32);
+    check.tensor("cu_seqlens_q", batch.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    check.tensor("state_in", batch.state_in, {"num_seqs"}, DType::int32);
+    check.tensor("state_out", batch.state_out, {"num_seqs"}, DType::int32);
+    check_state_steps(check, batch.cu_seqlens_q, batch.state_in, batch.state_out, batch.input_ids.shape(0),
+                      spec_.num_states);
+    const auto *lens = batch.context_lens.as<const int32_t>(), *starts = batch.cu_seqlens_q.as<const int32_t>(),
+               *in = batch.state_in.as<const int32_t>();
+    for (int64_t s = 0; s < check["num_seqs"]; ++s) {
+        const int32_t cached = lens[s] - (starts[s + 1] - starts[s]);
+        const int32_t seen = in[s] < 0 ? 0 : state_lens_[static_cast<size_t>(in[s])];
+        if (seen == cached) continue;
+        throw RequestError(concat("forward: sequence ", s, " would go on from ", cached,
+                                  " tokens, but this model keeps a state of each sequence, and this one ",
+                                  seen < 0 ? "is of a step that failed" : concat("has seen ", seen), "; begin at 0"));
+    }
+}
+
+void KvCache::begin_states(const Batch& batch) {
+    if (state_lens_.empty()) return;
+    const auto* out = batch.state_out.as<const int32_t>();
+    for (int64_t s = 0; s < batch.state_out.shape(0); ++s) state_lens_[static_cast<size_t>(out[s])] = -1;
+}
+
+void KvCache::end_states(const Batch& batch) {
+    if (state_lens_.empty()) return;
+    const auto *out = batch.state_out.as<const int32_t>(), *lens = batch.context_lens.as<const int32_t>();
+    for (int64_t s = 0; s < batch.state_out.shape(0); ++s) state_lens_[static_cast<size_t>(out[s])] = lens[s];
 }
 
 int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
     for (int layer = 0; layer < model.num_layers; ++layer) {
+        if (model.has_state(layer)) continue;
         const AttentionSpec attention = model.attention_of(layer);
         bytes += 2 * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
     }

@@ -1,6 +1,7 @@
 // The cache of one rank: for each layer what its CacheSpec says. Keys and values are cut into blocks, whose numbers are
-// the same in all layers; where they are int8, each row has a scale. No policy here: who owns which block is the
-// scheduler's. A static cache is the case block_size = max_cache_len and one block per batch row. On a GPU it has the
+// the same in all layers; where they are int8, each row has a scale. States are numbered, too, and each is that of one
+// sequence in all layers that have one. No policy here: who owns which block and which state is the scheduler's. A
+// static cache is the case block_size = max_cache_len and one block, and one state, per batch row. On a GPU it has the
 // memory for partial results of attention, too, which depends on the number of its tokens.
 #pragma once
 
@@ -9,10 +10,13 @@
 
 namespace infinilm {
 
+struct Batch;
+
 struct KvCacheSpec {
     int64_t num_blocks = 0;  // static: max_batch_size
     int64_t block_size = 0;  // tokens; static: max_cache_len
     DType dtype = DType::float32;
+    int64_t num_states = 0;  // of models that have layers with a state; static: max_batch_size
     bool operator==(const KvCacheSpec&) const = default;
 };
 
@@ -29,6 +33,17 @@ public:
     // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
     TensorView k_scales(int layer) const { return scales(k_scales_, layer); }
     TensorView v_scales(int layer) const { return scales(v_scales_, layer); }
+    // Of a layer that has a state: see CausalConvParams::state and DeltaRuleParams::state.
+    TensorView conv_state(int layer) const { return conv_states_.select(0, places_[static_cast<size_t>(layer)].state); }
+    TensorView delta_state(int layer) const {
+        return delta_states_.select(0, places_[static_cast<size_t>(layer)].state);
+    }
+    static int64_t state_bytes(const ModelSpec& model);  // of one sequence, all layers
+    // RequestError: a sequence of the step that would go on from a state of other tokens. After `begin` the states that
+    // the step writes are of no use until `end`.
+    void check_states(const Batch& batch) const;
+    void begin_states(const Batch& batch);
+    void end_states(const Batch& batch);
     TensorView workspace() const { return workspace_; }                   // of attention on a GPU; else absent
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V
     static int64_t workspace_bytes(const ModelSpec& model,
@@ -39,15 +54,19 @@ private:
     struct Place {
         int64_t num_kv_heads, head_dim;
         int64_t elements_before, heads_before;
+        int64_t state;  // layers with a state before this one
     };
     TensorView rows(const Tensor& all, int layer) const;
     TensorView scales(const Tensor& all, int layer) const;
 
     KvCacheSpec spec_;
-    std::vector<Place> places_;   // [num_layers]
-    Tensor k_, v_;                // the layers one behind the other
-    Tensor k_scales_, v_scales_;  // the same
-    Tensor workspace_;            // uint8
+    std::vector<Place> places_;        // [num_layers]
+    Tensor k_, v_;                     // the layers one behind the other
+    Tensor k_scales_, v_scales_;       // the same
+    Tensor conv_states_;               // [layers with a state, num_states, taps - 1, channels] float32
+    Tensor delta_states_;              // [layers with a state, num_states, num_v_heads, k_dim, v_dim] float32
+    std::vector<int32_t> state_lens_;  // [num_states]: tokens that each has seen; -1: nobody knows
+    Tensor workspace_;                 // uint8
 };
 
 }  // namespace infinilm

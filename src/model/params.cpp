@@ -1,6 +1,7 @@
 #include "model/params.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -55,6 +56,27 @@ void fill_with_ones(Backend& backend, const TensorView& tensor) {
     const Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
     visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
     backend.copy(ones, tensor);
+}
+
+// The vectors of the gated delta rule, in float32.
+void prepare_delta(Backend& backend, LayerWeights& layer) {
+    const auto widened = [&](const Tensor& loaded) {
+        const Tensor out = allocate_host(DType::float32, loaded.shape());
+        fill_from(backend, loaded, 0, 1, out);
+        return out;
+    };
+    for (VectorWeights* own : {&layer.dt_bias, &layer.delta_norm})
+        own->prepared = backend.prepare_vector(widened(own->loaded));
+    const Tensor rate = widened(layer.decay_rate.loaded);
+    for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
+    layer.decay_rate.prepared = backend.prepare_vector(rate);
+    const Tensor by_channel = widened(layer.conv.loaded);
+    const int64_t channels = by_channel.shape(0), taps = by_channel.shape(2);
+    const Tensor by_tap = allocate_host(DType::float32, {taps, channels});
+    for (int64_t channel = 0; channel < channels; ++channel)
+        for (int64_t tap = 0; tap < taps; ++tap)
+            by_tap.as<float>()[tap * channels + channel] = by_channel.as<const float>()[channel * taps + tap];
+    layer.conv.prepared = backend.prepare_vector(by_tap);
 }
 
 }  // namespace
@@ -136,18 +158,36 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         const int64_t q_dim = attention.q_dim(), kv_dim = attention.kv_dim(), head_dim = attention.head_dim;
         const std::string layer = concat("model.layers.", i, ".");
         if (model.pre_norms) vector(w.attention_norm, layer + "input_layernorm", hidden);
-        linear(w.qkv_proj, layer + "self_attn.qkv_proj", hidden, attention.qkv_bias,
-               {{layer + "self_attn.q_proj", q_dim, Cut::q_rows},
-                {layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
-                {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
-        if (attention.qk_norm != QkNorm::none) {
-            const bool all = attention.qk_norm == QkNorm::all;
-            vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim, all ? Cut::q_rows : Cut::whole);
-            vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim, all ? Cut::kv_rows : Cut::whole);
+        if (model.has_state(i)) {
+            const DeltaSpec& delta = model.delta;
+            const std::string at = layer + "linear_attn.";
+            linear(w.delta_in, at + "in_proj", hidden, false,
+                   {{at + "in_proj_qkv", delta.conv_dim(), Cut::delta_qkv_rows},
+                    {at + "in_proj_z", delta.v_size(), Cut::delta_v_rows},
+                    {at + "in_proj_b", delta.num_v_heads, Cut::delta_v_heads},
+                    {at + "in_proj_a", delta.num_v_heads, Cut::delta_v_heads}});
+            row(at + "conv1d.weight", {delta.conv_dim(), 1, delta.conv_size}, Cut::delta_qkv_rows, w.conv.loaded);
+            row(at + "A_log", {delta.num_v_heads}, Cut::delta_v_heads, w.decay_rate.loaded);
+            row(at + "dt_bias", {delta.num_v_heads}, Cut::delta_v_heads, w.dt_bias.loaded);
+            row(at + "norm.weight", {delta.v_dim}, Cut::whole, w.delta_norm.loaded);
+            linear(w.o_proj, at + "out_proj", delta.v_size(), false, {{at + "out_proj", hidden, Cut::delta_v_columns}});
+        } else {
+            linear(w.qkv_proj, layer + "self_attn.qkv_proj", hidden, attention.qkv_bias,
+                   {{layer + "self_attn.q_proj", q_dim, Cut::q_rows},
+                    {layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
+                    {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
+            if (attention.qk_norm != QkNorm::none) {
+                const bool all = attention.qk_norm == QkNorm::all;
+                vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim, all ? Cut::q_rows : Cut::whole);
+                vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim, all ? Cut::kv_rows : Cut::whole);
+            }
+            if (attention.output_gate)
+                linear(w.gate_proj, layer + "self_attn.gate_proj", hidden, attention.qkv_bias,
+                       {{layer + "self_attn.gate_proj", q_dim, Cut::q_rows}});
+            if (attention.sinks) row(layer + "self_attn.sinks", {attention.num_heads}, Cut::q_heads, w.sinks.loaded);
+            linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
+                   {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         }
-        if (attention.sinks) row(layer + "self_attn.sinks", {attention.num_heads}, Cut::q_heads, w.sinks.loaded);
-        linear(w.o_proj, layer + "self_attn.o_proj", q_dim, attention.out_bias,
-               {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
         if (model.post_norms) vector(w.attention_post_norm, layer + "post_attention_layernorm", hidden);
         if (model.pre_norms && !model.parallel_blocks)
@@ -168,6 +208,8 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
 std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
     const AttentionSpec attention = row.layer < 0 ? model_.attention : model_.attention_of(row.layer);
     const int64_t head_dim = attention.head_dim;
+    const DeltaSpec& delta = model_.delta;
+    const auto rows_of = [](Range heads, int64_t size) { return Range{heads.begin * size, heads.end * size}; };
     switch (row.cut) {
         case Cut::whole: break;
         case Cut::q_rows:
@@ -179,6 +221,16 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
         case Cut::kv_rows: return head_ranges(kv_heads_of(attention, shard), head_dim);
         case Cut::inner_rows:
         case Cut::inner_columns: return {inner_of(row.shape[is_columns(row.cut)], shard)};
+        case Cut::delta_qkv_rows: {  // q, k, v: the heads of each
+            const Range k = rows_of(delta_heads_of(delta.num_k_heads, shard), delta.k_dim);
+            const Range v = rows_of(delta_heads_of(delta.num_v_heads, shard), delta.v_dim);
+            if (shard.size == 1) break;
+            const int64_t k_size = delta.k_size();
+            return {k, {k_size + k.begin, k_size + k.end}, {2 * k_size + v.begin, 2 * k_size + v.end}};
+        }
+        case Cut::delta_v_rows:
+        case Cut::delta_v_columns: return {rows_of(delta_heads_of(delta.num_v_heads, shard), delta.v_dim)};
+        case Cut::delta_v_heads: return {delta_heads_of(delta.num_v_heads, shard)};
         case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard)};
         case Cut::rank0:
             if (shard.rank != 0) return {};
@@ -438,6 +490,8 @@ void Params::prepare(Backend& backend) {
             fill_from(backend, vector->loaded, 0, 1, wide);
             vector->prepared = backend.prepare_vector(wide);
         }
+    for (LayerWeights& layer : weights_.layers)
+        if (layer.conv.loaded) prepare_delta(backend, layer);
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
@@ -465,8 +519,9 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
-        drop(layer.sinks);
-        drop(layer.router_correction);
+        for (VectorWeights* own : {&layer.sinks, &layer.router_correction, &layer.conv, &layer.decay_rate,
+                                   &layer.dt_bias, &layer.delta_norm})
+            drop(*own);
         layer.experts = {};
     }
     drop(weights_.norm);

@@ -31,11 +31,17 @@ struct VectorWeights {
 
 // Sizes are those of the rank: see local_spec.
 struct LayerWeights {
-    VectorWeights attention_norm;       // [hidden_size], with pre_norms
-    LinearWeights qkv_proj;             // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    VectorWeights q_norm, k_norm;       // [head_dim], or of all heads; with qk_norm
-    VectorWeights sinks;                // [num_heads] float32 once prepared
-    LinearWeights o_proj;               // [hidden_size, num_heads * head_dim]
+    VectorWeights attention_norm;  // [hidden_size], with pre_norms
+    LinearWeights qkv_proj;        // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    VectorWeights q_norm, k_norm;  // [head_dim], or of all heads; with qk_norm
+    VectorWeights sinks;           // [num_heads] float32 once prepared
+    LinearWeights gate_proj;       // [num_heads * head_dim, hidden_size], with output_gate
+    LinearWeights o_proj;          // [hidden_size, num_heads * head_dim], or of what the delta rule gives
+    // Of layers with a state, in place of q, k and v. See DeltaRuleParams; float32 once prepared.
+    LinearWeights delta_in;             // q, k and v together, z, b, a
+    VectorWeights conv;                 // [conv_dim, 1, conv_size]; [conv_size, conv_dim] once prepared
+    VectorWeights decay_rate, dt_bias;  // [num_v_heads]; of a logarithm
+    VectorWeights delta_norm;           // [v_dim]
     VectorWeights attention_post_norm;  // [hidden_size], with post_norms
     VectorWeights mlp_norm;             // [hidden_size], with pre_norms, unless blocks are parallel
     LinearWeights gate_up_proj;         // gate, up, or up alone: each [intermediate_size, hidden_size]; of the MLP, or
@@ -73,9 +79,15 @@ enum class Cut : uint8_t {
     vocab_rows,
     q_columns,
     inner_columns,
+    delta_qkv_rows,
+    delta_v_rows,
+    delta_v_heads,
+    delta_v_columns,
     rank0,  // the others have none
 };
-constexpr bool is_columns(Cut cut) { return cut == Cut::q_columns || cut == Cut::inner_columns; }
+constexpr bool is_columns(Cut cut) {
+    return cut == Cut::q_columns || cut == Cut::inner_columns || cut == Cut::delta_v_columns;
+}
 
 struct ParamRow {
     std::string name;            // in the checkpoint

@@ -19,7 +19,8 @@ int least_inner(const ModelSpec& model) {
 }
 
 bool fits(const ModelSpec& model, int size) {
-    return size >= 1 && model.attention.num_heads % size == 0 && least_inner(model) >= size;
+    return size >= 1 && model.attention.num_heads % size == 0 && least_inner(model) >= size &&
+           model.delta.num_k_heads % size == 0;
 }
 
 std::string fitting_sizes(const ModelSpec& model) {
@@ -38,9 +39,11 @@ int local_group(const AttentionSpec& model, Shard shard) {
 
 ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     if (!fits(model, shard.size))
-        throw ConfigError(concat("tensor parallelism of ", shard.size, " does not fit a model of ",
-                                 model.attention.num_heads, " attention heads and intermediate_size ",
-                                 least_inner(model), "; sizes that do: ", fitting_sizes(model)));
+        throw ConfigError(concat(
+            "tensor parallelism of ", shard.size, " does not fit a model of ", model.attention.num_heads,
+            " attention heads",
+            model.delta.num_k_heads > 0 ? concat(", ", model.delta.num_k_heads, " key heads of linear attention") : "",
+            " and intermediate_size ", least_inner(model), "; sizes that do: ", fitting_sizes(model)));
     if (shard.rank < 0 || shard.rank >= shard.size)
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
     ModelSpec local = model;
@@ -49,6 +52,8 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     for (size_t layer = 0; layer < local.layers.size(); ++layer)
         if (int& own = local.layers[layer].cache.num_kv_heads; own > 0)
             own = local.attention.num_heads / local_group(model.attention_of(static_cast<int>(layer)), shard);
+    local.delta.num_k_heads = model.delta.num_k_heads / shard.size;
+    local.delta.num_v_heads = model.delta.num_v_heads / shard.size;
     for (int* size :
          {&local.mlp.intermediate_size, &local.experts.intermediate_size, &local.experts.shared_intermediate_size})
         *size = static_cast<int>(inner_of(*size, shard).size());

@@ -41,7 +41,8 @@ struct AttentionSpec {
     float softmax_scale = 0;
     float score_cap = 0;  // scores s become score_cap * tanh(s / score_cap); 0: they stay
     bool qkv_bias = false, out_bias = false;
-    bool sinks = false;  // each head has a number that joins the softmax of its scores, with no value
+    bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
+    bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
     QkNorm qk_norm = QkNorm::none;
 
     int q_dim() const { return num_heads * head_dim; }
@@ -71,6 +72,20 @@ struct ExpertsSpec {
     int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
 };
 
+// What layers with a state have in place of attention: a causal convolution of q, k and v, then the gated delta rule,
+// which reads q and updates a state with k and v. See CausalConvParams and DeltaRuleParams.
+struct DeltaSpec {
+    int num_k_heads = 0, num_v_heads = 0;  // of q and k, and of v
+    int k_dim = 0, v_dim = 0;              // of a head
+    int conv_size = 0;                     // tokens that the convolution sees
+
+    int k_size() const { return num_k_heads * k_dim; }
+    int v_size() const { return num_v_heads * v_dim; }
+    int conv_dim() const { return 2 * k_size() + v_size(); }
+    int in_dim() const { return conv_dim() + v_size() + 2 * num_v_heads; }  // with z, b and a
+    bool operator==(const DeltaSpec&) const = default;
+};
+
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
@@ -82,10 +97,12 @@ struct RopeSpec {
 // What a layer keeps of the tokens before.
 enum class CacheKind : uint8_t {
     paged,  // the keys and values of each, in the blocks of its sequence
+    state,  // what the gated delta rule has made of all: of one size, whatever their number. See DeltaSpec
 };
 constexpr std::string_view name(CacheKind kind) {
     switch (kind) {
         case CacheKind::paged: return "paged";
+        case CacheKind::state: return "state";
     }
     return "?";
 }
@@ -125,6 +142,7 @@ struct ModelSpec {
     AttentionSpec attention;
     MlpSpec mlp;
     ExpertsSpec experts;
+    DeltaSpec delta;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
 
@@ -136,11 +154,17 @@ struct ModelSpec {
         if (cache.head_dim > 0) own.head_dim = cache.head_dim;
         return own;
     }
-    // The largest of all layers: of q_dim, for instance.
+    bool has_state(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::state; }
+    int num_state_layers() const {
+        return static_cast<int>(
+            std::ranges::count_if(layers, [](const LayerSpec& layer) { return layer.cache.kind == CacheKind::state; }));
+    }
+    // The largest of all layers with attention: of q_dim, for instance.
     template <class Size>
     int widest(Size size) const {
         int most = 0;
-        for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, std::invoke(size, attention_of(layer)));
+        for (int layer = 0; layer < num_layers; ++layer)
+            if (!has_state(layer)) most = std::max(most, std::invoke(size, attention_of(layer)));
         return most;
     }
 };

@@ -1,8 +1,9 @@
 // Taps: where activations can be read and replaced on their way through the decoder. The forward pass is compiled
 // twice, with NoTap, which costs nothing, and with HookTap; the engine chooses once per step.
 //
-// With several ranks, q, k, v, their norms and RoPE, attention, gate, up and activation are each rank's own heads and
-// columns. All else is the model's, the same on every rank: after the hooks of such a site all go on with rank 0's.
+// With several ranks, q, k, v, their norms, RoPE and convolution, attention, gate, up and activation are each rank's
+// own heads and columns. All else is the model's, the same on every rank: after the hooks of such a site all go on with
+// rank 0's.
 #pragma once
 
 #include <array>
@@ -24,7 +25,8 @@ enum class Site : uint8_t {
     k_norm,  // the same after qk-norm, in models that have it
     q_rope,
     k_rope,              // the same after RoPE
-    attention,           // [num_tokens, num_heads, head_dim]
+    conv,                // [num_tokens, conv_dim]: q, k and v of a layer with a state, which has none of those above
+    attention,           // [num_tokens, num_heads, head_dim], or what the delta rule gives: what o_proj reads
     o_proj,              // [num_tokens, hidden_size], before the residual is added
     attention_residual,  // [num_tokens, hidden_size]: the residual stream after the attention block
     // Each norm by the name that checkpoints give it: where o_proj and down_proj are normed before they are added,
@@ -53,6 +55,7 @@ inline constexpr std::array<std::string_view, num_sites> site_names = {"embeddin
                                                                        "k_norm",
                                                                        "q_rope",
                                                                        "k_rope",
+                                                                       "conv",
                                                                        "attention",
                                                                        "o_proj",
                                                                        "attention_residual",

@@ -271,6 +271,44 @@ struct LoraParams {
     TensorView delta;  // scratch [rows of all parts, out_features] activation, or larger
 };
 
+// The sequences of a step whose layers have states, one for each sequence. A sequence goes on from the state that
+// state_in names, and leaves what it has become in state_out, which may be the same; no other sequence of the step has
+// that one.
+struct StateSteps {
+    TensorView cu_seqlens_q;  // [num_seqs + 1] int32
+    TensorView state_in;      // [num_seqs] int32; -1: zeros
+    TensorView state_out;     // [num_seqs] int32
+};
+
+// silu of a convolution of each channel over the last `taps` tokens of its sequence:
+// out[t] = silu(weight[0] * x[t - taps + 1] + .. + weight[taps - 1] * x[t]).
+struct CausalConvParams {
+    TensorView x;       // [num_tokens, channels] activation; rows may be strided
+    TensorView weight;  // [taps, channels] float32; 1 to 8 taps
+    TensorView state;   // [num_states, taps - 1, channels] float32: the last x of a sequence, the oldest first
+    StateSteps sequences;
+    TensorView out;  // [num_tokens, channels] activation
+};
+
+// The gated delta rule (Yang et al. 2024, arXiv:2412.06464). With q and k normed to length 1, q / sqrt(k_dim),
+// decay = e^(decay_rate * softplus(a + dt_bias)) and beta = sigmoid(b), each head of each token does
+//   S = decay * S;  S += k (beta * (v - S^T k))^T;  o = S^T q;  out = rms_norm(o) * silu(z).
+// num_v_heads / num_k_heads neighbouring heads of v have the same q and k.
+struct DeltaRuleParams {
+    TensorView qkv;         // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] activation: q, k, v
+    TensorView z;           // [num_tokens, num_v_heads * v_dim] activation; rows may be strided, as those of a and b
+    TensorView a, b;        // [num_tokens, num_v_heads] activation
+    TensorView decay_rate;  // [num_v_heads] float32
+    TensorView dt_bias;     // [num_v_heads] float32
+    TensorView norm;        // [v_dim] float32
+    TensorView state;       // [num_states, num_v_heads, k_dim, v_dim] float32: S; k_dim at most 256
+    StateSteps sequences;
+    TensorView gates;  // scratch [num_tokens, 2 * num_v_heads] float32
+    TensorView out;    // [num_tokens, num_v_heads * v_dim] activation
+    int num_k_heads;
+    float eps;
+};
+
 // out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
 // has everybody's part.
 struct SumPartsParams {
@@ -356,7 +394,7 @@ public:
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
     // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
-    // Defaults of what experts and adapters need are a DeviceError.
+    // Defaults of what experts, adapters and states need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
@@ -380,6 +418,8 @@ public:
     virtual void route(const RouteParams&);
     virtual void experts(const ExpertsParams&);
     virtual void lora(const LoraParams&);
+    virtual void causal_conv(const CausalConvParams&);
+    virtual void delta_rule(const DeltaRuleParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;

@@ -31,6 +31,14 @@ static DeviceError no_experts(const Backend& backend) {
 std::unique_ptr<PreparedExperts> Backend::prepare_experts(SharedLinears, SharedLinears) { throw no_experts(*this); }
 void Backend::route(const RouteParams&) { throw no_experts(*this); }
 void Backend::experts(const ExpertsParams&) { throw no_experts(*this); }
+
+static DeviceError no_states(const Backend& backend) {
+    return DeviceError(concat("layers with a state do not run on ", to_string(backend.device()),
+                              " in this version; use device 'cpu'"));
+}
+
+void Backend::causal_conv(const CausalConvParams&) { throw no_states(*this); }
+void Backend::delta_rule(const DeltaRuleParams&) { throw no_states(*this); }
 void Backend::lora(const LoraParams&) {
     throw DeviceError(concat("LoRA adapters do not run on ", to_string(device()),
                              " in this version; use device 'cpu', or merge_lora"));

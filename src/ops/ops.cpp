@@ -221,6 +221,8 @@ void act_mul(Backend& backend, const ActMulParams& p) {
     const int64_t size = check["intermediate_size"];
     const bool gate_alone = p.gate_up.ndim() == 2 && p.gate_up.shape(1) == size;
     check.tensor("gate_up", p.gate_up, {"num_tokens", gate_alone ? size : 2 * size}, check.activation);
+    check.require(p.activation != Activation::sigmoid || (!gate_alone && backend.device().kind == DeviceKind::cpu),
+                  "activation: sigmoid is of a gate, on a CPU");
     backend.act_mul(p);
 }
 
@@ -324,6 +326,51 @@ void lora(Backend& backend, const LoraParams& p) {
     scratch("inner", p.inner, most_rank);
     scratch("delta", p.delta, check["out_features"]);
     backend.lora(p);
+}
+
+static void check_states(OpCheck& check, const StateSteps& p, int64_t num_states) {
+    check.tensor("state_in", p.state_in, {"num_seqs"}, DType::int32);
+    check.tensor("state_out", p.state_out, {"num_seqs"}, DType::int32);
+    check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
+    if (readable(p.state_in))
+        check_state_steps(check, p.cu_seqlens_q, p.state_in, p.state_out, check["num_tokens"], num_states);
+}
+
+void causal_conv(Backend& backend, const CausalConvParams& p) {
+    OpCheck check("causal_conv", backend);
+    check.tensor("x", p.x, {"num_tokens", "channels"}, check.activation);
+    check.tensor("weight", p.weight, {"taps", "channels"}, DType::float32);
+    check.contiguous("weight", p.weight);
+    check.require(check["taps"] >= 1 && check["taps"] <= 8, "weight: expected 1 to 8 taps, got ", check["taps"]);
+    check.tensor("state", p.state, {"num_states", check["taps"] - 1, "channels"}, DType::float32);
+    check.contiguous("state", p.state);
+    check.tensor("out", p.out, {"num_tokens", "channels"}, check.activation);
+    check_states(check, p.sequences, check["num_states"]);
+    backend.causal_conv(p);
+}
+
+void delta_rule(Backend& backend, const DeltaRuleParams& p) {
+    OpCheck check("delta_rule", backend);
+    check.tensor("state", p.state, {"num_states", "num_v_heads", "k_dim", "v_dim"}, DType::float32);
+    check.contiguous("state", p.state);
+    const int64_t num_v_heads = check["num_v_heads"], k_dim = check["k_dim"], v_dim = check["v_dim"];
+    check.require(p.num_k_heads > 0 && num_v_heads > 0 && num_v_heads % p.num_k_heads == 0,
+                  "expected num_v_heads to be a positive multiple of num_k_heads, got ", num_v_heads, " and ",
+                  p.num_k_heads);
+    check.require(k_dim > 0 && k_dim <= 256 && v_dim > 0, "state: expected 1 to 256 rows of k_dim and a v_dim, got ",
+                  k_dim, " and ", v_dim);
+    check.tensor("qkv", p.qkv, {"num_tokens", 2 * p.num_k_heads * k_dim + num_v_heads * v_dim}, check.activation);
+    check.tensor("z", p.z, {"num_tokens", num_v_heads * v_dim}, check.activation);
+    for (const auto& [argument, view] : {std::pair("a", p.a), std::pair("b", p.b)})
+        check.tensor(argument, view, {"num_tokens", num_v_heads}, check.activation);
+    check.tensor("decay_rate", p.decay_rate, {num_v_heads}, DType::float32);
+    check.tensor("dt_bias", p.dt_bias, {num_v_heads}, DType::float32);
+    check.tensor("norm", p.norm, {v_dim}, DType::float32);
+    check.tensor("gates", p.gates, {"num_tokens", 2 * num_v_heads}, DType::float32);
+    check.contiguous("gates", p.gates);
+    check.tensor("out", p.out, {"num_tokens", num_v_heads * v_dim}, check.activation);
+    check_states(check, p.sequences, check["num_states"]);
+    backend.delta_rule(p);
 }
 
 void sum_parts(Backend& backend, const SumPartsParams& p) {

@@ -22,6 +22,8 @@ void update_step(Backend&, const UpdateStepParams&);
 void route(Backend&, const RouteParams&);
 void experts(Backend&, const ExpertsParams&);
 void lora(Backend&, const LoraParams&);
+void causal_conv(Backend&, const CausalConvParams&);
+void delta_rule(Backend&, const DeltaRuleParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);

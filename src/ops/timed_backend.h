@@ -54,6 +54,8 @@ public:
     void route(const RouteParams& p) override;
     void experts(const ExpertsParams& p) override;
     void lora(const LoraParams& p) override;
+    void causal_conv(const CausalConvParams& p) override;
+    void delta_rule(const DeltaRuleParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
     void find_best(const FindBestParams& p) override;
     void sample(const SampleParams& p) override;

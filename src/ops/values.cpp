@@ -115,4 +115,30 @@ void check_sequences(const Check& check, const SequenceValues& p) {
     }
 }
 
+void check_state_steps(const Check& check, const TensorView& cu_seqlens_q, const TensorView& state_in,
+                       const TensorView& state_out, int64_t num_tokens, int64_t num_states) {
+    const auto *starts = cu_seqlens_q.as<const int32_t>(), *in = state_in.as<const int32_t>(),
+               *out = state_out.as<const int32_t>();
+    const int64_t num_seqs = state_in.shape(0);
+    bool rises = starts[0] == 0 && starts[num_seqs] == num_tokens;
+    for (int64_t s = 0; s < num_seqs; ++s) rises &= starts[s] <= starts[s + 1];
+    check.require(rises, "cu_seqlens_q: expected to rise from 0 to the ", num_tokens, " tokens");
+    // Which sequence of the step writes a state.
+    std::vector<int64_t> writer(static_cast<size_t>(num_states), -1);
+    for (int64_t s = 0; s < num_seqs; ++s) {
+        check.require(in[s] >= -1 && in[s] < num_states, "state_in[", s, "] is ", in[s], ", expected -1 to ",
+                      num_states - 1);
+        check.require(out[s] >= 0 && out[s] < num_states, "state_out[", s, "] is ", out[s], ", expected 0 to ",
+                      num_states - 1);
+        int64_t& own = writer[static_cast<size_t>(out[s])];
+        check.require(own < 0, "state_out: sequences ", own, " and ", s, " both write state ", out[s]);
+        own = s;
+    }
+    for (int64_t s = 0; s < num_seqs; ++s) {
+        const int64_t other = in[s] < 0 ? -1 : writer[static_cast<size_t>(in[s])];
+        check.require(other < 0 || other == s, "state_in[", s, "]: sequence ", other, " writes state ", in[s],
+                      " in the same step");
+    }
+}
+
 }  // namespace infinilm

@@ -142,6 +142,7 @@ def test_some_families_normalise_q_and_k():
     assert normalising == {
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
         *("glm4_moe", "dots1"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     }
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 

@@ -52,7 +52,7 @@ _OWN_NAMES = (
     ("shared_experts", "shared_expert"),
 )
 _CORRECTION = "e_score_correction_bias"
-_NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
+_NOT_TEXT = ("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
@@ -83,6 +83,23 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows
+        elif "self_attn.q_proj" in name and config.linear_num_key_heads:  # of each head q, then its gate
+            heads = values.reshape(q, 2, config.head_dim, -1)
+            for part, rows in (("q_proj", heads[:, 0]), ("gate_proj", heads[:, 1])):
+                found[name.replace("q_proj", part)] = rows.reshape(-1, values.shape[1])
+        elif "in_proj_qkvz" in name or "in_proj_ba" in name:  # of each key head q, k, v, z; b, a
+            heads = values.reshape(config.linear_num_key_heads, -1, values.shape[1])
+            group = config.linear_num_value_heads // config.linear_num_key_heads
+            key, value = config.linear_key_head_dim, group * config.linear_value_head_dim
+            own = {"b": [slice(0, group)], "a": [slice(group, None)]}
+            if "qkvz" in name:
+                of_qkv = [slice(0, key), slice(key, 2 * key), slice(2 * key, 2 * key + value)]
+                own = {"qkv": of_qkv, "z": [slice(2 * key + value, None)]}
+            for part, pieces in own.items():
+                rows = [heads[:, piece].reshape(-1, values.shape[1]) for piece in pieces]
+                found[f"{name.rpartition('in_proj_')[0]}in_proj_{part}.weight"] = np.concatenate(rows)
+        elif "in_proj_qkv" in name:
+            found[name] = values
         elif name.endswith(_CORRECTION):
             found[f"{name.partition('.mlp.')[0]}.mlp.gate.{_CORRECTION}"] = values.reshape(-1)
         elif "qkv_proj" in name:

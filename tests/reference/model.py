@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from reference.ops import best_experts, join, softmax
+from reference.ops import best_experts, causal_conv, delta_rule, join, softmax
 
 from infinilm.config.families import ModelFacts, Rope, model_facts
 from infinilm.config.llama_config import LlamaConfig
@@ -50,10 +50,12 @@ class ReferenceModel:
             at = f"model.layers.{layer}"
             before_mlp = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
             first = self._norm(x, f"{at}.input_layernorm") if facts.pre_norms else x
-            h = self._attention(first, positions, f"{at}.self_attn", layer)
-            x = self._add(
-                x, self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias), f"{at}.post_attention_layernorm"
-            )
+            if facts.delta.layers[layer]:
+                h = self._linear(self._delta_net(first, f"{at}.linear_attn"), f"{at}.linear_attn.out_proj", False)
+            else:
+                h = self._attention(first, positions, f"{at}.self_attn", layer)
+                h = self._linear(h, f"{at}.self_attn.o_proj", facts.out_bias)
+            x = self._add(x, h, f"{at}.post_attention_layernorm")
             second = "" if facts.parallel_blocks or not facts.pre_norms else f"{at}.{before_mlp}"
             h = self._norm(x, second) if second else first if facts.parallel_blocks else x
             has_experts = facts.experts.layers[layer]
@@ -132,7 +134,31 @@ class ReferenceModel:
             scores = np.concatenate([scores, sinks], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights = (weights / weights.sum(axis=-1, keepdims=True))[..., :n]
-        return np.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * dim)
+        out = np.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * dim)
+        if facts.output_gate:
+            out = out / (1 + np.exp(-self._linear(h, f"{at}.gate_proj", facts.qkv_bias)))
+        return out
+
+    def _delta_net(self, h: F64, at: str) -> F64:
+        """The gated delta rule of one layer before out_proj: [n, hidden_size] -> [n, num_v_heads * v_dim]."""
+        d = self.facts.delta
+        qkv, z, b, a = (self._linear(h, f"{at}.in_proj_{name}", False) for name in ("qkv", "z", "b", "a"))
+        zeros = np.zeros((d.conv_size - 1, qkv.shape[1]))
+        state = np.zeros((d.num_v_heads, d.k_dim, d.v_dim))
+        qkv, _ = causal_conv(qkv, self._weight(f"{at}.conv1d.weight")[:, 0].T, zeros)
+        out, _ = delta_rule(
+            qkv,
+            z,
+            a,
+            b,
+            -np.exp(self._weight(f"{at}.A_log")),
+            self._weight(f"{at}.dt_bias"),
+            self._weight(f"{at}.norm.weight"),
+            state,
+            num_k_heads=d.num_k_heads,
+            eps=self.config.rms_norm_eps,
+        )
+        return out
 
     def _rope(self, x: F64, positions: NDArray[Any], rope: Rope) -> F64:
         """Rotate element i with element i + R/2 of the first R by position * inv_freq[i]; x [n, heads, D]."""

@@ -440,3 +440,51 @@ def uniform(seed: int, position: int) -> float:
     mask = 0xFFFFFFFF
     word = philox4x32((position & mask, position >> 32 & mask, 0, 0), (seed & mask, seed >> 32 & mask))[0]
     return (word >> 8) * 2.0**-24
+
+
+def causal_conv(x: F64, weight: F64, state: F64) -> tuple[F64, F64]:
+    """silu of a convolution of each channel; and the inputs that the next token sees.
+
+    x [n, channels], weight [taps, channels] with the oldest first, state [taps - 1, channels]: what came before x.
+    """
+    seen = np.concatenate([state, x]).astype(np.float64)
+    n, taps = len(x), len(weight)
+    mixed = sum(weight[i] * seen[i : i + n] for i in range(taps))
+    return mixed / (1 + np.exp(-mixed)), seen[n:]
+
+
+def delta_rule(
+    qkv: F64,
+    z: F64,
+    a: F64,
+    b: F64,
+    decay_rate: F64,
+    dt_bias: F64,
+    norm: F64,
+    state: F64,
+    *,
+    num_k_heads: int,
+    eps: float,
+) -> tuple[F64, F64]:
+    """The gated delta rule of one sequence, from token to token; and the state behind it.
+
+    qkv [n, 2 * K * k_dim + V * v_dim], z [n, V * v_dim], a and b [n, V], decay_rate and dt_bias [V], norm [v_dim],
+    state [V, k_dim, v_dim].
+    """
+    num_v_heads, k_dim, v_dim = state.shape
+    n, k_size = len(qkv), num_k_heads * k_dim
+    q, k, v = np.split(qkv.astype(np.float64), [k_size, 2 * k_size], axis=1)
+    q, k = (np.repeat(x.reshape(n, num_k_heads, k_dim), num_v_heads // num_k_heads, axis=1) for x in (q, k))
+    q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+    q, v = q / np.sqrt(k_dim), v.reshape(n, num_v_heads, v_dim)
+    decay, beta = np.exp(decay_rate * np.logaddexp(0, a.astype(np.float64) + dt_bias)), 1 / (1 + np.exp(-b))
+    out = np.empty((n, num_v_heads, v_dim))
+    matrix = state.astype(np.float64)
+    for t in range(n):
+        matrix = matrix * decay[t][:, None, None]
+        error = v[t] - np.einsum("hkv,hk->hv", matrix, k[t])
+        matrix = matrix + np.einsum("hk,hv->hkv", k[t], error * beta[t][:, None])
+        out[t] = np.einsum("hkv,hk->hv", matrix, q[t])
+    normed = out / np.sqrt(np.mean(out * out, axis=-1, keepdims=True) + eps) * norm
+    gate = z.reshape(out.shape).astype(np.float64)
+    return (normed * gate / (1 + np.exp(-gate))).reshape(n, -1), matrix

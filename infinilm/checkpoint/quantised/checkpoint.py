@@ -249,7 +249,8 @@ class QuantisedCheckpoint(Checkpoint):
         weight = self._weights.get(source.tensor)
         if weight is None:
             return None
-        count = len(range(source.begin, source.end, source.step)) * weight.shape[-1]
+        rows = range(source.begin, source.end, source.step) if source.order is None else source.order
+        count = len(rows) * weight.shape[-1]
         if type_name is None:
             return count * size
         block, _, _, packed = _core.gguf_type(type_name)

@@ -91,6 +91,13 @@ INFINILM_INLINE void for_pieces(int64_t num_rows, int64_t row_size, Share share,
 
 static void act_mul_piece(Activation activation, const float* gate, const float* up, float* out, int64_t n) {
     int64_t i = 0;
+    if (activation == Activation::sigmoid && up) {
+        for_vectors(n, [&](int64_t i, int count) {
+            const vec x = load_partial(gate + i, count);
+            store_partial(out + i, load_partial(up + i, count) / (1.0f + exp(-x)), count);
+        });
+        return;
+    }
     if (!up) {
         for_vectors(n, [&](int64_t i, int count) {
             store_partial(out + i, activate(activation, load_partial(gate + i, count)), count);

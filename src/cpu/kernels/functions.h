@@ -46,6 +46,10 @@ void act_mul(const ActMulArgs& args, Share share);
 void soft_cap(const SoftCapArgs& args, Share share);
 void combine(const CombineArgs& args, Share share);
 
+// delta.cpp
+void causal_conv(const CausalConvArgs& args, Share share);
+void delta_rule(const DeltaRuleArgs& args, Share share);
+
 }  // namespace infinilm::cpu::INFINILM_FLOATS
 
 namespace infinilm::cpu::INFINILM_INTEGERS {

@@ -20,7 +20,7 @@ struct Share {
     int thread;        // who does it: owns scratch[thread]
 };
 
-enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu };  // as core/activation.h has them
+enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu, sigmoid };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout. Those behind int4 have the names
 // of the types of GGUF files, whose integers and scales they keep.
@@ -197,6 +197,44 @@ struct CombineArgs {
     int64_t num_tokens, top_k, hidden_size;
 };
 
+// See StateSteps, CausalConvParams and DeltaRuleParams in ops/backend.h.
+struct StateArgs {
+    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
+    const int32_t* state_in;      // [num_seqs]
+    const int32_t* state_out;     // [num_seqs]
+    int64_t num_seqs;
+};
+
+struct CausalConvArgs {
+    const float* x;  // [num_tokens, channels]
+    int64_t x_stride;
+    const float* weight;  // [taps, channels]
+    float* state;         // [num_states, taps - 1, channels]
+    StateArgs sequences;
+    float* out;  // [num_tokens, channels]
+    int64_t out_stride;
+    int64_t channels;
+    int taps;  // 1 to most_taps
+};
+constexpr int most_taps = 8;
+
+struct DeltaRuleArgs {
+    const float* qkv;  // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim]
+    int64_t qkv_stride;
+    const float* z;  // [num_tokens, num_v_heads * v_dim]
+    int64_t z_stride;
+    const float* gates;  // [num_tokens, 2 * num_v_heads]: decay, then beta
+    const float* norm;   // [v_dim]
+    float* state;        // [num_states, num_v_heads, k_dim, v_dim]
+    StateArgs sequences;
+    float* out;  // [num_tokens, num_v_heads * v_dim]
+    int64_t out_stride;
+    int num_k_heads, num_v_heads;
+    int k_dim, v_dim;  // k_dim: at most most_k_dim
+    float eps;
+};
+constexpr int most_k_dim = 256;
+
 // Linears of some formats.
 struct LinearKernels {
     size_t (*scratch_bytes)(const LinearArgs&);
@@ -233,6 +271,8 @@ struct Kernels {
     void (*act_mul)(const ActMulArgs&, Share);
     void (*soft_cap)(const SoftCapArgs&, Share);
     void (*combine)(const CombineArgs&, Share);
+    void (*causal_conv)(const CausalConvArgs&, Share);
+    void (*delta_rule)(const DeltaRuleArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
@@ -247,9 +287,9 @@ extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx5
 // that it was compiled from other declarations than the caller.
 using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
-constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
-                                    sizeof(NormArgs) << 20 ^ sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^
-                                    sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^ sizeof(SoftCapArgs) << 12 ^
-                                    sizeof(CombineArgs) << 10;
+constexpr uint64_t kernels_layout =
+    sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^ sizeof(NormArgs) << 20 ^
+    sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
+    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^ sizeof(CausalConvArgs) << 14 ^ sizeof(DeltaRuleArgs) << 18;
 
 }  // namespace infinilm::cpu

@@ -37,6 +37,8 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .act_mul = floats::act_mul,
     .soft_cap = floats::soft_cap,
     .combine = floats::combine,
+    .causal_conv = floats::causal_conv,
+    .delta_rule = floats::delta_rule,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };

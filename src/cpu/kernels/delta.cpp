@@ -1,0 +1,175 @@
+// What layers with a recurrent state compute: the causal convolution and the gated delta rule (Yang et al. 2024,
+// arXiv:2412.06464). Both go from token to token, in float32, so that a sequence has the same bits however its tokens
+// are cut into steps. The delta rule of a chunk of tokens as matrices would be faster where a step has many, but its
+// sums depend on where chunks begin; one token after the other, it takes some hundredths of the linears around it.
+#include "cpu/kernels/functions.h"
+#include "cpu/kernels/norm_row.h"
+
+namespace infinilm::cpu::INFINILM_ISA {
+
+// Of one sequence, the channels [first, first + n).
+static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int64_t n) {
+    const int32_t in = a.sequences.state_in[s], out = a.sequences.state_out[s];
+    const int64_t begin = a.sequences.cu_seqlens_q[s], num_tokens = a.sequences.cu_seqlens_q[s + 1] - begin;
+    const int64_t kept = a.taps - 1;
+    // Inputs of the sequence, from the kept-th before this step's first on; null: zeros.
+    const auto input = [&](int64_t i) __attribute__((always_inline)) -> const float* {
+        if (i >= kept) return a.x + (begin + i - kept) * a.x_stride + first;
+        return in < 0 ? nullptr : a.state + (in * kept + i) * a.channels + first;
+    };
+    for (int64_t t = 0; t < num_tokens; ++t) {
+        const float* rows[most_taps];
+        for (int j = 0; j < a.taps; ++j) rows[j] = input(t + j);
+        float* const to = a.out + (begin + t) * a.out_stride + first;
+        for_vectors(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+            vec sum = zero();
+            for (int j = 0; j < a.taps; ++j)
+                if (rows[j])
+                    sum = fma(load_partial(a.weight + j * a.channels + first + i, count),
+                              load_partial(rows[j] + i, count), sum);
+            store_partial(to + i, silu(sum), count);
+        });
+    }
+    // In place where both states are one: rows are read before they are overwritten, since none moves up.
+    for (int64_t row = 0; row < kept; ++row) {
+        float* const to = a.state + (out * kept + row) * a.channels + first;
+        const float* const from = input(num_tokens + row);
+        for (int64_t i = 0; i < n; ++i) to[i] = from ? from[i] : 0;
+    }
+}
+
+void causal_conv(const CausalConvArgs& args, Share share) {
+    constexpr int64_t columns = 512;
+    const int64_t pieces = (args.channels + columns - 1) / columns, units = args.sequences.num_seqs * pieces;
+    const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
+    for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t first = unit % pieces * columns;
+        conv_channels(args, unit / pieces, first, smaller(args.channels - first, columns));
+    }
+}
+
+// A number as a type: how many vectors a call of step_columns has.
+template <int N>
+struct Number {
+    static constexpr int value = N;
+};
+
+constexpr int tokens_at_once = 16;  // whose q and k are normed before the state is read
+
+// q and k of some tokens, normed.
+struct Keys {
+    float q[tokens_at_once][most_k_dim], k[tokens_at_once][most_k_dim];
+    float dot[tokens_at_once];  // of both
+};
+
+// x / sqrt(sum of squares + 1e-6) * multiplier
+static void l2_norm(const float* x, float* out, int64_t n, float multiplier) {
+    const vec scale = set1(multiplier / __builtin_sqrtf(sum_squares<false>(x, nullptr, n) + 1e-6f));
+    for_vectors(n, [&](int64_t i, int count) { store_partial(out + i, load_partial(x + i, count) * scale, count); });
+}
+
+static float dot_of(const float* x, const float* y, int64_t n) {
+    vec sum = zero();
+    for_vectors(n,
+                [&](int64_t i, int count) { sum = fma(load_partial(x + i, count), load_partial(y + i, count), sum); });
+    return reduce_add(sum);
+}
+
+// One token and `VECTORS` vectors of columns of the state S [k_dim, v_dim], the last of `count` elements:
+//   S = decay * S;  delta = beta * (v - S^T k);  S += k delta^T;  out = S^T q
+// S is read once and then written once: S^T q of the new S is that of the old one and delta times the dot of q and k.
+template <int VECTORS>
+INFINILM_INLINE void step_columns(float* state, int64_t v_dim, const float* q, const float* k, float dot, int64_t k_dim,
+                                  const float* v, float decay, float beta, float* out, int count) {
+    const auto at = [&](const float* row, int i) __attribute__((always_inline)) {
+        return VECTORS > 1 ? load(row + i * width) : load_partial(row, count);
+    };
+    vec of_k[VECTORS], of_q[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) of_k[i] = of_q[i] = zero();
+    for (int64_t row = 0; row < k_dim; ++row) {
+        const vec key = set1(k[row]), query = set1(q[row]);
+        for (int i = 0; i < VECTORS; ++i) {
+            const vec old = at(state + row * v_dim, i);
+            of_k[i] = fma(old, key, of_k[i]);
+            of_q[i] = fma(old, query, of_q[i]);
+        }
+    }
+    vec delta[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) {
+        delta[i] = (at(v, i) - of_k[i] * decay) * beta;
+        const vec read = fma(delta[i], set1(dot), of_q[i] * decay);
+        if (VECTORS > 1)
+            store(out + i * width, read);
+        else
+            store_partial(out, read, count);
+    }
+    for (int64_t row = 0; row < k_dim; ++row) {
+        float* const own = state + row * v_dim;
+        const vec key = set1(k[row]);
+        for (int i = 0; i < VECTORS; ++i) {
+            const vec updated = fma(key, delta[i], at(own, i) * decay);
+            if (VECTORS > 1)
+                store(own + i * width, updated);
+            else
+                store_partial(own, updated, count);
+        }
+    }
+}
+
+// RMSNorm of a head, times silu(z); in place.
+static void gated_norm(float* x, const float* norm, const float* z, int64_t n, float eps) {
+    const vec scale = set1(rms_scale(sum_squares<false>(x, nullptr, n), n, eps));
+    for_vectors(n, [&](int64_t i, int count) {
+        const vec normed = load_partial(x + i, count) * scale * load_partial(norm + i, count);
+        store_partial(x + i, normed * silu(load_partial(z + i, count)), count);
+    });
+}
+
+// One head of one sequence. Columns of the state go through several tokens while they are in the cache.
+static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head) {
+    constexpr int vectors = 4;
+    const int64_t k_dim = a.k_dim, v_dim = a.v_dim, state_size = k_dim * v_dim;
+    const int64_t k_head = head / (a.num_v_heads / a.num_k_heads), k_size = a.num_k_heads * k_dim;
+    const int32_t in = a.sequences.state_in[s];
+    float* const state = a.state + (a.sequences.state_out[s] * int64_t{a.num_v_heads} + head) * state_size;
+    if (in < 0)
+        for (int64_t i = 0; i < state_size; ++i) state[i] = 0;
+    else if (in != a.sequences.state_out[s])
+        memcpy(state, a.state + (in * int64_t{a.num_v_heads} + head) * state_size, (size_t)state_size * 4);
+
+    Keys keys;
+    const int64_t end = a.sequences.cu_seqlens_q[s + 1];
+    const float scale = 1.0f / __builtin_sqrtf((float)k_dim);
+    for (int64_t begin = a.sequences.cu_seqlens_q[s]; begin < end; begin += tokens_at_once) {
+        const int n = (int)smaller(end - begin, tokens_at_once);
+        for (int t = 0; t < n; ++t) {
+            const float* const q = a.qkv + (begin + t) * a.qkv_stride + k_head * k_dim;
+            l2_norm(q, keys.q[t], k_dim, scale);
+            l2_norm(q + k_size, keys.k[t], k_dim, 1);
+            keys.dot[t] = dot_of(keys.q[t], keys.k[t], k_dim);
+        }
+        const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
+            for (int t = 0; t < n; ++t) {
+                const float* const gates = a.gates + (begin + t) * 2 * a.num_v_heads + head;
+                const float* const v = a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
+                float* const out = a.out + (begin + t) * a.out_stride + head * v_dim + column;
+                step_columns<decltype(num_vectors)::value>(state + column, v_dim, keys.q[t], keys.k[t], keys.dot[t],
+                                                           k_dim, v, gates[0], gates[a.num_v_heads], out, count);
+            }
+        };
+        int64_t column = 0;
+        for (; column + vectors * width <= v_dim; column += vectors * width) run(Number<vectors>(), column, width);
+        for (; column < v_dim; column += width) run(Number<1>(), column, (int)smaller(v_dim - column, width));
+        for (int t = 0; t < n; ++t)
+            gated_norm(a.out + (begin + t) * a.out_stride + head * v_dim, a.norm,
+                       a.z + (begin + t) * a.z_stride + head * v_dim, v_dim, a.eps);
+    }
+}
+
+void delta_rule(const DeltaRuleArgs& args, Share share) {
+    const int64_t units = args.sequences.num_seqs * args.num_v_heads;
+    const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
+    for (int64_t unit = begin; unit < end; ++unit) delta_head(args, unit / args.num_v_heads, unit % args.num_v_heads);
+}
+
+}  // namespace infinilm::cpu::INFINILM_ISA

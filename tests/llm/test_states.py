@@ -1,0 +1,197 @@
+"""Models whose layers keep a state of each sequence: an answer depends on neither chunks, prefixes nor preemption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from infinilm import LLM, DistConfig, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig, _core, plan_memory
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import AutoConfig
+from infinilm.errors import CacheFullError, ConfigError, RequestError
+from infinilm.requests.states import StatePool, plan_states, snapshot_interval
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDER = GOLDEN / "qwen3-5"
+RNG = np.random.default_rng(1)
+COMMON = RNG.integers(3, 128, 100).tolist()
+OTHER = RNG.integers(3, 128, 66).tolist()
+PROMPTS = [[*COMMON[:75], 5], [*COMMON[:75], 9, 4, 7], COMMON[:40], COMMON[:98], [3, 4], OTHER]
+
+
+def open_llm(**changes: Any) -> LLM:
+    return LLM(FOLDER, **{"max_num_seqs": 3, "max_model_len": 160, "use_tqdm": False, "num_threads": 1, **changes})
+
+
+def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
+    """Token ids and their log-probabilities, whose bits tell more."""
+    outputs = llm.generate(prompts, temperature=0.9, seed=3, max_tokens=20, ignore_eos=True, logprobs=1, use_tqdm=False)
+    return [(list(o.outputs[0].token_ids), repr(o.outputs[0].logprobs)) for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """Each prompt alone, without a prefix cache."""
+    with open_llm(enable_prefix_caching=False, max_num_seqs=1) as llm:
+        return [answers(llm, [prompt])[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_threads": 2},
+        {"max_num_batched_tokens": 5},
+        {"enable_prefix_caching": False},
+        {"kv_cache": PagedKVCacheConfig(num_blocks=48, block_size=4), "max_num_seqs": 4},
+        {"kv_cache": StaticKVCacheConfig(3, 160)},
+    ],
+    ids=repr,
+)
+def test_together_and_again(settings: dict[str, Any], expected: list[Any]) -> None:
+    """All at once, then from the prefixes of before, then after these are forgotten."""
+    with open_llm(**settings) as llm:
+        for _ in range(2):
+            assert answers(llm, PROMPTS) == expected
+        hits = llm.metrics().prefix_hit_rate
+        if llm.memory.block_size == 4:  # room for two
+            assert llm.metrics().num_preemptions > 0
+        else:
+            assert (hits > 0) == (llm.memory.snapshot_interval > 0 and settings.get("enable_prefix_caching", True))
+        llm.reset_cache()
+        assert answers(llm, PROMPTS[::-1]) == expected[::-1]
+
+
+def test_an_abort_leaves_nothing_behind(expected: list[Any]) -> None:
+    """Streams that end early at any token, their states and blocks given back."""
+    with open_llm(max_num_batched_tokens=7) as llm:
+        for stop in range(4):
+            for i, _ in enumerate(llm.stream(PROMPTS[3], max_tokens=30, ignore_eos=True)):
+                if i == stop:
+                    break
+        assert answers(llm, PROMPTS) == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3-5-text"])
+def test_ranks(name: str) -> None:
+    """Two ranks have half the heads, and half the state, each."""
+    with np.load(GOLDEN / name / "expected.npz") as file:
+        ids, greedy = file["input_ids"].tolist(), file["greedy_ids"].tolist()
+    plans = []
+    for ranks in (1, 2):
+        with LLM(GOLDEN / name, tensor_parallel_size=ranks, dtype="float32", max_model_len=128, use_tqdm=False) as llm:
+            for _ in range(2):
+                (output,) = llm.generate(ids, temperature=0, max_tokens=16, ignore_eos=True, use_tqdm=False)
+                assert list(output.outputs[0].token_ids) == greedy
+            plans.append(llm.memory)
+    assert plans[0].state_bytes == plans[1].state_bytes
+    with pytest.raises(ConfigError, match=r"2 key heads of linear attention.*sizes that do: 1, 2"):
+        LLM(GOLDEN / name, tensor_parallel_size=4)
+
+
+def test_the_plan_counts_states() -> None:
+    plan = plan_memory(FOLDER, max_num_seqs=5, max_model_len=64, kv_cache="1MB")
+    assert plan.num_states == 10 and plan.state_bytes == 3 * 4 * (3 * 80 + 4 * 12 * 8)
+    assert plan.snapshot_interval == 64  # 7488 bytes are those of 59 tokens
+    assert plan.kv_bytes == plan.num_blocks * 16 * plan.kv_bytes_per_token + 10 * plan.state_bytes <= 1_000_000
+    assert "10 states of 7.3 KiB" in str(plan)
+    small = plan_memory(FOLDER, max_num_seqs=5, max_model_len=64, kv_cache="64KB")  # too little for snapshots
+    assert (small.num_states, small.snapshot_interval) == (5, 0)
+    with pytest.raises(CacheFullError, match=r"states of 5 sequences take 36.6 KiB of it: lower max_num_seqs"):
+        plan_memory(FOLDER, max_num_seqs=5, kv_cache=30_000)
+
+
+def test_a_row_goes_on_where_it_was_or_begins_anew() -> None:
+    with np.load(FOLDER / "expected.npz") as file:
+        ids = file["input_ids"][:40]
+    with InferEngine(FOLDER, DistConfig(tp_size=1), "cpu", StaticKVCacheConfig(2, 64)) as engine:
+        engine.load_weights(FOLDER, use_tqdm=False)
+
+        def run(begin: int, end: int, cached: int) -> Any:
+            both = np.stack([ids, ids[::-1]])[:, begin:end]
+            step = InferEngine.Input(both, cache_lengths=[cached] * 2, temperature=0)
+            logits = engine.forward(step, return_logits=True).logits
+            assert logits is not None
+            return logits.numpy().copy()
+
+        whole = run(0, 40, 0)
+        for at in (1, 2, 17, 39):
+            run(0, at, 0)
+            np.testing.assert_array_equal(run(at, 40, at), whole)
+        for cached in (39, 41):
+            with pytest.raises(
+                RequestError, match=rf"go on from {cached} tokens, .* and this one has seen 40; begin at 0"
+            ):
+                run(10, 11, cached)
+        np.testing.assert_array_equal(run(0, 40, 0), whole)
+        with pytest.raises(ConfigError, match="StaticKVCacheConfig alone"):
+            engine.reset_cache(PagedKVCacheConfig(num_blocks=4))
+
+
+def test_refused_on_gpus_and_with_adapters(tmp_path: Path) -> None:
+    spec = build_spec(AutoConfig.from_pretrained(FOLDER), dtype="float32", max_model_len=64)
+    with pytest.raises(ConfigError, match="layers that have a state do not run on cuda:0 in this version"):
+        _core.InferEngine(spec, ["cuda:0"])
+    with pytest.raises(ConfigError, match="adapters of Qwen3_5ForConditionalGeneration are not supported"):
+        LLM(FOLDER, lora={"a": tmp_path}, device="cpu")
+
+
+class _Model:
+    """What each state holds, by the rules of the engine: a tuple of the tokens that it has seen."""
+
+    def __init__(self, num_states: int) -> None:
+        self.held: list[Any] = [None] * num_states
+
+    def run(self, state_in: Any, state_out: Any, texts: list[tuple[int, ...]], counts: list[int]) -> None:
+        assert len(set(state_out.tolist())) == len(state_out)
+        read = [() if s < 0 else self.held[s] for s in state_in.tolist()]
+        for before, out, text, count in zip(read, state_out.tolist(), texts, counts, strict=True):
+            assert before == text[: len(text) - count]  # what it goes on from is its own past
+            others = [s for s, o in zip(state_in.tolist(), state_out.tolist(), strict=True) if o != out]
+            assert out not in others  # nobody reads what another writes
+        for out, text in zip(state_out.tolist(), texts, strict=True):
+            self.held[out] = text
+
+
+@settings(max_examples=150)
+@given(data=st.data(), slots=st.integers(1, 5))
+def test_the_pool_never_mixes_states_up(data: st.DataObject, slots: int) -> None:
+    """Sequences that begin, go on, leave snapshots and end at random."""
+    interval, pool = 2, StatePool(plan_states(slots, with_snapshots=True), slots, 2)
+    model, texts = _Model(pool.num_states), dict[int, tuple[int, ...]]()
+    known: dict[tuple[int, ...], int] = {}  # prefix -> its id
+    for _ in range(data.draw(st.integers(1, 30))):
+        for slot in list(texts):
+            if data.draw(st.integers(0, 5)) == 0:
+                pool.leave(slot)
+                del texts[slot]
+        if data.draw(st.integers(0, 12)) == 0:
+            pool.forget()
+        step, counts, prefixes = [], [], []
+        for slot in range(slots):
+            if slot not in texts and data.draw(st.booleans()):
+                wish = tuple(data.draw(st.lists(st.integers(0, 1), max_size=6)))
+                borders = [wish[:n] for n in range(interval, len(wish) + 1, interval)]
+                ids = [known[b] for b in borders if b in known] if all(b in known for b in borders) else []
+                count, state = pool.find(ids)
+                pool.enter(slot, state)
+                texts[slot] = wish[: count * interval]
+            if slot in texts and data.draw(st.booleans()):
+                more = data.draw(st.integers(1, interval - len(texts[slot]) % interval))
+                texts[slot] += tuple(data.draw(st.lists(st.integers(0, 1), min_size=more, max_size=more)))
+                step.append(slot)
+                counts.append(more)
+                at_border = len(texts[slot]) % interval == 0 and data.draw(st.booleans())
+                prefixes.append(known.setdefault(texts[slot], len(known) + 1) if at_border else 0)
+        if step:
+            own = [texts[slot] for slot in step]
+            model.run(*pool.step(np.array(step, np.intp), prefixes), own, counts)
+
+
+def test_snapshots_are_as_far_apart_as_they_are_large() -> None:
+    assert snapshot_interval(1000, 10, 16) == 112
+    assert snapshot_interval(1, 10, 16) == 16

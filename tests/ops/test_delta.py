@@ -1,0 +1,162 @@
+"""Layers with a state: the causal convolution and the gated delta rule, over sequences cut in any way."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from reference import ops as oracle
+from reference.ops import Array
+
+from infinilm.errors import InfinilmError
+from ops import support
+from ops.support import Output, assert_bitwise, assert_close, backend, each_isa, each_threads, framed, tensor
+
+lengths = st.lists(st.sampled_from((1, 2, 3, 5, 17, 40)), min_size=1, max_size=4)
+NUM_STATES = 9
+
+
+class Sequences:
+    """Sequences of a step: where each goes on, and what it leaves."""
+
+    def __init__(self, rng: np.random.Generator, counts: list[int], fresh: list[bool], same: list[bool]) -> None:
+        order = rng.permutation(NUM_STATES).astype(np.int32)
+        self.counts = counts
+        self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        self.out = order[: len(counts)]
+        before = order[len(counts) : 2 * len(counts)]
+        self.inn = np.array(
+            [-1 if new else out if own else other
+             for new, own, out, other in zip(fresh, same, self.out, before, strict=True)],
+            np.int32,
+        )  # fmt: skip
+
+    def arguments(self) -> tuple[Any, Any, Any]:
+        return tensor(self.starts), tensor(self.inn), tensor(self.out)
+
+
+def draw_sequences(data: st.DataObject, rng: np.random.Generator) -> Sequences:
+    counts = data.draw(lengths)
+    flags = st.lists(st.booleans(), min_size=len(counts), max_size=len(counts))
+    return Sequences(rng, counts, data.draw(flags), data.draw(flags))
+
+
+@each_isa
+@each_threads
+@given(data=st.data(), channels=st.sampled_from((1, 7, 16, 33, 600)), taps=st.integers(1, 8), seed=support.seeds)
+def test_causal_conv(isa: str, threads: int, data: st.DataObject, channels: int, taps: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sequences = draw_sequences(data, rng)
+    x = support.activations(rng, int(sequences.starts[-1]), channels)
+    weight = support.activations(rng, taps, channels)
+    state = support.activations(rng, NUM_STATES, taps - 1, channels)
+    out, after = Output(x.shape, pad=(1, 3)), state.copy()
+    b = backend(isa, threads)
+    arguments = sequences.arguments()
+    b.causal_conv(tensor(framed(x, (2, 5))), tensor(weight), tensor(after), *arguments, tensor(out.view))
+    got, want_state = out.check(), state.copy()
+    for s, (begin, end) in enumerate(itertools.pairwise(sequences.starts)):
+        before = state[sequences.inn[s]] if sequences.inn[s] >= 0 else np.zeros_like(state[0])
+        want, kept = oracle.causal_conv(x[begin:end], weight, before)
+        scale, _ = oracle.causal_conv(np.abs(x[begin:end]), np.abs(weight), np.abs(before))  # of what is added up
+        assert_close(got[begin:end], want, length=taps, scale=2 * scale)
+        want_state[sequences.out[s]] = kept
+    assert_bitwise(after, want_state, "state")
+
+
+class Rule:
+    """Inputs of the gated delta rule."""
+
+    def __init__(self, rng: np.random.Generator, n: int, k_heads: int, group: int, k_dim: int, v_dim: int) -> None:
+        heads = k_heads * group
+        self.k_heads, self.heads = k_heads, heads
+        self.qkv = support.activations(rng, n, 2 * k_heads * k_dim + heads * v_dim)
+        self.z = support.activations(rng, n, heads * v_dim)
+        self.a, self.b = support.activations(rng, n, heads), support.activations(rng, n, heads)
+        self.rate = -np.exp(support.activations(rng, heads))
+        self.bias = support.activations(rng, heads)
+        self.norm = support.activations(rng, v_dim)
+        self.state = support.activations(rng, NUM_STATES, heads, k_dim, v_dim)
+
+    def run(self, b: Any, state: Array, arguments: Any, rows: slice = slice(None)) -> Array:
+        """`state` [num_states, ...] is changed in place."""
+        qkv, z, a, beta = (x[rows] for x in (self.qkv, self.z, self.a, self.b))
+        out, gates = Output(z.shape, pad=(2, 1)), np.zeros((len(z), 2 * self.heads), np.float32)
+        b.delta_rule(
+            tensor(framed(qkv, (1, 2))), tensor(framed(z, (3, 1))), tensor(framed(a, (1, 1))), tensor(beta.copy()),
+            tensor(self.rate), tensor(self.bias), tensor(self.norm), tensor(state), *arguments, tensor(gates),
+            tensor(out.view), num_k_heads=self.k_heads, eps=1e-6,
+        )  # fmt: skip
+        return out.check()
+
+
+sizes = st.sampled_from((1, 5, 16, 31, 64, 128))
+
+
+@each_isa
+@each_threads
+@given(data=st.data(), k_heads=st.integers(1, 3), group=st.integers(1, 3), k_dim=sizes, v_dim=sizes, seed=support.seeds)
+def test_delta_rule(
+    isa: str, threads: int, data: st.DataObject, k_heads: int, group: int, k_dim: int, v_dim: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    sequences = draw_sequences(data, rng)
+    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim)
+    after = rule.state.copy()
+    got = rule.run(backend(isa, threads), after, sequences.arguments())
+    touched = set(sequences.out.tolist())
+    for s, (begin, end) in enumerate(itertools.pairwise(sequences.starts)):
+        before = rule.state[sequences.inn[s]] if sequences.inn[s] >= 0 else np.zeros_like(rule.state[0])
+        want, matrix = oracle.delta_rule(
+            *(x[begin:end] for x in (rule.qkv, rule.z, rule.a, rule.b)), rule.rate, rule.bias, rule.norm, before,
+            num_k_heads=k_heads, eps=1e-6,
+        )  # fmt: skip
+        magnitude = max(1.0, float(np.abs(before).max()))
+        assert_close(after[sequences.out[s]], matrix, length=k_dim + end - begin, scale=magnitude * 4)
+        # The norm makes of a small result one of size 1, and of its rounding with it.
+        assert np.all(np.abs(got[begin:end] - want) <= 2e-3 * (1 + np.abs(want)))
+    for other in set(range(NUM_STATES)) - touched:
+        assert_bitwise(after[other], rule.state[other], f"state {other}")
+
+
+@each_isa
+@given(data=st.data(), k_dim=sizes, v_dim=sizes, seed=support.seeds)
+def test_any_cut_gives_the_same_bits(isa: str, data: st.DataObject, k_dim: int, v_dim: int, seed: int) -> None:
+    """One sequence in chunks, through one state or from one to the next, alone or beside others, on any threads."""
+    rng, n = np.random.default_rng(seed), 45
+    rule = Rule(rng, n, 2, 2, k_dim, v_dim)
+    whole = np.zeros_like(rule.state)
+    one = [tensor(np.array(values, np.int32)) for values in ([0, n], [-1], [0])]
+    want = rule.run(backend(isa), whole, one)
+    cuts = sorted(data.draw(st.sets(st.integers(1, n - 1), max_size=6)) | {0, n})
+    states, at, parts = rule.state.copy(), -1, []
+    for begin, end in itertools.pairwise(cuts):
+        to = at if at >= 0 and data.draw(st.booleans()) else (at + 1) % NUM_STATES
+        step = [tensor(np.array(values, np.int32)) for values in ([0, end - begin], [at], [to])]
+        parts.append(
+            rule.run(backend(isa, data.draw(st.sampled_from(support.THREADS))), states, step, slice(begin, end))
+        )
+        at = to
+    assert_bitwise(np.concatenate(parts), want)
+    assert_bitwise(states[at], whole[0], "state")
+
+
+def test_refused() -> None:
+    rule, b = Rule(np.random.default_rng(1), 4, 2, 1, 8, 8), backend(support.ISAS[-1])
+    for starts, inn, out, match in (
+        ([0, 2, 4], [-1, 9], [0, 1], r"state_in\[1\] is 9, expected -1 to 8"),
+        ([0, 2, 4], [-1, -1], [0, -1], r"state_out\[1\] is -1, expected 0 to 8"),
+        ([0, 2, 4], [-1, -1], [3, 3], "sequences 0 and 1 both write state 3"),
+        ([0, 2, 4], [1, -1], [0, 1], r"state_in\[0\]: sequence 1 writes state 1 in the same step"),
+        ([0, 3, 2], [-1, -1], [0, 1], "expected to rise from 0 to the 4 tokens"),
+    ):
+        step = [tensor(np.array(values, np.int32)) for values in (starts, inn, out)]
+        with pytest.raises(InfinilmError, match=match):
+            rule.run(b, rule.state, step)
+    wide = np.zeros((1, 2, 257, 4), np.float32)
+    step = [tensor(np.array(values, np.int32)) for values in ([0, 4], [-1], [0])]
+    with pytest.raises(InfinilmError, match="1 to 256 rows"):
+        rule.run(b, wide, step)
