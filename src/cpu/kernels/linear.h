@@ -62,44 +62,42 @@ int64_t x_rows_before(const Groups& groups, int64_t k_groups, int64_t block, int
     return (first * groups.count + group * size) * F::x_rows * groups.tokens;
 }
 
-// Packs columns [begin, end) of the tokens of a group.
+// Packs columns [begin, end) of token i of a group.
 template <class F>
-void pack_columns(const LinearArgs& args, Groups groups, int64_t group, int64_t begin, int64_t end, uint32_t* to) {
+INFINILM_INLINE void pack_row(const LinearArgs& args, Groups groups, int64_t group, int64_t i, int64_t begin,
+                              int64_t end, uint32_t* to) {
     constexpr int size = F::x_groups * group_size;
-    const int64_t in_features = args.weight.in_features, T = groups.tokens;
-    const auto row_of = [&](int64_t token) { return args.x + (args.rows ? args.rows[token] : token) * args.x_stride; };
-    for (int64_t i = 0; i < T; ++i) {
-        const int64_t token = group * T + i;
-        const bool exists = token < args.num_tokens;
-        const float* const row = exists ? row_of(token) : nullptr;
-        const float* const next = row_of(smaller(token + 1, args.num_tokens - 1));
-        uint32_t* of_k = to;
-        for (int64_t k = begin; k < end; k += size, of_k += F::x_rows * T) {
-            if (is_integer<F>)
-                for (int64_t at = k; at < smaller(k + size, in_features); at += 16) __builtin_prefetch(next + at);
-            float padded[size];
-            const float* x = row + k;
-            if (!exists || k + size > in_features) {
-                memset(padded, 0, sizeof padded);
-                if (exists) memcpy(padded, x, (size_t)(in_features - k) * sizeof(float));
-                x = padded;
-            }
-            uint32_t rows[F::x_rows];
-            F::convert(x, rows);
-            int n = 0;
-            if constexpr (is_tile<F>)
-                for (; n < F::tile_words; ++n) of_k[i * F::tile_words + n] = rows[n];
-            for (; n < F::x_rows; ++n) of_k[n * T + i] = rows[n];
+    const int64_t in_features = args.weight.in_features, T = groups.tokens, token = group * T + i;
+    const auto row_of = [&](int64_t t) { return args.x + (args.rows ? args.rows[t] : t) * args.x_stride; };
+    const bool exists = token < args.num_tokens;
+    const float* const row = exists ? row_of(token) : nullptr;
+    const float* const next = is_integer<F> ? row_of(smaller(token + 1, args.num_tokens - 1)) : nullptr;
+    for (int64_t k = begin; k < end; k += size, to += F::x_rows * T) {
+        if (is_integer<F>)
+            for (int64_t at = k; at < smaller(k + size, in_features); at += 16) __builtin_prefetch(next + at);
+        float padded[size];
+        const float* x = row + k;
+        if (!exists || k + size > in_features) {
+            memset(padded, 0, sizeof padded);
+            if (exists) memcpy(padded, x, (size_t)(in_features - k) * sizeof(float));
+            x = padded;
         }
+        uint32_t rows[F::x_rows];
+        F::convert(x, rows);
+        int n = 0;
+        if constexpr (is_tile<F>)
+            for (; n < F::tile_words; ++n) to[i * F::tile_words + n] = rows[n];
+        for (; n < F::x_rows; ++n) to[n * T + i] = rows[n];
     }
 }
 
 template <class F>
 void pack_x(const LinearArgs& args, Share share) {
     if (!packs_x<F>(args)) return;
-    // As much of a row as memory gives well, and as little of a group as lies in L1 while its tokens are put side by
-    // side.
-    constexpr int64_t columns = 256, rows = columns / (F::x_groups * group_size) * F::x_rows;
+    // Integers: as much of a row as memory gives well, and as little of a group as lies in L1 while its tokens are put
+    // side by side. Floats are four times as long there, and are faster written from end to end.
+    constexpr int64_t columns = is_integer<F> ? 256 : group_size;
+    constexpr int64_t rows = columns / (F::x_groups * group_size) * F::x_rows;
     const Groups groups = groups_of<F>(args);
     const int64_t k_groups = num_groups(args.weight.in_features);
     const int64_t blocks = (k_groups + block_groups<F> - 1) / block_groups<F>, all = blocks * groups.count;
@@ -108,7 +106,8 @@ void pack_x(const LinearArgs& args, Share share) {
         uint32_t* to = (uint32_t*)args.shared_scratch + x_rows_before<F>(groups, k_groups, block, group);
         const int64_t end = smaller((block + 1) * block_groups<F>, k_groups) * group_size;
         for (int64_t k = block * block_groups<F> * group_size; k < end; k += columns, to += rows * groups.tokens)
-            pack_columns<F>(args, groups, group, k, smaller(k + columns, end), to);
+            for (int64_t i = 0; i < groups.tokens; ++i)
+                pack_row<F>(args, groups, group, i, k, smaller(k + columns, end), to);
     }
 }
 
