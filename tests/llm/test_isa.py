@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infinilm import DeviceError, _core
+from llm.support import PATIENCE
 
 
 @pytest.mark.parametrize("isa", _core.cpu_isas())
@@ -61,7 +62,7 @@ def _isas_with(libraries: str, folder: Path) -> subprocess.CompletedProcess[str]
     code = "from infinilm import _core; print(*_core.cpu_isas())"
     environment = {**os.environ, "INFINILM_CPU_KERNELS": libraries}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE
     )
 
 

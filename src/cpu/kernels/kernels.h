@@ -41,7 +41,12 @@ enum class Format : uint8_t {
     q5_k,
     q6_k,
     iq4_nl,
+    iq4_xs,
+    tq2_0,  // and TQ1_0
     mxfp4,
+    z4_32,  // 4 bits with zero points, of groups of so many
+    z4_64,
+    z4_128,
 };
 
 // Rows of a linear before they are packed.
