@@ -2,6 +2,7 @@
 
     python tests/bench/compare.py --peers-python PEERS/bin/python --prepare    # makes and converts the checkpoint, once
     python tests/bench/compare.py --peers-python PEERS/bin/python              # --minutes, 6 by default
+    python tests/bench/compare.py --weights infinilm                           # its int8 and int4 beside its bf16
 
 PEERS is an environment with any of llama-cpp-python, gguf, ctranslate2, openvino, optimum-intel, onnxruntime-genai,
 transformers; what is not there is named. Engines that store weights in as many bits are compared: each in a process of
@@ -65,6 +66,7 @@ class Contender:
         return f"{self.kind} {self.weights}"
 
 
+OURS = "infinilm"
 CLASSES = {
     "bf16": [
         Contender("infinilm", "bf16"),
@@ -83,6 +85,8 @@ CLASSES = {
         Contender("openvino", "int4", "openvino-int4"),
         Contender("onnxruntime-genai", "int4", "onnxruntime-int4"),
     ],
+    # What quantisation gains: each to the first.
+    OURS: [Contender("infinilm", weights) for weights in ("bf16", "int8", "int4")],
     # The same file, whose integers both compute with.
     **{
         name: [Contender("infinilm", name, f"{name}.gguf"), Contender("llama.cpp", name, f"{name}.gguf")]
@@ -438,14 +442,15 @@ def report_class(
         "",
         *table(["tokens/s", *names], [[x, *(spread(of(x, n)) for n in names)] for x in labels]),
     ]
-    ours = f"infinilm {weights}"
-    if len(labels) > 1 and ours in labels:
+    first = "infinilm bf16" if weights == OURS else f"infinilm {weights}"
+    if len(labels) > 1 and first in labels:
         rows = []
         for label in labels[1:]:
-            row = [f"infinilm : {label}"]
+            over, under = (label, first) if weights == OURS else (first, label)
+            row = [f"{over} : {under}" if weights == OURS else f"infinilm : {label}"]
             for name in names:
-                both = [r.tokens_per_second for r in rounds[name] if {ours, label} <= r.tokens_per_second.keys()]
-                row.append(spread([rates[ours] / rates[label] for rates in both], 2))
+                both = [r.tokens_per_second for r in rounds[name] if {over, under} <= r.tokens_per_second.keys()]
+                row.append(spread([rates[over] / rates[under] for rates in both], 2))
             rows.append(row)
         lines += ["", *table(["ratio", *names], rows)]
     if beside := [s for s in sections if s.neighbour and alone(s, sections)]:

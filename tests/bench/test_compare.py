@@ -166,6 +166,17 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert spread([1.0]) == "1.0" and spread([]) == "-"
 
 
+def test_what_quantisation_gains_is_a_ratio_to_bf16() -> None:
+    labels = [contender.label for contender in compare.CLASSES["infinilm"]]
+    assert labels == ["infinilm bf16", "infinilm int8", "infinilm int4"]
+    rounds = [Round(dict(zip(labels, (10.0 * i, 15.0 * i, 25.0 * i), strict=True)), 1e9, 1e9, 0.0) for i in (1, 3)]
+    result = ClassResult(dict.fromkeys(labels, "1"), dict.fromkeys(labels, 1), {}, {"b4": rounds})
+    args = compare.argparse.Namespace(tries=1, max_others=0.5, cpu_time=True)
+    lines = compare.report_class("infinilm", result, [Section("b4", 4, 8, 1)], compare.synthetic.SHAPES["tiny"], args)
+    assert "| infinilm int8 : infinilm bf16 | 1.50 (1.50 .. 1.50) |" in lines
+    assert "| infinilm int4 : infinilm bf16 | 2.50 (2.50 .. 2.50) |" in lines
+
+
 def test_a_worker_that_dies_says_why() -> None:
     with pytest.raises(EngineFailed, match=r"no_such_kind|KeyError"):
         Worker("x", sys.executable, "no_such_kind", {"threads": 1, "cpu_time": False})

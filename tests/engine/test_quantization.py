@@ -83,11 +83,11 @@ class RoundedModel(ReferenceModel):
         self.quantization = quantization
 
     def _linear(self, x: NDArray[np.float64], name: str, bias: bool) -> NDArray[np.float64]:
-        return super()._linear(x if self.quantization is None else quantised_x(x), name, bias)
+        return super()._linear(x if self.quantization is None else quantised_x(x, self.quantization), name, bias)
 
     def hidden(self, *inputs: NDArray[np.int64]) -> NDArray[np.float64]:
         x = super().hidden(*inputs)
-        return x if self.quantization is None else quantised_x(x)
+        return x if self.quantization is None else quantised_x(x, "int8")  # of lm_head
 
     def log_probabilities(self, stories: list[list[int]]) -> NDArray[np.float64]:
         logits = np.concatenate([self.forward(np.array(story)) for story in stories])

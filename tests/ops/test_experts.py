@@ -103,12 +103,12 @@ class Layer:
     gate_up: list[Any]
     down: list[Any]
     weights: list[tuple[F64, F64, F64]]  # gate, up, down
-    quantised: bool
+    quantised: str | None
 
 
 def make_layer(b: Any, rng: np.random.Generator, format: str, num_experts: int, hidden: int, inner: int) -> Layer:
     dtype, quantization = (format, "none") if format.startswith(("float", "bf")) else ("float32", format)
-    layer = Layer([], [], [], quantization != "none")
+    layer = Layer([], [], [], quantization if quantization != "none" else None)
     for _ in range(num_experts):
         arrays = [
             support.stored(rng, dtype, *shape, scale=shape[1] ** -0.5)
@@ -166,9 +166,9 @@ def test_experts(
     for t in range(num_tokens):
         for k in range(top_k):
             gate, up, down = layer.weights[ids[t, k]]
-            seen = quantised_x(x[t : t + 1]) if layer.quantised else x[t : t + 1].astype(np.float64)
+            seen = quantised_x(x[t : t + 1], layer.quantised) if layer.quantised else x[t : t + 1].astype(np.float64)
             h = oracle.linear(seen, [(gate, None), (up, None)], "act_mul")
-            h = quantised_x(h) if layer.quantised else h
+            h = quantised_x(h, layer.quantised) if layer.quantised else h
             part = (h @ down.T)[0] * float(weights[t, k])
             want[t] += part
             scale[t] += (np.abs(h) @ np.abs(down).T)[0] * float(weights[t, k])

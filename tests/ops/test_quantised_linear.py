@@ -21,15 +21,17 @@ GROUP = 32
 SMALLEST = np.float32(2.0**-119)  # a scale below it is taken as zero
 
 
-def groups(x: Array) -> Array:
-    """[n, K] as [n, groups, 32], filled with zeros."""
-    x = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP)))
-    return x.reshape(len(x), -1, GROUP)
+def groups(x: Array, size: int = GROUP) -> Array:
+    """[n, K] as [n, groups, size], filled with zeros."""
+    x = np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
+    return x.reshape(len(x), -1, size)
 
 
-def quantised_x(x: Array) -> F64:
-    """Activations as the kernels see them: int8 with a scale for each 32 of a token."""
-    parts = groups(x.astype(np.float32))
+def quantised_x(x: Array, quantization: str | None = None) -> F64:
+    """Activations as the kernels see them: int8 with a scale for each 32 of a token; for each 64 beside int8
+    weights, which have one scale per output.
+    """
+    parts = groups(x.astype(np.float32), 64 if quantization == "int8" else GROUP)
     most = np.abs(parts).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         inverse = np.where(most > SMALLEST, np.float32(127) / most, np.float32(0)).astype(np.float32)
@@ -117,7 +119,8 @@ def test_matches_the_sums_of_the_same_integers(
     for i, (w, bias) in enumerate(layer.parts):  # from here on the weights are what was packed
         layer.parts[i] = (stored_rows(b, np.ascontiguousarray(w), dtype, quantization), support_bias(bias, dtype))
     layer.dtype = "float32"
-    want, scale = layer.expected(quantised_x(x), None if residual is None else residual.astype(np.float64))
+    added = None if residual is None else residual.astype(np.float64)
+    want, scale = layer.expected(quantised_x(x, quantization), added)
     support.assert_close(got, want, length=case.size, scale=scale)
 
 

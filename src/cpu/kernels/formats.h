@@ -23,7 +23,7 @@
 namespace infinilm::cpu::INFINILM_ISA {
 
 constexpr int panel_parts = panel_outputs / width;  // vectors of a panel
-constexpr int int8_x_groups = 1;                    // of 32 k of x that have one scale beside int8 weights
+constexpr int int8_x_groups = 2;                    // of 32 k of x that have one scale beside int8 weights
 
 // ---- Weights widened to float32, multiplied by float32 x ----
 
@@ -144,7 +144,7 @@ struct QuantisedX {
         Int8Rounding rounding;
         for (int k = 0; k < size; k += width) rounding.see(load(x + k));
         const float scale = rounding.scale();
-        ivec sums[halves] = {};
+        ivec sums[halves] = {};  // of NaN integers of any size, whose scale is NaN whatever they are
         for (int k = 0; k < size; k += width) {
             const ivec q = rounding.round(load(x + k));
             const bvec bytes = __builtin_convertvector(q, bvec);
@@ -153,11 +153,9 @@ struct QuantisedX {
         }
         memcpy(rows + x_quads, &scale, 4);
         for (int half = 0; half < halves; ++half) {
-            // Unsigned, since NaN gives integers of any size; its scale is NaN, whatever they are.
-            uint32_t sum = 0;
-            for (int i = 0; i < width; ++i) sum += (uint32_t)sums[half][i];
-            const float minus_sum = -scale * (float)(int32_t)sum;
-            const uint32_t bias = 0u - (uint32_t)Dot::offset * sum;
+            const int32_t sum = reduce_add(sums[half]);
+            const float minus_sum = -scale * (float)sum;
+            const uint32_t bias = 0u - (uint32_t)Dot::offset * (uint32_t)sum;
             memcpy(rows + x_quads + 1 + half, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);
         }
     }

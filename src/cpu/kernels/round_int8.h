@@ -10,22 +10,22 @@ class Int8Rounding {
 public:
     // First every vector of the floats; lanes beyond them are zero.
     INFINILM_MEMBER void see(vec v) {
-        const vec magnitude = as_float(as_uint(v) & 0x7fffffffu);
-        largest_ = max(magnitude, largest_);
-        nothing_ += magnitude * 0.0f;
+        const ivec magnitude = (ivec)(as_uint(v) & 0x7fffffffu);
+        largest_ = magnitude > largest_ ? magnitude : largest_;
     }
     // Then the scale, NaN if a float was infinite or NaN, and with it round().
     INFINILM_MEMBER float scale() {
         const float most = reduce_max(largest_);
         inverse_ = most > 0x1p-119f ? 127 / most : 0;  // less than that is nothing: its inverse is infinite
-        return most / 127 + reduce_add(nothing_);
+        return most / 127 + most * 0.0f;
     }
     INFINILM_MEMBER ivec round(vec v) const {
         return (ivec)(v * inverse_ + 0x1.8p23f) - 0x4b400000;  // the sum rounds to an integer, in the low bits
     }
 
 private:
-    vec largest_ = zero(), nothing_ = zero();  // of the magnitudes; zero, or NaN
+    ivec
+        largest_{};  // bits of the magnitudes, which as integers are in the order of the numbers, infinity and NaN last
     float inverse_ = 0;
 };
 

@@ -81,6 +81,14 @@ INFINILM_INLINE uvec set1_uint(uint32_t v) { return v + uvec{}; }
 // Reinterpretation of the 32 bits of each lane.
 INFINILM_INLINE uvec as_uint(vec v) { return (uvec)v; }
 INFINILM_INLINE vec as_float(uvec v) { return (vec)v; }
+INFINILM_INLINE int32_t as_int(float v) { return __builtin_bit_cast(int32_t, v); }
+
+// Has it loaded once for all instructions that take it, which the compiler lets load it each for themselves otherwise.
+INFINILM_INLINE void keep_in_register([[maybe_unused]] ivec& v) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    asm("" : "+v"(v));
+#endif
+}
 
 // ---- Arithmetic ----
 
@@ -158,6 +166,19 @@ INFINILM_INLINE float reduce_add(vec v) {
 }
 INFINILM_INLINE float reduce_max(vec v) {  // lanes without NaN
     return reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
+}
+// The same of the bits in the lanes as integers.
+INFINILM_INLINE int32_t reduce_add(ivec v) {
+    return as_int(reduce((vec)v, [](auto a, auto b) __attribute__((always_inline)) {
+        typedef decltype(a < b) integers;
+        return (decltype(a))((integers)a + (integers)b);
+    }));
+}
+INFINILM_INLINE float reduce_max(ivec v) {
+    return reduce((vec)v, [](auto a, auto b) __attribute__((always_inline)) {
+        typedef decltype(a < b) integers;
+        return (decltype(a))((integers)a > (integers)b ? (integers)a : (integers)b);
+    });
 }
 
 // ---- 16-bit floats: exact widening, round-to-nearest-even narrowing; bit for bit what core/dtype.h does, except the
