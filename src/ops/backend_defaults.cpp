@@ -21,8 +21,7 @@ std::unique_ptr<PreparedExperts> Backend::prepare_experts(SharedLinears, SharedL
 void Backend::route(const RouteParams&) { throw no_experts(*this); }
 void Backend::experts(const ExpertsParams&) { throw no_experts(*this); }
 void Backend::lora(const LoraParams&) {
-    throw DeviceError(concat("LoRA adapters do not run on ", to_string(device()),
-                             " in this version; use device 'cpu', or merge_lora"));
+    throw DeviceError(concat("LoRA adapters do not run on ", to_string(device())));
 }
 
 }  // namespace infinilm
