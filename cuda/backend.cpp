@@ -118,6 +118,10 @@ public:
         activate();
         if (p.ids.numel() > 0) run(run_experts(p, type_, stream_), "experts", p.x.shape());
     }
+    void lora(const LoraParams& p) override {
+        activate();
+        run(run_lora(p, stream_), "lora", p.out.shape());
+    }
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams&) override;
     void sample(const SampleParams&) override;
@@ -160,8 +164,8 @@ private:
     int num_sms_ = 0;
     cudaStream_t stream_ = nullptr;
     StreamRecorder recorder_{stream_};
-    std::array<Staging, 2> staging_;  // of upload, by purpose
-    Tensor load_staging_;             // uint8: of pack
+    std::array<Staging, num_uploads> staging_;  // of upload, by purpose
+    Tensor load_staging_;                       // uint8: of pack
     std::unique_ptr<PinnedMemory> pinned_;
     std::unique_ptr<Landings> landings_;
 };

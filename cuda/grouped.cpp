@@ -135,4 +135,37 @@ cudaError_t run_experts(const ExpertsParams& p, Type type, cudaStream_t stream) 
                    stream);
 }
 
+// Through a, whose results lie in inner in the order of the list, and through b. Neighbouring parts of one rank go
+// together.
+cudaError_t run_lora(const LoraParams& p, cudaStream_t stream) {
+    const LoraRows& listed = *p.listed;
+    const auto alike = [](const LoraPart& x, const LoraPart& y) {
+        return packed(*x.a).n == packed(*y.a).n && packed(*x.b).k == packed(*y.b).k;
+    };
+    for (size_t begin = 0, end; begin < p.parts.size(); begin = end) {
+        const LoraPart& first = p.parts[begin];
+        for (end = begin + 1; end < p.parts.size() && end - begin < kInlineWeights; ++end)
+            if (p.parts[end].group != p.parts[end - 1].group + 1 || !alike(p.parts[end], first)) break;
+        const int first_item = listed.first_item[static_cast<size_t>(first.group)];
+        const int last_item = listed.first_item[static_cast<size_t>(p.parts[end - 1].group) + 1];
+        const auto run = [&](bool up) {
+            GroupedLinearArgs args =
+                grouped_args(packed(up ? *first.b : *first.a), up ? p.inner : p.x, up ? p.out : p.inner);
+            args.first_group = first.group;
+            for (size_t i = begin; i < end; ++i)
+                args.inline_weights[i - begin] = {packed(up ? *p.parts[i].b : *p.parts[i].a).data, nullptr,
+                                                  up ? p.parts[i].scale : 1.0f};
+            args.items = listed.items.as<const int4>() + first_item;
+            args.most_items = last_item - first_item;
+            args.tile = LoraRows::tile;
+            (up ? args.out_rows : args.x_rows) = listed.rows.as<const int>();
+            if (up) args.linear.residual = p.out.data(), args.linear.residual_stride = p.out.stride(0);
+            return linear_grouped(args, stream);
+        };
+        if (const cudaError_t error = run(false)) return error;
+        if (const cudaError_t error = run(true)) return error;
+    }
+    return cudaSuccess;
+}
+
 }  // namespace infinilm::cuda

@@ -21,6 +21,6 @@ std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Ba
 // These enqueue, and return the error of a launch.
 cudaError_t run_route(const RouteParams& p, cudaStream_t stream);
 cudaError_t run_experts(const ExpertsParams& p, Type type, cudaStream_t stream);
-cudaError_t run_lora(const LoraParams& p, Type type, cudaStream_t stream);
+cudaError_t run_lora(const LoraParams& p, cudaStream_t stream);
 
 }  // namespace infinilm::cuda

@@ -55,7 +55,8 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
     const int thread = threadIdx.x % kThreads, piece = thread % kPieces;
     const bool gate_up = joins_gate_up(args);
     const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
-    if (feature >= (gate_up ? w.n / 2 : w.n)) return;
+    // Of gates and ups apart, rows beyond the last tile would be other features.
+    if (feature >= (gate_up ? w.n / 2 : w.n) || tile + piece / (gate_up ? 1 : 2) >= num_tiles(w)) return;
     const int tokens = min(kTokens, args.num_tokens - token);
     for (int t = thread / kPieces; t < tokens; t += kThreads / kPieces) {
         float y[8];

@@ -115,7 +115,7 @@ class LLM(ChatMethods, OfThisProcess):
     limits
         Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
     lora
-        Adapters that requests may name, ``generate(..., lora="name")``: name to a folder that PEFT saved. On a CPU.
+        Adapters that requests may name, ``generate(..., lora="name")``: name to a folder that PEFT saved.
         `add_lora` and `remove_lora` change them later.
     merge_lora
         A folder of such an adapter, or several, that become part of the weights while these are read.

@@ -411,7 +411,7 @@ def plan_model(
         native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources)
         sizes |= {name: checkpoint.packed_bytes(sources[name]) for name in native}
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
-    adapters = _read_adapters(lora, config, devices[0])
+    adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
     quantised_dtype = None
     if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
@@ -468,14 +468,12 @@ def plan_model(
     )
 
 
-def _read_adapters(lora: object, config: LlamaConfig, device: str) -> dict[str, PeftAdapter]:
-    """The adapters that requests can name. ConfigError: `lora` is something else, or the device has no adapters."""
+def _read_adapters(lora: object, config: LlamaConfig) -> dict[str, PeftAdapter]:
+    """The adapters that requests can name. ConfigError: `lora` is something else."""
     if not lora:
         return {}
     if not isinstance(lora, Mapping):
         raise ConfigError(f'lora: expected names and folders, such as {{"name": folder}}, got {short_repr(lora)}')
-    if device != "cpu":
-        raise ConfigError(f"lora: adapters do not run on {device} in this version; use device='cpu', or merge_lora")
     for name in lora:
         check_name(name)
     return {name: read_adapter(folder, config) for name, folder in lora.items()}

@@ -334,9 +334,6 @@ OpTimes InferEngine::op_times() {
 
 void InferEngine::add_adapter(int32_t id, const std::vector<LoraTensors>& tensors) {
     on_ranks([&](Rank& rank) {
-        if (rank.backend->device().kind != DeviceKind::cpu)
-            throw DeviceError(concat("LoRA adapters do not run on ", to_string(rank.backend->device()),
-                                     " in this version; use device 'cpu', or merge_lora"));
         if (id < 0 || rank.adapters.contains(id))
             throw WeightError(concat("add_adapter: expected an id that is free and not negative, got ", id));
         rank.adapters[id] = std::make_shared<const Adapter>(*rank.backend, rank.params, tensors);
@@ -447,7 +444,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
         check_values(step, spec_, rank.cache.spec(), rank.table);
     rank.cache.check_states(step);
-    const LoraStep lora(rank.adapters, step);
+    LoraStep lora(rank.adapters, step);
     rank.cache.begin_states(step);
     StepOutput output = together([&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
@@ -459,6 +456,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         if (rank.tap || lora) {
             settle(rank);
             const Batch staged = stage_step(step);
+            lora.stage(*rank.backend);
             const StepTap tap{.lora = lora ? &lora : nullptr, .hooks = rank.tap.get()};
             return finish(staged, compute(rank, staged, tap));
         }

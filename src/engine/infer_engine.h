@@ -65,7 +65,7 @@ public:
     using StateDict = std::vector<std::pair<std::string, Tensor>>;
     std::vector<StateDict> state_dict();
     // Adapters, which steps name by id (Batch::adapter_ids) from the next one on. All of one are there or none.
-    // WeightError: see Adapter, or an id that is taken. DeviceError: not on a CPU.
+    // WeightError: see Adapter, or an id that is taken.
     void add_adapter(int32_t id, const std::vector<LoraTensors>& tensors);
     void remove_adapter(int32_t id);  // after the steps submitted before; one that is not there is left alone
     // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was.

@@ -79,7 +79,8 @@ std::vector<BufferShape<Decoder::LoraWorkspace>> Decoder::lora_shapes(const Mode
                                                                       int64_t most_rank) {
     const int widest = std::max({spec.hidden_size, spec.widest(&AttentionSpec::q_dim),
                                  spec.widest(&AttentionSpec::kv_dim), spec.mlp.intermediate_size});
-    return {{&LoraWorkspace::inner, 1, most_rank, activation}, {&LoraWorkspace::delta, 1, widest, activation}};
+    return {{&LoraWorkspace::inner, 1, (most_rank + 7) / 8 * 8, activation},
+            {&LoraWorkspace::delta, 1, widest, activation}};
 }
 
 int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_t num_tokens, int64_t most_rank) {
@@ -93,7 +94,7 @@ int64_t Decoder::workspace_bytes(const ModelSpec& spec, DType activation, int64_
 void Decoder::reserve_lora(const LoraStep& step) {
     const int64_t had = lora_.inner ? lora_.inner.shape(1) : 0, most_rank = std::max(had, step.most_rank());
     const int64_t num_rows = std::max(lora_.capacity, step.num_rows());
-    if (most_rank > had) lora_ = {};
+    if (most_rank > had) lora_.capacity = 0;
     reserve(backend_, lora_, lora_shapes(spec_, backend_.activation_dtype(), most_rank), num_rows);
 }
 
@@ -103,7 +104,12 @@ void Decoder::add_lora(const Tap& tap, Site site, int layer, const TensorView& x
         if (!tap.lora) return;
         const std::span<const LoraPart> parts = tap.lora->parts(site, layer);
         if (parts.empty()) return;
-        ops::lora(backend_, {.x = x, .parts = parts, .out = out, .inner = lora_.inner, .delta = lora_.delta});
+        ops::lora(backend_, {.x = x,
+                             .parts = parts,
+                             .out = out,
+                             .inner = lora_.inner,
+                             .delta = lora_.delta,
+                             .listed = tap.lora->listed()});
     }
 }
 

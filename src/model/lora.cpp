@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 
+#include "ops/device_queue.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -46,7 +48,20 @@ void check_shapes(const ParamRow& row, const LoraTensors& tensors) {
         refuse("B", b, "[out_features, rank]");
 }
 
-std::unique_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight) {
+// Of the rows, or the columns, of a weight: on a device they are multiples of 8; more are zero.
+Tensor with_whole_rank(Backend& backend, Tensor weight, int dim) {
+    const int64_t rank = weight.shape(dim), padded = (rank + 7) / 8 * 8;
+    if (backend.device().kind == DeviceKind::cpu || padded == rank) return weight;
+    std::vector<int64_t> shape(weight.shape().begin(), weight.shape().end());
+    shape[static_cast<size_t>(dim)] = padded;
+    const Tensor out = allocate_host(weight.dtype(), shape);
+    std::memset(out.data(), 0, static_cast<size_t>(out.bytes()));
+    backend.copy(weight, out.slice(dim, 0, rank));
+    return out;
+}
+
+std::unique_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight, int rank_dim) {
+    weight = with_whole_rank(backend, std::move(weight), rank_dim);
     return ops::prepare_linear(backend, {{.weight = std::move(weight), .bias = {}}}, LinearKind::plain);
 }
 
@@ -62,10 +77,10 @@ Adapter::Adapter(Backend& backend, const Params& params, const std::vector<LoraT
         Linear& linear = layers_[static_cast<size_t>(place.layer)][place.site];
         if (linear.a) throw WeightError(concat("adapter of '", own.name, "': it is there twice"));
         const bool columns = is_columns(row->cut);
-        linear = {.a = prepare(backend, columns ? params.part(*row, own.a) : own.a),
-                  .b = prepare(backend, columns ? own.b : params.part(*row, own.b)),
+        linear = {.a = prepare(backend, columns ? params.part(*row, own.a) : own.a, 0),
+                  .b = prepare(backend, columns ? own.b : params.part(*row, own.b), 1),
                   .scale = own.scale};
-        most_rank_ = std::max(most_rank_, own.a.shape(0));
+        most_rank_ = std::max(most_rank_, linear.b->in_features);
     }
 }
 
@@ -88,10 +103,32 @@ LoraStep::LoraStep(const Adapters& adapters, const Batch& batch) {
         if (is_new) groups_.push_back({.adapter = found->second.get(), .rows = {}});
         for (int32_t row = starts[s]; row < starts[s + 1]; ++row) groups_[group->second].rows.push_back(row);
     }
+    // Those of one rank side by side: a device computes them together.
+    std::ranges::stable_sort(groups_, {}, [](const Group& group) { return group.adapter->most_rank(); });
     for (const Group& group : groups_) {
         num_rows_ += static_cast<int64_t>(group.rows.size());
         most_rank_ = std::max(most_rank_, group.adapter->most_rank());
     }
+}
+
+void LoraStep::stage(Backend& backend) {
+    DeviceQueue* const queue = backend.queue();
+    if (!queue || groups_.empty()) return;
+    std::vector<int32_t> rows, items;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        listed_.first_item.push_back(static_cast<int>(items.size() / 4));
+        const auto first = static_cast<int32_t>(rows.size()), count = static_cast<int32_t>(groups_[g].rows.size());
+        for (int32_t i = 0; i < count; i += LoraRows::tile)
+            items.insert(items.end(), {static_cast<int32_t>(g), first + i, std::min(LoraRows::tile, count - i), 0});
+        rows.insert(rows.end(), groups_[g].rows.begin(), groups_[g].rows.end());
+    }
+    listed_.first_item.push_back(static_cast<int>(items.size() / 4));
+    const int64_t num_rows = static_cast<int64_t>(rows.size()), num_items = static_cast<int64_t>(items.size() / 4);
+    const std::vector<TensorView> uploaded =
+        queue->upload(Upload::adapters, std::array{UploadArray{TensorView(items.data(), DType::int32, {num_items, 4})},
+                                                   UploadArray{TensorView(rows.data(), DType::int32, {num_rows})}});
+    listed_.items = uploaded[0];
+    listed_.rows = uploaded[1];
 }
 
 std::span<const LoraPart> LoraStep::parts(Site site, int layer) const {
@@ -102,7 +139,8 @@ std::span<const LoraPart> LoraStep::parts(Site site, int layer) const {
                               .b = linear->b.get(),
                               .scale = linear->scale,
                               .rows = TensorView(const_cast<int32_t*>(group.rows.data()), DType::int32,
-                                                 {static_cast<int64_t>(group.rows.size())})});
+                                                 {static_cast<int64_t>(group.rows.size())}),
+                              .group = static_cast<int>(&group - groups_.data())});
     return parts_;
 }
 

@@ -52,12 +52,15 @@ class LoraStep {
 public:
     // RequestError: an id that no adapter has. The batch is checked, see check_values.
     LoraStep(const Adapters& adapters, const Batch& batch);
+    // Takes the lists of rows to a device that needs them, until the next step does.
+    void stage(Backend& backend);
     explicit operator bool() const { return !groups_.empty(); }
     int64_t num_rows() const { return num_rows_; }    // of all adapters
     int64_t most_rank() const { return most_rank_; }  // of them
 
     // What they have for a linear; valid until the next call.
     std::span<const LoraPart> parts(Site site, int layer) const;
+    const LoraRows* listed() const { return listed_.rows ? &listed_ : nullptr; }  // null: not staged
 
 private:
     struct Group {
@@ -66,6 +69,7 @@ private:
     };
     std::vector<Group> groups_;
     int64_t num_rows_ = 0, most_rank_ = 0;
+    LoraRows listed_;
     mutable std::vector<LoraPart> parts_;
 };
 

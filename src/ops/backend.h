@@ -259,7 +259,16 @@ inline constexpr int64_t expert_list_ints = 12;
 struct LoraPart {
     const PreparedLinear *a, *b;  // plain, neither bias: [rank, in_features], [out_features, rank]
     float scale;
-    TensorView rows;  // [num_rows] int32
+    TensorView rows;  // [num_rows] int32, in host memory
+    int group = 0;    // of LoraRows
+};
+
+// The rows of all adapters of a step where a device reads them. A group is an adapter; its items follow each other.
+struct LoraRows {
+    TensorView rows;                 // [rows of all groups] int32
+    TensorView items;                // [num_items, 4] int32: group, first of its rows, how many (up to `tile`), 0
+    std::vector<int> first_item;     // [num_groups + 1]
+    static constexpr int tile = 32;  // what the kernels take
 };
 
 // out[t] += scale * b(a(x[t])) of the rows t of each part; other rows stay as they are.
@@ -269,6 +278,8 @@ struct LoraParams {
     TensorView out;    // [num_tokens, out_features] activation, in place; rows may be strided
     TensorView inner;  // scratch [rows of all parts, the largest rank] activation, or larger
     TensorView delta;  // scratch [rows of all parts, out_features] activation, or larger
+    // What a device needs that does not read the host's memory, of all parts of the step; inner has a row for each.
+    const LoraRows* listed = nullptr;
 };
 
 // The sequences of a step whose layers have states, one for each sequence. A sequence goes on from the state that

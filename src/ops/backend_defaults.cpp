@@ -40,8 +40,7 @@ static DeviceError no_states(const Backend& backend) {
 void Backend::causal_conv(const CausalConvParams&) { throw no_states(*this); }
 void Backend::delta_rule(const DeltaRuleParams&) { throw no_states(*this); }
 void Backend::lora(const LoraParams&) {
-    throw DeviceError(concat("LoRA adapters do not run on ", to_string(device()),
-                             " in this version; use device 'cpu', or merge_lora"));
+    throw DeviceError(concat("LoRA adapters do not run on ", to_string(device())));
 }
 
 }  // namespace infinilm

@@ -28,6 +28,10 @@ public:
         if (view.device() != device_)
             fail(argument, ": expected on ", to_string(device_), ", got ", to_string(view.device()));
     }
+    void host(std::string_view argument, const TensorView& view, std::initializer_list<Dim> dims, DType dtype) {
+        Check::tensor(argument, view, dims, dtype);
+        if (!readable(view)) fail(argument, ": expected in host memory, got ", to_string(view.device()));
+    }
     void contiguous(std::string_view argument, const TensorView& view) {
         if (!view.is_contiguous())
             fail(argument, ": must be contiguous, got strides ", shape_string(view.strides()), " for shape ",
@@ -312,8 +316,8 @@ void lora(Backend& backend, const LoraParams& p) {
             check.fail("parts: a goes from ", a.in_features, " to ", a.out_features, " features, b from ",
                        b.in_features, " to ", b.out_features, "; x has ", check["in_features"], " and out ",
                        check["out_features"]);
-        check.tensor("rows", part.rows, {part.rows ? part.rows.shape(0) : 0}, DType::int32);
-        if (readable(part.rows)) check_rows(check, "rows", part.rows, check["num_tokens"]);
+        check.host("rows", part.rows, {part.rows ? part.rows.shape(0) : 0}, DType::int32);
+        check_rows(check, "rows", part.rows, check["num_tokens"]);
         num_rows += part.rows.shape(0);
         most_rank = std::max(most_rank, a.out_features);
     }

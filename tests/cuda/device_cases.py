@@ -230,7 +230,7 @@ def quantised(_: Gpu, name: str, folder: str, dtype: str, quantization: str) -> 
 def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """With a hook at every site the layers run op by op: the same bits as fused. Replacing goes both ways."""
     model = make_model(name, Path(folder))
-    (prompt,) = prompts(131, 11)
+    (prompt,) = prompts(131, 110 if name == "llama-biases" else 11)  # or by the kernels for many tokens
     with open_llm(model, dtype=dtype) as llm:
         engine, seen = llm._engine, []
         spec = build_spec(llm.config, dtype="float32", max_model_len=8)

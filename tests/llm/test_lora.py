@@ -169,8 +169,6 @@ def test_what_is_wrong_is_told(folder: Path, adapters: Adapters, tmp_path: Path)
         LLM(folder, lora=adapters["all"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="name of an adapter must be a text that is not empty, got ''"):
         LLM(folder, lora={"": adapters["all"]})
-    with pytest.raises(ConfigError, match="adapters do not run on cuda:0 in this version; use device='cpu', or merge"):
-        plan_memory(folder, device="cuda:0", memory="1GiB", lora=adapters)
     with pytest.raises(ConfigError, match="merge_lora: only the weights of a folder of safetensors"):
         LLM(folder, merge_lora=adapters["all"], load_format="dummy")
     with LLM(folder, lora=adapters, use_tqdm=False) as llm:

@@ -1,0 +1,72 @@
+"""Adapters on the simulated device: against merged weights, and beside each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from device_cases import assert_close, make_model, open_llm, prompts
+from emulation import ROOT, Gpu
+from rank_cases import FakeNccl
+
+from infinilm import ReferenceModel
+
+sys.path.insert(0, str(ROOT / "tests"))
+from lora.adapters import make_adapter
+
+
+def make_adapters(folder: Path, model: Path) -> dict[str, Path]:
+    """Of several ranks, some of them no multiple of 8; two alike, and linears that only some change."""
+    some = {"all": {}, "same": {"seed": 3}, "few": {"rank": 3, "targets": ["v_proj", "down_proj"], "use_rslora": True}}
+    wide: dict[str, Any] = {"rank": 40, "targets": ["o_proj", "gate_proj"]}
+    return {
+        name: make_adapter(folder / f"{model.name}-{name}", model, **{"seed": 1, **settings})  # type: ignore[arg-type]
+        for name, settings in {**some, "wide": wide}.items()
+    }
+
+
+def logits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, nccl: str) -> None:
+    """Those of a model in which the adapter is part of the weights; without one, what the model has without any."""
+    model = make_model(name, Path(folder))
+    adapters = make_adapters(Path(folder), model)
+    (prompt,) = prompts(131, 75)
+    ranks: dict[str, Any] = {"tensor_parallel_size": tp_size}
+    FakeNccl(nccl)
+    with open_llm(model, dtype=dtype, **ranks) as llm:
+        plain = llm.forward(prompt)
+    with open_llm(model, dtype=dtype, lora=adapters, **ranks) as llm:
+        assert llm.forward(prompt).tobytes() == plain.tobytes()
+        for adapter, at in adapters.items():
+            merged = ReferenceModel.from_pretrained(model, dtype="float64")
+            merged.merge_lora(at)
+            assert_close(llm.forward(prompt, lora=adapter), merged.forward(prompt), llm)
+
+
+def company(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """Requests with adapters and without have the tokens, and the logits, that they have alone; adapters come and go."""
+    model = make_model(name, Path(folder))
+    adapters = make_adapters(Path(folder), model)
+    names = [None, *adapters, "all", None]
+    texts = prompts(131, *range(40, 40 + 3 * len(names), 3))
+    greedy: dict[str, Any] = {
+        "temperature": 0, "max_tokens": 4, "logprobs": 1, "ignore_eos": True, "use_tqdm": False
+    }  # fmt: skip
+    settings: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": False, "max_num_seqs": len(names)}
+
+    def told(output: Any) -> tuple[list[int], Any]:
+        return list(output.outputs[0].token_ids), output.outputs[0].logprobs
+
+    with open_llm(model, lora=adapters, **settings) as llm:
+        alone = [told(llm.generate([text], lora=own, **greedy)[0]) for text, own in zip(texts, names, strict=True)]
+        handles = [llm.submit(text, lora=own, **{k: greedy[k] for k in greedy if k != "use_tqdm"})
+                   for text, own in zip(texts, names, strict=True)]  # fmt: skip
+        together = [told(handle.result()) for handle in handles]
+        differ = [(own, got, want) for own, got, want in zip(names, together, alone, strict=True) if got != want]
+        assert not differ, differ
+        llm.remove_lora("all")
+        llm.add_lora("again", adapters["all"])
+        assert told(llm.generate([texts[1]], lora="again", **greedy)[0]) == alone[1]
+    with open_llm(model, lora=adapters, max_num_batched_tokens=19, **settings) as llm:
+        chunked = [told(llm.generate([text], lora=own, **greedy)[0]) for text, own in zip(texts, names, strict=True)]
+    assert chunked == alone
