@@ -11,16 +11,13 @@
 #include "kernel_list.h"
 #include "kernels.h"
 #include "ops/device_queue.h"
+#include "packed_layout.h"
 #include "peers.h"
 #include "transfers.h"
 
 namespace infinilm::cuda {
 
 namespace {
-
-void require(bool ok, const auto&... parts) {
-    if (!ok) throw DeviceError(concat(parts...));
-}
 
 constexpr int64_t staging_bytes = 64 << 20;
 constexpr size_t pinned_bytes = 4 << 20;  // of a piece of a copy to or from the host
@@ -203,31 +200,14 @@ std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const Tens
 
 std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                             int head_dim, Quantization quantization) {
-    require(quantization == Quantization::none || type_ != Type::f32, "quantization '", name(quantization),
-            "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
     activate();
     auto out = std::make_unique<CudaLinear>();
-    PackedWeight& weight = out->packed;
-    weight.type = type_;
-    weight.format = format_of(quantization);
-    weight.k = count(parts[0].weight.shape(1));
-    const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
-    require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
-            ": on CUDA it must be a multiple of 8, at most 256; use device='cpu'");
+    PackedWeight& weight = out->packed = packed_layout(parts, kind, head_dim, quantization, type_);
+    int out_features = 0;
     bool has_bias = false;
     for (const LinearPart& part : parts) {
-        require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
-                shape_string(part.weight.shape()),
-                ": on CUDA hidden sizes and heads must be multiples of 8; use device='cpu'");
-        weight.n += count(part.weight.shape(0));
+        out_features += count(part.weight.shape(0));
         has_bias |= static_cast<bool>(part.bias);
-    }
-    const int out_features = weight.n, padding = (8 - weight.n % 8) % 8;
-    weight.n += padding;
-    if (kind == LinearKind::act_mul) weight.order = RowOrder::gate_up;
-    if (kind == LinearKind::qkv && head_dim % 16 == 0 && type_ != Type::f32) {
-        weight.order = RowOrder::rope_pairs;
-        weight.head_dim = head_dim;
     }
     out->kind = kind;
     out->in_features = weight.k;
@@ -245,7 +225,7 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
         for (const LinearPart& part : parts)
             biases.push_back(part.bias ? part.bias.view()
                                        : TensorView(nullptr, DType::float32, {part.weight.shape(0)}));
-        biases.emplace_back(nullptr, DType::float32, std::initializer_list<int64_t>{padding});
+        biases.emplace_back(nullptr, DType::float32, std::initializer_list<int64_t>{weight.n - out_features});
         out->bias = device_floats(biases);
         weight.bias = static_cast<const float*>(out->bias->data);
     }

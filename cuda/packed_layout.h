@@ -1,0 +1,40 @@
+// How a linear's weight is packed for the kernels: its sizes and the order of its rows, before there is memory for it.
+#pragma once
+
+#include "host.h"
+#include "ops/backend.h"
+
+namespace infinilm::cuda {
+
+inline void require(bool ok, const auto&... parts) {
+    if (!ok) throw DeviceError(concat(parts...));
+}
+
+// Rows padded to a multiple of 8. DeviceError: what no kernel takes; the message says what to do.
+inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKind kind, int head_dim,
+                                  Quantization quantization, Type type) {
+    require(quantization == Quantization::none || type != Type::f32, "quantization '", name(quantization),
+            "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
+    require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
+            ": on CUDA it must be a multiple of 8, at most 256; use device='cpu'");
+    PackedWeight weight;
+    weight.type = type;
+    weight.format = format_of(quantization);
+    weight.k = static_cast<int>(parts[0].weight.shape(1));
+    const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
+    for (const LinearPart& part : parts) {
+        require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
+                shape_string(part.weight.shape()),
+                ": on CUDA hidden sizes and heads must be multiples of 8; use device='cpu'");
+        weight.n += static_cast<int>(part.weight.shape(0));
+    }
+    weight.n += (8 - weight.n % 8) % 8;
+    if (kind == LinearKind::act_mul) weight.order = RowOrder::gate_up;
+    if (kind == LinearKind::qkv && head_dim % 16 == 0 && type != Type::f32) {
+        weight.order = RowOrder::rope_pairs;
+        weight.head_dim = head_dim;
+    }
+    return weight;
+}
+
+}  // namespace infinilm::cuda
