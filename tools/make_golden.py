@@ -41,6 +41,9 @@ QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
+    "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -1206,6 +1209,139 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "glm4-moe": (
+        {
+            "model_type": "glm4_moe",
+            "architectures": ["Glm4MoeForCausalLM"],
+            **sizes(96, 32, 40, 3, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "dots1": (
+        {
+            "model_type": "dots1",
+            "architectures": ["Dots1ForCausalLM"],
+            **sizes(96, 32, 40, 2, 4, 2),
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 1,
+            "max_position_embeddings": 128,
+            "sliding_window": None,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "minimax-m2": (
+        {
+            "model_type": "minimax_m2",
+            "architectures": ["MiniMaxM2ForCausalLM"],
+            **sizes(96, 32, 24, 2, 4, 2),
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "ernie4-5": (
+        {
+            "model_type": "ernie4_5",
+            "architectures": ["Ernie4_5ForCausalLM"],
+            **sizes(160, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "use_bias": True,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "ernie4-5-moe": (
+        {
+            "model_type": "ernie4_5_moe",
+            "architectures": ["Ernie4_5_MoeForCausalLM"],
+            **sizes(96, 32, 40, 3, 4, 2),
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 16,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1,
+            "moe_layer_interval": 1,
+            "use_bias": False,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "mixtral-window": (
+        {
+            "model_type": "mixtral",
+            "architectures": ["MixtralForCausalLM"],
+            **sizes(96, 32, 24, 2, 4, 2),
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 9,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
 }
 
 
@@ -1258,7 +1394,9 @@ def experts_apart(checkpoint: str, name: str, value: torch.Tensor) -> list[tuple
     """The tensors of each expert, as older versions of transformers write what newer ones have stacked."""
     parts = EXPERT_NAMES.get(checkpoint)
     if parts is None or ".mlp.experts." not in name:
-        return [(name.replace(".mlp.gate.", f".{parts[0]}.gate.") if parts else name, value)]
+        if parts:
+            name = name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics.").replace(".mlp.", f".{parts[0]}.")
+        return [(name, value)]
     folder, gate, up, down = parts
     own = {"gate_up_proj": (gate, up), "down_proj": (down,)}[name.rpartition(".")[2]]
     at = f"{name.partition('.mlp.')[0]}.{folder}.experts"
@@ -1447,6 +1585,11 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "cohere": transformers.CohereConfig(),
         "cohere2": transformers.Cohere2Config(),
         "gemma3": transformers.Gemma3Config().text_config,
+        "glm4_moe": transformers.Glm4MoeConfig(),
+        "dots1": transformers.Dots1Config(),
+        "minimax_m2": transformers.MiniMaxM2Config(),
+        "ernie4_5": transformers.Ernie4_5Config(),
+        "ernie4_5_moe": transformers.Ernie4_5_MoeConfig(),
     }
     keys = (
         *sizes(0, 0, 0, 0, 0, 0),

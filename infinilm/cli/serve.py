@@ -113,6 +113,8 @@ def _serve(args: argparse.Namespace) -> int:
         request_timeout=args.request_timeout,
         page=not args.no_page,
     )
+    if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
+        raise ConfigError("--served-model-name: a name is empty")
     model = model_settings(args)
     if taken := sorted(model["lora"].keys() & set(settings.model_names)):
         raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from infinilm.checks import DTYPES, as_integer
+from infinilm.checks import DTYPES, as_boolean, as_integer
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.family_defaults import COMMON_DEFAULTS
 from infinilm.config.family_table import FAMILIES, Family, family_of, family_of_model_type
@@ -70,6 +70,7 @@ class ModelConfig(ExpertConfig, Protocol):
     partial_rotary_factor: float
     no_rope_layers: list[int] | None
     no_rope_layer_interval: int | None
+    use_qk_norm: bool
     attention_multiplier: float | None
     embedding_multiplier: float
     residual_multiplier: float
@@ -172,7 +173,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
         mlp_bias=_decided(family, "mlp_bias", family.mlp_bias, config),
-        qk_norm=family.qk_norm,
+        qk_norm=_qk_norm(family, config),
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         norm=family.norm,
@@ -193,9 +194,17 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
-        experts=expert_facts(config, family.expert_bias),
+        experts=expert_facts(config, family.routing),
         logit_cap=float(config.final_logit_softcapping or 0),
     )
+
+
+def _qk_norm(family: Family, config: ModelConfig) -> str:
+    """Return what is normed of q and k; where the key decides, of each head or nothing."""
+    if "use_qk_norm" not in family.keys:
+        return family.qk_norm
+    as_boolean("use_qk_norm", config.use_qk_norm, error=ConfigError)
+    return family.qk_norm if config.use_qk_norm else "none"
 
 
 def _softmax_scale(config: ModelConfig) -> float:
@@ -349,8 +358,14 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.experts.top_k = facts.experts.top_k
     spec.experts.intermediate_size = facts.experts.intermediate_size
     spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
-    spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
+    spec.experts.shared_gate = facts.experts.shared_gate
     spec.experts.bias = facts.experts.bias
+    spec.experts.scoring = facts.experts.scoring
+    spec.experts.correction_bias = facts.experts.correction_bias
+    spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
+    spec.experts.scale = facts.experts.scale
+    spec.experts.num_groups = facts.experts.num_groups
+    spec.experts.top_groups = facts.experts.top_groups
     spec.norm = facts.norm
     spec.parallel_blocks = facts.parallel_blocks
     spec.mlp.gated = facts.gated_mlp

@@ -14,6 +14,7 @@ from infinilm.config.experts import EXPERT_DEFAULTS
 __all__ = [
     "COHERE_DEFAULTS",
     "COMMON_DEFAULTS",
+    "ERNIE_DEFAULTS",
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
     "GEMMA_DEFAULTS",
@@ -57,6 +58,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
         **EXPERT_DEFAULTS,
+        "use_qk_norm": False,
         "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -187,6 +189,14 @@ COHERE_DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "bos_token_id": (5,),
     "eos_token_id": (255001,),
+}
+
+ERNIE_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 103424,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
 }
 
 GPT_OSS_DEFAULTS: Mapping[str, Any] = {

@@ -10,98 +10,40 @@ Source of the facts: the configuration and modelling files of transformers 5.x; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
 
-from infinilm.config.experts import EXPERT_KEYS
+from infinilm.config.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
 from infinilm.config.family_defaults import (
     COHERE_DEFAULTS,
+    ERNIE_DEFAULTS,
     GEMMA2_DEFAULTS,
     GEMMA3_DEFAULTS,
     GEMMA_DEFAULTS,
     GLM_DEFAULTS,
-    GPT_OSS_DEFAULTS,
     MINISTRAL3_DEFAULTS,
     MISTRAL_DEFAULTS,
     QWEN2_VL_DEFAULTS,
-    QWEN3_VL_MOE_DEFAULTS,
     QWEN_DEFAULTS,
-    QWEN_MOE_DEFAULTS,
     TEXT_DEFAULTS,
 )
+from infinilm.config.sparse_families import SPARSE_FAMILIES
 from infinilm.config.tensor_names import (
     GEMMA3,
     GLM,
     GLM4,
     GLM4V,
-    GPT_OSS,
     GRANITE_HYBRID,
     IDEFICS3,
-    LLAMA,
     MISTRAL3,
-    MIXTRAL,
     PHI3,
-    QWEN_MOE,
     QWEN_VL,
-    QWEN_VL_MOE,
     STARCODER2,
-    TensorNames,
 )
 from infinilm.errors import ConfigError
 
 __all__ = ["FAMILIES", "Family", "family_of", "family_of_model_type"]
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
-
-    architecture: str
-    model_type: str
-    # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    qkv_bias: str | bool = "attention_bias"
-    out_bias: str | bool = "attention_bias"
-    mlp_bias: str | bool = False
-    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
-    qk_norm: Literal["none", "head", "all"] = "none"
-    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
-    # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
-    # before that; or, "of_qwen3_moe", all.
-    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe"] = "none"
-    # Whether a sublayer norms what it reads, and what it adds to the residual stream.
-    pre_norms: bool = True
-    post_norms: bool = False
-    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
-    parallel_blocks: bool = False  # attention and MLP read the same norm
-    gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
-    activation: str | None = None  # whatever hidden_act says
-    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
-    expert_bias: bool = False  # of the router and of each expert
-    # Whether the weights of a token's experts are made to add up to 1.
-    norm_topk_prob: str | bool = "norm_topk_prob"
-    norm_offset: float = 0  # added to the weights of norms
-    scaled_embedding: bool = False  # by the root of hidden_size
-    # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
-    # engine has halves: rows of q_proj and k_proj change places when they are read.
-    rope_pairs: Literal["halves", "neighbours"] = "halves"
-    rope_needs_window: bool = False  # layers without a window have no RoPE
-    names: TensorNames = LLAMA
-    # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
-    keys: frozenset[str] = frozenset()
-    # Fields of LlamaConfig that its config.json calls otherwise.
-    other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Keys of its config.json that are no fields, since all but one value of each is of another math.
-    fixed_keys: Mapping[str, Any] = field(default_factory=dict)
-    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
-    rope_types: Mapping[str, str] = field(default_factory=dict)
-    rope_inert: frozenset[str] = frozenset()
-    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
-    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-_EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
+_ERNIE_BIAS: Mapping[str, tuple[str, ...]] = {"use_bias": ("attention_bias", "mlp_bias")}
 
 _MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 
@@ -113,10 +55,6 @@ _GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "resi
 
 _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
-
-# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
-_MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
-_MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -158,8 +96,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 out_bias=False,
                 windows="layer_types",
                 names=QWEN_VL,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen2_vl_text": {}},
             ),
             Family(
@@ -170,8 +108,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 out_bias=False,
                 windows="layer_types",
                 names=QWEN_VL,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen2_5_vl_text": {}},
             ),
             Family(
@@ -186,22 +124,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
                 qk_norm="head",
                 names=QWEN_VL,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"qwen3_vl_text": {}},
-            ),
-            Family(
-                architecture="Qwen3VLMoeForConditionalGeneration",
-                model_type="qwen3_vl_moe",
-                defaults=QWEN3_VL_MOE_DEFAULTS,
-                qk_norm="head",
-                norm_topk_prob=True,
-                names=QWEN_VL_MOE,
-                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
-                other_keys=_EXPERT_COUNT,
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
-                text_model_types={"qwen3_vl_moe_text": {}},
             ),
             Family(
                 architecture="Glm4vForConditionalGeneration",
@@ -221,8 +146,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 rope_pairs="neighbours",
                 names=GLM4V,
                 keys=frozenset({"partial_rotary_factor"}),
-                rope_types=_MULTIMODAL_ROPE_TYPES,
-                rope_inert=_MULTIMODAL_ROPE_INERT,
+                rope_types=MULTIMODAL_ROPE_TYPES,
+                rope_inert=MULTIMODAL_ROPE_INERT,
                 text_model_types={"glm4v_text": {}},
             ),
             Family(
@@ -319,63 +244,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 rope_pairs="neighbours",
                 names=GLM4,
                 keys=frozenset({"partial_rotary_factor"}),
-            ),
-            Family(
-                architecture="MixtralForCausalLM",
-                model_type="mixtral",
-                defaults={
-                    **MISTRAL_DEFAULTS,
-                    "rms_norm_eps": 1e-5,
-                    "rope_theta": 1000000.0,
-                    "sliding_window": None,
-                    "num_experts": 8,
-                    "num_experts_per_tok": 2,
-                    "norm_topk_prob": True,
-                },
-                qkv_bias=False,
-                out_bias=False,
-                windows="all",
-                names=MIXTRAL,
-                norm_topk_prob=True,
-                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
-                other_keys=_EXPERT_COUNT,
-            ),
-            Family(
-                architecture="Qwen2MoeForCausalLM",
-                model_type="qwen2_moe",
-                defaults={
-                    **QWEN_MOE_DEFAULTS,
-                    "intermediate_size": 5632,
-                    "num_attention_heads": 16,
-                    "num_key_value_heads": 16,
-                    "attention_bias": True,
-                    "num_experts": 60,
-                    "num_experts_per_tok": 4,
-                    "moe_intermediate_size": 1408,
-                    "shared_expert_intermediate_size": 5632,
-                },
-                out_bias=False,
-                windows="of_qwen2_moe",
-                names=QWEN_MOE,
-                keys=EXPERT_KEYS,
-                other_keys={**_EXPERT_COUNT, "qkv_bias": ("attention_bias",)},
-            ),
-            Family(
-                architecture="Qwen3MoeForCausalLM",
-                model_type="qwen3_moe",
-                defaults={
-                    **QWEN_MOE_DEFAULTS,
-                    "intermediate_size": 6144,
-                    "num_key_value_heads": 4,
-                    "num_experts": 128,
-                    "num_experts_per_tok": 8,
-                    "moe_intermediate_size": 768,
-                },
-                qk_norm="head",
-                windows="of_qwen3_moe",
-                names=QWEN_MOE,
-                keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
-                other_keys=_EXPERT_COUNT,
             ),
             Family(
                 architecture="GemmaForCausalLM",
@@ -548,18 +416,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 keys=frozenset({"rope_local_base_freq"}),
             ),
             Family(
-                architecture="GptOssForCausalLM",
-                model_type="gpt_oss",
-                defaults=GPT_OSS_DEFAULTS,
-                windows="layer_types",
-                activation="clamped_swiglu",
-                sinks=True,
-                expert_bias=True,
-                norm_topk_prob=True,
-                names=GPT_OSS,
-                keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
-                other_keys={**_EXPERT_COUNT, "experts_per_token": ("num_experts_per_tok",)},
-                fixed_keys={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "hidden_act": "silu"},
+                architecture="Ernie4_5ForCausalLM",
+                model_type="ernie4_5",
+                defaults={
+                    **ERNIE_DEFAULTS,
+                    "hidden_size": 1024,
+                    "intermediate_size": 3072,
+                    "num_hidden_layers": 18,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 2,
+                    "head_dim": 128,
+                },
+                mlp_bias="mlp_bias",
+                rope_pairs="neighbours",
+                other_keys=_ERNIE_BIAS,
             ),
             Family(
                 architecture="GraniteMoeHybridForCausalLM",
@@ -570,6 +440,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
                 fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
+            *SPARSE_FAMILIES,
         )
     }
 )

@@ -16,8 +16,12 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         "num_experts": (_NONE_OF, "this family has no experts"),
         "num_local_experts": (_NONE_OF, "this family has no experts"),
-        "n_routed_experts": (_NONE_OF, "experts as DeepSeek has them are not supported"),
-        "n_shared_experts": (_NONE_OF, "experts as DeepSeek has them are not supported"),
+        "n_routed_experts": (_NONE_OF, "this family has no experts"),
+        "n_shared_experts": (_NONE_OF, "this family has no experts that all tokens go to"),
+        "first_k_dense_replace": (_NONE_OF, "this family has no such experts"),
+        "n_group": (_ONE, "the experts of this family are in no groups"),
+        "topk_group": (_ONE, "the experts of this family are in no groups"),
+        "routed_scaling_factor": (_ONE, "the experts of this family are not scaled"),
         "num_experts_per_tok": (_NONE_OF, "this family has no experts"),
         "moe_intermediate_size": (_NONE_OF, "this family has no experts"),
         "shared_expert_intermediate_size": (_NONE_OF, "this family has no experts"),
@@ -34,7 +38,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "no_rope_layer_interval": (_NONE_OF, "every layer of this family uses RoPE"),
         "attention_chunk_size": (_NONE_OF, "chunked attention is not supported"),
         "alibi": (_NEVER, "positions come from RoPE only"),
-        "use_qk_norm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
+        "use_qk_norm": (_NEVER, "whether q and k are normed is no choice in this family"),
         "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
         "clip_qkv": ((None,), "clipped q, k and v are not supported"),
         "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5 in this family"),
@@ -70,6 +74,8 @@ INERT = frozenset(
     _attn_implementation _attn_implementation_autoset _name_or_path attn_implementation
     bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward classifier_dropout cls_token_id
     compression_config quantization_config
+    num_nextn_predict_layers num_mtp_layers num_mtp_modules mtp_transformer_layers use_mtp ep_size moe_capacity
+    moe_use_aux_free aux_loss_alpha seq_aux
     decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label

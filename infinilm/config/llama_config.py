@@ -76,6 +76,14 @@ class LlamaConfig:
         name of the first. Only families of experts have these and the next.
     decoder_sparse_step, mlp_only_layers
         1, []: each so-manieth layer has experts, but for those listed, from 0 on.
+    n_shared_experts, first_k_dense_replace
+        0, 0: experts that all tokens go to besides, of moe_intermediate_size each; and layers without experts at the
+        beginning. Only families that are like DeepSeek V3 have these and the next.
+    n_group, topk_group, routed_scaling_factor
+        1, 1, 1.0: experts are in so many groups, of which a token goes to the experts of the best topk_group; and what
+        multiplies the weights of a token's experts.
+    use_qk_norm
+        False: whether q and k are normed, where a family has the choice.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
         None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
         logits.
@@ -132,6 +140,12 @@ class LlamaConfig:
     norm_topk_prob: bool
     decoder_sparse_step: int
     mlp_only_layers: list[int]
+    n_shared_experts: int
+    first_k_dense_replace: int
+    n_group: int
+    topk_group: int
+    routed_scaling_factor: float
+    use_qk_norm: bool
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
     final_logit_softcapping: float | None
@@ -518,7 +532,7 @@ _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT
     | frozenset(UNSUPPORTED)
-    | {"original_max_position_embeddings", "mlp_layer_types", DUAL_CHUNK}
+    | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "rotary_dim", DUAL_CHUNK}
     | {old for old, _ in _OTHER_NAMES}
     | {key for family in families.FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys)}
 )

@@ -31,8 +31,10 @@ def rename(values: dict[str, Any], old: str, new: str) -> None:
 def unify_names(values: dict[str, Any], family: Family) -> None:
     """Bring the names that a family has for fields to those of `LlamaConfig`."""
     for key, expected in family.fixed_keys.items():
-        if key in values and values.pop(key) != expected:
-            raise ConfigError(f"{key} must be {expected!r} in {family.architecture}; others are not supported")
+        allowed = expected if isinstance(expected, tuple) else (expected,)
+        if key in values and values.pop(key) not in allowed:
+            one_of = " or ".join(map(repr, allowed))
+            raise ConfigError(f"{key} must be {one_of} in {family.architecture}; others are not supported")
     for old, fields in family.other_keys.items():
         value = values.pop(old, None)
         for name in fields:
@@ -41,12 +43,38 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
     kinds = values.get("layer_types")
     if isinstance(kinds, (list, tuple)):  # of hybrid models
         values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+    if "rotary_dim" in family.keys:
+        _part_of_head(values, family)
+    if "moe_layer_end_index" in family.keys:
+        _dense_at_the_end(values, family)
     scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
     if scale is not None:  # multiplies what logits_scaling divides
         if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
             raise ConfigError(f"logit_scale must be a finite number > 0; got {scale!r}")
         values["logit_scale"] = 1 / scale
         rename(values, "logit_scale", "logits_scaling")
+
+
+def _part_of_head(values: dict[str, Any], family: Family) -> None:
+    """Bring `rotary_dim`, the elements of a head that RoPE turns, to `partial_rotary_factor`."""
+    size = values.pop("rotary_dim", None)
+    if size is None:
+        return
+    head_dim = values.get("head_dim") or family.defaults["head_dim"]
+    size, head_dim = as_integer("rotary_dim", size), as_integer("head_dim", head_dim)
+    values["rotary_dim"] = size / head_dim
+    rename(values, "rotary_dim", "partial_rotary_factor")
+
+
+def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:
+    """Bring `moe_layer_end_index`, the last layer that has experts, to `mlp_only_layers`; -1 or null: the very last."""
+    end = values.pop("moe_layer_end_index", None)
+    if end in (None, -1):
+        return
+    num_layers = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+    first_dense = as_integer("moe_layer_end_index", end, least=0) + 1
+    values["moe_layer_end_index"] = list(range(first_dense, as_integer("num_hidden_layers", num_layers))) or None
+    rename(values, "moe_layer_end_index", "mlp_only_layers")
 
 
 def unify_rope(values: dict[str, Any], family: Family) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "DEEPSEEK_MOE",
+    "ERNIE_MOE",
     "GEMMA3",
     "GLM",
     "GLM4",
@@ -19,6 +21,7 @@ __all__ = [
     "GRANITE_HYBRID",
     "IDEFICS3",
     "LLAMA",
+    "MINIMAX_M2",
     "MISTRAL3",
     "MIXTRAL",
     "PHI3",
@@ -44,9 +47,13 @@ class TensorNames:
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the rows of
-        several modules one behind the other. Nothing is renamed in a layer that has them, but for stacked_in_turn.
+        several modules one behind the other. For a vector that is the one row of a matrix, the same.
     stacked_columns, stacked_in_turn : bool
         The matrices of `stacked` are [in_features, out_features]; outputs of several modules take turns.
+    stacked_renamed : bool
+        `renamed` holds in a layer with stacked tensors, too.
+    later_layers : bool
+        There may be layers behind the last, which guess at later tokens and are not read.
     not_read : tuple of str
         Beginnings of the names of what is not part of the text model, such as a vision tower.
     """
@@ -57,6 +64,8 @@ class TensorNames:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_columns: bool = False
     stacked_in_turn: bool = False
+    stacked_renamed: bool = True
+    later_layers: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -96,6 +105,34 @@ MIXTRAL = TensorNames(
         "mlp.experts.{}.down_proj": "block_sparse_moe.experts.{}.w2",
     },
     stacked=_STACKED,
+    stacked_renamed=False,
+)
+
+MINIMAX_M2 = TensorNames(
+    renamed={
+        **MIXTRAL.renamed,
+        "mlp.gate.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
+    },
+    stacked=_STACKED,
+    stacked_renamed=False,
+)
+
+_SHARED_EXPERTS: Mapping[str, str] = {
+    f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+
+DEEPSEEK_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True)
+
+ERNIE_MOE = TensorNames(
+    renamed={
+        **_SHARED_EXPERTS,
+        "mlp.gate.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias",
+    },
+    stacked={
+        **_STACKED,
+        "mlp.moe_statics.e_score_correction_bias": ("mlp.gate.e_score_correction_bias",),
+    },
+    not_read=("model.mtp_",),
 )
 
 GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True, stacked_in_turn=True)

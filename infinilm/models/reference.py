@@ -287,24 +287,40 @@ class ReferenceModel(GenerationMixin):
         router_logits: [num_tokens, num_experts].
         """
         facts = self.facts.experts
-        weights = np.exp(router_logits - router_logits.max(axis=-1, keepdims=True))
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-        best = np.argsort(-weights, axis=-1, kind="stable")[:, : facts.top_k]  # [num_tokens, top_k]
-        weights = np.take_along_axis(weights, best, axis=-1)
-        if facts.norm_topk_prob:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
+        best, weights = self._route(router_logits, at)
 
-        def mlp(h: Array, name: str) -> Array:
-            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", facts.bias) for part in ("gate", "up"))
-            return self._linear(_JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", facts.bias)
+        def mlp(h: Array, name: str, bias: bool) -> Array:
+            gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", bias) for part in ("gate", "up"))
+            return self._linear(_JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", bias)
 
         out = np.zeros_like(x)
         for token, k in np.ndindex(*best.shape):
-            out[token] += weights[token, k] * mlp(x[[token]], f"experts.{best[token, k]}")[0]
+            out[token] += weights[token, k] * mlp(x[[token]], f"experts.{best[token, k]}", facts.bias)[0]
         if facts.shared_intermediate_size:
-            gate = self._linear(x, f"{at}.shared_expert_gate", False)  # [num_tokens, 1]
-            out = out + mlp(x, "shared_expert") / (1 + np.exp(-gate))
+            shared = mlp(x, "shared_expert", False)
+            if facts.shared_gate:
+                shared = shared * _sigmoid(self._linear(x, f"{at}.shared_expert_gate", False))  # [num_tokens, 1]
+            out = out + shared
         return out
+
+    def _route(self, logits: Array, at: str) -> tuple[Array, Array]:
+        """Choose each token's experts and weigh them: logits [num_tokens, num_experts] -> both [num_tokens, top_k]."""
+        facts = self.facts.experts
+        if facts.scoring == "sigmoid":
+            scores = _sigmoid(logits)
+        else:
+            scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            scores = scores / scores.sum(axis=-1, keepdims=True)
+        choice = scores + self._weight(f"{at}.gate", "e_score_correction_bias") if facts.correction_bias else scores
+        groups = choice.reshape(len(choice), facts.num_groups, -1).copy()  # [num_tokens, num_groups, experts of one]
+        of_groups = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+        left_out = np.argsort(-of_groups, axis=-1, kind="stable")[:, facts.top_groups :]
+        np.put_along_axis(groups, left_out[..., None], -np.inf, axis=1)
+        best = np.argsort(-groups.reshape(choice.shape), axis=-1, kind="stable")[:, : facts.top_k]
+        weights = np.take_along_axis(scores, best, axis=-1)
+        if facts.norm_topk_prob:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + scores.dtype.type(1e-20))
+        return best, weights * scores.dtype.type(facts.scale)
 
     def _attend(self, q: Array, k: Array, v: Array, window: int, sinks: Array | None) -> Array:
         """Causal attention of one row's last tokens over all of it.
@@ -474,6 +490,12 @@ def _rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
 def _silu(x: Array) -> Array:
     with np.errstate(over="ignore"):  # far below zero: x / inf is the 0 it should be
         result: Array = x / (1 + np.exp(-x))
+    return result
+
+
+def _sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        result: Array = 1 / (1 + np.exp(-x))
     return result
 
 

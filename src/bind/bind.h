@@ -25,6 +25,7 @@ void bind_codes(nb::module_& m);
 DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
 Quantization quantization_from_string(const std::string& text);  // likewise
 Activation activation_from_string(const std::string& text);      // likewise
+Scoring scoring_from_string(const std::string& text);            // likewise
 Device device_from_string(const std::string& text);
 // Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
 Blocks blocks_from_string(const std::string& type, int64_t interleaved_head_dim);

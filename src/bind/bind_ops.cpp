@@ -39,12 +39,6 @@ LinearKind linear_kind(const std::string& text) {
     throw ConfigError("unknown kind of linear '" + text + "'; expected plain, act_mul or qkv");
 }
 
-Scoring scoring_from_string(const std::string& text) {
-    for (const Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
-        if (text == name(scoring)) return scoring;
-    throw ConfigError("unknown scoring '" + text + "'; expected softmax or sigmoid");
-}
-
 // A backend serves one thread at a time, as that of a rank does; but several threads of Python may have this one.
 struct SharedBackend {
     std::unique_ptr<Backend> backend;

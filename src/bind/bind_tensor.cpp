@@ -140,6 +140,12 @@ Activation activation_from_string(const std::string& text) {
     throw ConfigError(concat("activation '", text, "' is not one of silu, gelu_tanh"));
 }
 
+Scoring scoring_from_string(const std::string& text) {
+    for (const Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
+        if (text == name(scoring)) return scoring;
+    throw ConfigError("unknown scoring '" + text + "'; expected softmax or sigmoid");
+}
+
 Quantization quantization_from_string(const std::string& text) {
     for (Quantization q : {Quantization::none, Quantization::int8, Quantization::int4, Quantization::fp8})
         if (name(q) == text) return q;

@@ -41,6 +41,7 @@ struct LayerWeights {
     LinearWeights gate_up_proj;         // gate, up, or up alone: each [intermediate_size, hidden_size]; of the MLP, or
     LinearWeights down_proj;            // of the expert of all tokens: [hidden_size, intermediate_size]
     LinearWeights router;               // [num_experts, hidden_size]
+    VectorWeights router_correction;    // [num_experts] float32 once prepared
     LinearWeights shared_gate;          // [1, hidden_size]
     std::vector<LinearWeights> experts_gate_up, experts_down;  // [num_experts], of the shapes above
     std::unique_ptr<PreparedExperts> experts;                  // of these
@@ -81,6 +82,7 @@ struct ParamRow {
     std::vector<int64_t> shape;  // of the whole tensor
     Cut cut;
     Tensor* destination;              // the rank's part; absent once prepared, unless it is a file's
+    int layer = -1;                   // -1: outside layers
     LinearWeights* linear = nullptr;  // which it is part `part` of; null: a vector
     size_t part = 0;
     bool loaded = false;

@@ -15,6 +15,7 @@
 
 #include "core/activation.h"
 #include "core/range.h"
+#include "core/scoring.h"
 #include "core/tensor.h"
 #include "ops/attention_work.h"
 
@@ -203,9 +204,16 @@ struct GatherRowsParams {
     TensorView out;   // [num_rows, hidden_size] activation
 };
 
-// How a router's logits become scores: softmax over all experts, or the sigmoid of each.
-enum class Scoring : uint8_t { softmax, sigmoid };
-constexpr std::string_view name(Scoring scoring) { return scoring == Scoring::softmax ? "softmax" : "sigmoid"; }
+// What a step changes in arrays that lie on the device, before all else. Either part may be absent.
+struct UpdateStepParams {
+    // ids[t] = previous_ids[rows[t]] wherever rows[t] is not negative; 0 for a SampleFault, so that there is an id.
+    TensorView previous_ids;  // [num_rows] int32: what the step before sampled
+    TensorView rows;          // [num_tokens] int32, below num_rows
+    TensorView ids;           // [num_tokens] int32, in place
+    // table[element] = entry, of each (element, entry); no element twice.
+    TensorView table;    // [rows, columns] int32, in place
+    TensorView entries;  // [num_entries, 2] int32
+};
 
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
@@ -244,7 +252,9 @@ struct ExpertsParams {
     TensorView out;               // [num_tokens, hidden_size] activation; may be x or shared
     TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
+    TensorView lists = {};        // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
 };
+inline constexpr int64_t expert_list_ints = 12;
 
 // One adapter's change of a linear, and the rows of a step that it is for.
 struct LoraPart {
@@ -367,6 +377,7 @@ public:
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void update_step(const UpdateStepParams&);  // unless it says otherwise, in memory of the host
     virtual void route(const RouteParams&);
     virtual void experts(const ExpertsParams&);
     virtual void lora(const LoraParams&);

@@ -240,6 +240,20 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
+void update_step(Backend& backend, const UpdateStepParams& p) {
+    OpCheck check("update_step", backend);
+    if (p.rows) {
+        check.tensor("previous_ids", p.previous_ids, {"num_rows"}, DType::int32);
+        check.tensor("rows", p.rows, {"num_tokens"}, DType::int32);
+        check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
+    }
+    if (p.entries) {
+        check.tensor("table", p.table, {"num_seqs", "num_columns"}, DType::int32);
+        check.tensor("entries", p.entries, {"num_entries", 2}, DType::int32);
+    }
+    backend.update_step(p);
+}
+
 void route(Backend& backend, const RouteParams& p) {
     OpCheck check("route", backend);
     check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);
@@ -270,6 +284,10 @@ void experts(Backend& backend, const ExpertsParams& p) {
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
     check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
+    if (p.lists || backend.device().kind != DeviceKind::cpu) {
+        check.tensor("lists", p.lists, {num_parts, expert_list_ints}, DType::int32);
+        check.contiguous("lists", p.lists);
+    }
     if (readable(p.ids))
         for (int64_t t = 0; t < check["num_tokens"]; ++t)
             for (int64_t k = 0; k < check["top_k"]; ++k)

@@ -139,7 +139,10 @@ def test_windows(model_type, values, windows):
 
 def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
-    assert normalising == {"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"}
+    assert normalising == {
+        *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
+        *("glm4_moe", "dots1"),
+    }
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
 
@@ -248,8 +251,14 @@ def test_build_spec_fills_every_field():
             "top_k": 0,
             "intermediate_size": 0,
             "shared_intermediate_size": 0,
-            "norm_topk_prob": False,
+            "shared_gate": False,
             "bias": False,
+            "scoring": "softmax",
+            "correction_bias": False,
+            "norm_topk_prob": False,
+            "scale": 1.0,
+            "num_groups": 1,
+            "top_groups": 1,
         },
         "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
         "layers": [{"sliding_window": window, "rope": 0, "q_rope": -1, "experts": False} for window in (0, 0, 9)],
@@ -265,10 +274,71 @@ def test_build_spec_of_experts():
         "top_k": 2,
         "intermediate_size": 24,
         "shared_intermediate_size": 20,
-        "norm_topk_prob": True,
+        "shared_gate": True,
         "bias": False,
+        "scoring": "softmax",
+        "correction_bias": False,
+        "norm_topk_prob": True,
+        "scale": 1.0,
+        "num_groups": 1,
+        "top_groups": 1,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
+
+
+def test_build_spec_of_experts_like_those_of_deepseek():
+    config = make("glm4_moe", n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2)
+    config.moe_intermediate_size, config.routed_scaling_factor = 24, 2.5
+    written = flat(build_spec(config, dtype="float32", max_model_len=9))
+    assert written["experts"] == {
+        "count": 8,
+        "top_k": 3,
+        "intermediate_size": 24,
+        "shared_intermediate_size": 48,
+        "shared_gate": False,
+        "bias": False,
+        "scoring": "sigmoid",
+        "correction_bias": True,
+        "norm_topk_prob": True,
+        "scale": 2.5,
+        "num_groups": 4,
+        "top_groups": 2,
+    }
+    assert [layer["experts"] for layer in written["layers"]] == [False, True, True]
+    assert written["attention"]["qk_norm"] == "none"
+    config.use_qk_norm = True
+    assert build_spec(config, dtype="float32", max_model_len=9).attention.qk_norm == "head"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("glm4_moe", {"n_group": 3}, "n_group must be a divisor of the number of experts, 8; got 3"),
+        ("glm4_moe", {"n_group": 4, "topk_group": 5}, "topk_group must be at most 4"),
+        ("glm4_moe", {"n_group": 4, "num_experts_per_tok": 3}, "num_experts_per_tok must be at most 2"),
+        ("glm4_moe", {"routed_scaling_factor": 0}, "routed_scaling_factor must be a finite number > 0; got 0"),
+        ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func must be 'sigmoid' or 'noaux_tc' in Glm4MoeForCausalLM"),
+        ("glm4_moe", {"topk_method": "greedy"}, "topk_method must be 'noaux_tc' in Glm4MoeForCausalLM"),
+        ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+        ("glm4_moe", {"n_shared_experts": 2**30}, "n_shared_experts \\* moe_intermediate_size must be < 2"),
+        ("minimax_m2", {"rotary_dim": "half"}, "rotary_dim must be an integer"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias must be True"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias must be False"),
+        ("qwen3_moe", {"n_group": 2}, "n_group is 2, but only null or 1 is supported"),
+    ],
+)
+def test_bad_values_of_experts_are_named(model_type, values, message):
+    name = {"glm4_moe": "n_routed_experts"}.get(model_type, "num_experts")
+    with pytest.raises(ConfigError, match=message):
+        make(model_type, **{name: 8, "num_experts_per_tok": 2, **values}).validate()
+
+
+def test_the_last_layers_may_be_dense():
+    for end, dense in ((-1, []), (2, []), (1, [2])):
+        config = make("ernie4_5_moe", num_experts=8, num_experts_per_tok=2, moe_layer_end_index=end)
+        assert config.mlp_only_layers == dense
+        assert model_facts(config, 128).experts.layers == (False, True, 2 not in dense)
+    assert make("minimax_m2", head_dim=20, rotary_dim=10).partial_rotary_factor == 0.5
 
 
 def test_build_spec_of_other_layers():

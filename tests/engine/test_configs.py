@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llm.support import PATIENCE
 
 import infinilm
 from engine.support import Foreign
@@ -26,9 +27,7 @@ from infinilm import (
     PagedKVCacheConfig,
     RankInfo,
     StaticKVCacheConfig,
-    _core,
 )
-from infinilm.config.families import build_spec
 
 CONFIGS = [
     StaticKVCacheConfig(),
@@ -223,15 +222,6 @@ def test_a_group_of_several() -> None:
             call()
 
 
-def test_experts_need_a_cpu() -> None:
-    config = LlamaConfig(model_type="qwen3_moe", num_hidden_layers=1)
-    spec = build_spec(config, dtype="bfloat16", max_model_len=8)
-    with pytest.raises(
-        ConfigError, match=r"models with experts do not run on cuda:0 in this version; use device 'cpu'"
-    ):
-        _core.InferEngine(spec, "cuda:0")
-
-
 # ---- names ----
 
 
@@ -243,4 +233,4 @@ def test_names_are_at_the_top_and_in_their_modules() -> None:
         "assert infinilm.engine.infer_engine.InferEngine is infinilm.InferEngine\n"
         "assert infinilm.engine.hooks.HookRegistry is infinilm.HookRegistry\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd="/")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, cwd="/")

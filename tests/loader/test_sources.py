@@ -95,7 +95,7 @@ def test_what_is_not_read_is_told_once(name, caplog):
     with caplog.at_level(logging.WARNING, logger="infinilm"):
         logits(GOLDEN / name)
     (record,) = caplog.records
-    told = r"only the text part of this model is computed; not read: \d+ tensors, such as (visual|model\.visual|multi)"
+    told = r"only a part of this model is computed; not read: \d+ tensors, such as (visual|model\.visual|multi)"
     assert re.search(told, record.getMessage())
 
 
@@ -217,6 +217,19 @@ def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
         tensors[f"{new}.experts.gate_up_proj"], tensors[f"{new}.experts.down_proj"] = np.hstack([gate, up]), down
     save_file(tensors, folder / "model.safetensors")
     np.testing.assert_array_equal(logits(folder), logits(GOLDEN / "mixtral"))
+
+
+def test_layers_behind_the_last_are_not_read(tmp_path, caplog):
+    """They guess at later tokens. In a family that has none of them they are an error."""
+    for name in ("glm4-moe", "qwen3"):
+        folder = shutil.copytree(GOLDEN / name, tmp_path / name)
+        tensors = load_bits(folder / "model.safetensors")
+        tensors["model.layers.3.eh_proj.weight"] = np.zeros((4, 8), np.float32)
+        save_file(tensors, folder / "model.safetensors")
+    np.testing.assert_array_equal(logits(tmp_path / "glm4-moe"), logits(GOLDEN / "glm4-moe"))
+    assert "not read: 1 tensors, such as model.layers.3.eh_proj.weight" in caplog.text
+    with pytest.raises(WeightError, match=r"unexpected in the files: model\.layers\.3\.eh_proj\.weight"):
+        logits(tmp_path / "qwen3")
 
 
 def test_an_expert_of_a_stacked_tensor_is_used_in_place_and_let_go_of_alone(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,21 +14,25 @@ from numpy.typing import NDArray
 
 from infinilm import DistConfig, HookRegistry, InferEngine, LlamaConfig, ReferenceModel, StaticKVCacheConfig, compare
 from infinilm.config import family_table
-from infinilm.config.experts import EXPERT_KEYS
+from infinilm.config.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
 
 ARCHITECTURE = "LlamaForCausalLM"
-KEYS = EXPERT_KEYS | frozenset(
-    {
-        "attention_multiplier",
-        "embedding_multiplier",
-        "residual_multiplier",
-        "logits_scaling",
-        "no_rope_layers",
-        "partial_rotary_factor",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "rope_local_base_freq",
-    }
+KEYS = (
+    EXPERT_KEYS
+    | DEEPSEEK_KEYS
+    | frozenset(
+        {
+            "attention_multiplier",
+            "embedding_multiplier",
+            "residual_multiplier",
+            "logits_scaling",
+            "no_rope_layers",
+            "partial_rotary_factor",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "rope_local_base_freq",
+        }
+    )
 )
 SIZES = {
     "vocab_size": 61,
@@ -49,6 +54,9 @@ rows = st.fixed_dictionaries(
         "qk_norm": st.sampled_from(["none", "head", "all"]),
         "norm_offset": st.sampled_from((0.0, 1.0)),
         "scaled_embedding": st.booleans(),
+        "routing": st.builds(
+            Routing, st.booleans(), st.sampled_from(("softmax", "sigmoid")), st.booleans(), st.booleans()
+        ),
     }
 )
 configs = st.fixed_dictionaries(
@@ -67,6 +75,10 @@ configs = st.fixed_dictionaries(
         "moe_intermediate_size": st.sampled_from((24, 40)),
         "shared_expert_intermediate_size": st.sampled_from((0, 20)),
         "norm_topk_prob": st.booleans(),
+        "n_shared_experts": st.sampled_from((0, 2)),
+        "n_group": st.sampled_from((1, 4)),
+        "topk_group": st.sampled_from((1, 2)),
+        "routed_scaling_factor": st.sampled_from((1.0, 2.5)),
         "mlp_only_layers": st.sampled_from(([], [0], [1])),
         "hidden_act": st.sampled_from(("silu", "gelu_pytorch_tanh")),
         "attn_logit_softcapping": st.sampled_from((None, 0.7)),
@@ -107,7 +119,12 @@ def test_any_mix(patch: pytest.MonkeyPatch, row: dict[str, Any], values: dict[st
     llama = family_table.FAMILIES[ARCHITECTURE]
     mixed = dataclasses.replace(llama, keys=KEYS, windows="layer_types", **row)
     patch.setattr(family_table, "FAMILIES", {ARCHITECTURE: mixed})
-    values = values | {"num_experts_per_tok": min(values["num_experts_per_tok"], max(1, values["num_experts"]))}
+    num_experts = values["num_experts"]
+    num_groups = math.gcd(values["n_group"], num_experts) if num_experts else 1
+    top_groups = min(values["topk_group"], num_groups)
+    in_reach = max(1, num_experts // num_groups * top_groups)
+    values = values | {"n_group": num_groups, "topk_group": top_groups}
+    values["num_experts_per_tok"] = min(values["num_experts_per_tok"], in_reach)
     config = LlamaConfig(**SIZES, **values)
     oracle = ReferenceModel(config, dtype="float64")
     weights = make_weights(oracle.param_shapes())

@@ -49,13 +49,17 @@ _OWN_NAMES = (
     ("w2", "down_proj"),
     ("c_fc", "up_proj"),
     ("c_proj", "down_proj"),
+    ("shared_experts", "shared_expert"),
 )
+_CORRECTION = "e_score_correction_bias"
 _NOT_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
     """The tensors of the text part of any family under the names, and in the order of rows, that Llama has."""
-    q, kv, sandwich = config.num_attention_heads, config.num_key_value_heads, "Glm4" in config.architecture
+    q, kv = config.num_attention_heads, config.num_key_value_heads
+    sandwich = config.architecture in ("Glm4ForCausalLM", "Glm4vForConditionalGeneration")
+    neighbours = config.architecture.startswith(("Glm", "Cohere", "Ernie")) and "Glm4Moe" not in config.architecture
     found = {}
     for name, values in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
@@ -79,6 +83,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows
+        elif name.endswith(_CORRECTION):
+            found[f"{name.partition('.mlp.')[0]}.mlp.gate.{_CORRECTION}"] = values.reshape(-1)
         elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)
             for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):
@@ -86,7 +92,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         elif "gate_up_proj" in name:
             for part, own in zip(("gate", "up"), np.split(values, 2), strict=True):
                 found[name.replace("gate_up", part)] = own
-        elif config.architecture.startswith(("Glm", "Cohere")) and ("q_proj" in name or "k_proj" in name):
+        elif neighbours and ("q_proj" in name or "k_proj" in name):
             heads = values.reshape(-1, config.head_dim, *values.shape[1:])
             turned = int(config.head_dim * config.partial_rotary_factor)  # 2i with 2i + 1
             halves = np.concatenate([heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]], axis=1)

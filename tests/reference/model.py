@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from reference.ops import join
+from reference.ops import best_experts, join, softmax
 
 from infinilm.config.families import ModelFacts, Rope, model_facts
 from infinilm.config.llama_config import LlamaConfig
@@ -73,15 +73,20 @@ class ReferenceModel:
         """Every expert of every token, most of them times zero."""
         facts = self.facts.experts
         logits = self._linear(h, f"{at}.gate", facts.bias)  # [n, num_experts]
-        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        weights[weights < np.sort(weights, axis=-1)[:, -facts.top_k, None]] = 0
+        scores = softmax(logits) if facts.scoring == "softmax" else 1 / (1 + np.exp(-logits))
+        choice = scores + self._weight(f"{at}.gate.e_score_correction_bias") if facts.correction_bias else scores
+        best = best_experts(choice, facts.top_k, facts.num_groups, facts.top_groups)
+        weights = np.zeros_like(scores)
+        np.put_along_axis(weights, best, np.take_along_axis(scores, best, axis=-1), axis=-1)
         if facts.norm_topk_prob:
             weights /= weights.sum(axis=-1, keepdims=True)
+        weights *= facts.scale
         out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}", facts.bias) for e in range(facts.count))
         if facts.shared_intermediate_size:
-            gate = self._linear(h, f"{at}.shared_expert_gate", False)  # [n, 1]
-            out = out + self._mlp(h, f"{at}.shared_expert", False) / (1 + np.exp(-gate))
+            shared = self._mlp(h, f"{at}.shared_expert", False)
+            if facts.shared_gate:
+                shared = shared / (1 + np.exp(-self._linear(h, f"{at}.shared_expert_gate", False)))
+            out = out + shared
         return np.asarray(out)
 
     def _add(self, x: F64, branch: F64, post_norm: str) -> F64:

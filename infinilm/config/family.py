@@ -1,0 +1,67 @@
+"""`Family`: what a row of the table of model families may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from infinilm.config.experts import Routing
+from infinilm.config.tensor_names import LLAMA, TensorNames
+
+__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "Family"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
+
+    architecture: str
+    model_type: str
+    # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    qkv_bias: str | bool = "attention_bias"
+    out_bias: str | bool = "attention_bias"
+    mlp_bias: str | bool = False
+    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together. With the key
+    # `use_qk_norm` that decides whether there is one.
+    qk_norm: Literal["none", "head", "all"] = "none"
+    # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
+    # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
+    # before that; or, "of_qwen3_moe", all.
+    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe"] = "none"
+    # Whether a sublayer norms what it reads, and what it adds to the residual stream.
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
+    parallel_blocks: bool = False  # attention and MLP read the same norm
+    gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
+    activation: str | None = None  # whatever hidden_act says
+    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
+    routing: Routing = field(default_factory=Routing)  # of families with experts
+    # Whether the weights of a token's experts are made to add up to 1.
+    norm_topk_prob: str | bool = "norm_topk_prob"
+    norm_offset: float = 0  # added to the weights of norms
+    scaled_embedding: bool = False  # by the root of hidden_size
+    # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
+    # engine has halves: rows of q_proj and k_proj change places when they are read.
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
+    rope_needs_window: bool = False  # layers without a window have no RoPE
+    names: TensorNames = LLAMA
+    # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
+    keys: frozenset[str] = frozenset()
+    # Fields of LlamaConfig that its config.json calls otherwise.
+    other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Keys of its config.json that are no fields, since all but one value of each, or a tuple of them, is of another
+    # math.
+    fixed_keys: Mapping[str, Any] = field(default_factory=dict)
+    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    rope_inert: frozenset[str] = frozenset()
+    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
+    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
+MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
+MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})
