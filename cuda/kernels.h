@@ -160,14 +160,17 @@ struct GatherRowsArgs {
 };
 cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
 
-// As TakeIdsParams of src/ops/backend.h.
-struct TakeIdsArgs {
+// As UpdateStepParams of src/ops/backend.h.
+struct UpdateStepArgs {
     const int* previous_ids;  // [num_rows]
     const int* rows;          // [num_tokens], -1: the id stays
     int* ids;                 // [num_tokens]
-    int num_tokens;
+    int num_tokens;           // 0: no ids
+    int* table;
+    const int2* entries;  // [num_entries]: element of the table, and what it holds now
+    int num_entries;
 };
-cudaError_t take_ids(const TakeIdsArgs&, cudaStream_t);
+cudaError_t update_step(const UpdateStepArgs&, cudaStream_t);
 
 // out[i] = parts[0][i] + parts[1][i] + .., in that order in float32, rounded to T.
 struct SumPartsArgs {
@@ -247,6 +250,83 @@ cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens as a
 cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);  // any num_tokens; without norm and rope
 cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);     // the same on Hopper (wgmma)
 cudaError_t linear_f32(const LinearArgs&, cudaStream_t);      // Type::f32, without norm and rope
+
+// ---- linears of listed rows --------------------------------------------------------------------------------------
+
+// One of several weights of one shape: of an expert, or of an adapter.
+struct GroupWeight {
+    const void* data = nullptr;   // as PackedWeight has it
+    const float* bias = nullptr;  // or null
+    float scale = 1;              // of a sum with its bias
+};
+constexpr int kInlineWeights = 32;
+
+// out[t] = scale * (x[s] . weight + bias) (+ residual[t]) of the rows of items: each item is some rows and the weight
+// that they go through. Row i is s = x_rows[i] of x, and t = out_rows[i] of out and residual. The bits are those of
+// linear_decode.
+struct GroupedLinearArgs {
+    LinearArgs linear;           // without norm and rope; num_tokens, data and bias are not read
+    const GroupWeight* weights;  // [num_groups] on the device; or null: these, from group first_group on
+    GroupWeight inline_weights[kInlineWeights];
+    int first_group;
+    const int4* items;     // [num_items] on the device: group, first row, number of rows (at most `tile`), 0
+    const int* num_items;  // on the device; or null: most_items
+    int most_items;        // no less than num_items
+    int tile;              // 8, 32 or 64
+    const int* x_rows;     // null: row i is s = i
+    const int* out_rows;   // null: row i is t = i
+};
+cudaError_t linear_grouped(const GroupedLinearArgs&, cudaStream_t);
+cudaError_t linear_grouped_f32(const GroupedLinearArgs&, cudaStream_t);  // Type::f32
+
+// ---- experts -----------------------------------------------------------------------------------------------------
+
+constexpr int kMaxExperts = 1024, kMaxExpertGroups = 32;
+
+// As RouteParams of src/ops/backend.h.
+struct RouteArgs {
+    const float* logits;           // [num_tokens, num_experts]
+    const float* correction_bias;  // [num_experts] or null
+    int* ids;                      // [num_tokens, top_k]
+    float* weights;                // [num_tokens, top_k]
+    int64_t logits_stride, ids_stride, weights_stride;
+    int num_tokens, num_experts, top_k;
+    bool sigmoid, normalize;
+    float scale;
+    int num_groups, top_groups;
+};
+cudaError_t route(const RouteArgs&, cudaStream_t);
+
+// A part is a token at one of its experts. Sorts the parts by expert, and lists the items of linear_grouped.
+struct GroupRowsArgs {
+    const int* ids;  // [num_tokens, top_k]
+    int64_t ids_stride;
+    int num_tokens, top_k, num_experts, tile;
+    int* tokens;     // out [num_tokens * top_k]: of each part, in their order
+    int* part_of;    // out [num_tokens, top_k]: where the part of a token is in that order
+    int4* items;     // out [most_items()]
+    int* num_items;  // out
+};
+constexpr int most_items(int num_parts, int num_experts, int tile) {
+    return (num_parts < num_experts ? num_parts : num_experts) + num_parts / tile;
+}
+cudaError_t group_rows(const GroupRowsArgs&, cudaStream_t);
+
+// out[t] = sum of weights[t, k] * parts[part_of[t, k]], in the order of k; + sigmoid(shared_gate[t]) * shared[t];
+// rounded, + residual[t].
+struct CombineArgs {
+    const void* parts;         // [num_tokens * top_k, hidden_size] T
+    const int* part_of;        // [num_tokens, top_k]
+    const float* weights;      // [num_tokens, top_k]
+    const void* shared;        // [num_tokens, hidden_size] T or null
+    const float* shared_gate;  // [num_tokens] or null: shared counts whole
+    const void* residual;      // [num_tokens, hidden_size] T or null
+    void* out;                 // [num_tokens, hidden_size] T; may be shared or residual
+    int64_t parts_stride, weights_stride, shared_stride, shared_gate_stride, residual_stride, out_stride;
+    int num_tokens, top_k, hidden_size;
+    Type type;
+};
+cudaError_t combine(const CombineArgs&, cudaStream_t);
 
 // ---- attention ---------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ __device__ __forceinline__ float act_mul(Activation activation, float gate, floa
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
     return reinterpret_cast<const float*>(static_cast<const uint8_t*>(w.data) + units_bytes(w));
 }
+__device__ __forceinline__ const GroupWeight& group_weight(const GroupedLinearArgs& args, int group) {
+    return args.weights ? args.weights[group] : args.inline_weights[group - args.first_group];
+}
 // Whether the two rows of a pair become one output.
 __host__ __device__ inline bool joins_gate_up(const LinearArgs& args) {
     return args.weight.order == RowOrder::gate_up && !args.gate_up_apart;

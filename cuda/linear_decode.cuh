@@ -40,9 +40,24 @@ constexpr int blocks_per_sm(int token_tiles, int rows) {
     return token_tiles * rows <= (F::kScales > 0 ? 4 : 8) ? 2 : 1;
 }
 
+// What a block has to do, one piece of work behind the other: groups of R tiles of rows of a weight. This is all of one
+// weight, for all rows of x; linear_grouped.cuh has another.
+struct AllGroups {
+    static constexpr bool kListed = false;  // whether rows of x and of out are listed
+    const LinearArgs& args;                 // of the work that is entered
+    const int count;                        // of the work of all blocks
+
+    __device__ __forceinline__ int group(int work) const { return work; }
+    __device__ __forceinline__ const void* data(int) const { return args.weight.data; }  // of its weight
+    __device__ __forceinline__ void enter(int) {}
+    __device__ __forceinline__ int out_row(int token) const { return token; }
+    __device__ __forceinline__ float scaled(float y) const { return y; }
+};
+
 // The columns of x of one warp's slice, in stages of shared memory that only this warp touches.
-template <class T, class F, int NT, bool kNorm>
+template <class T, class F, int NT, bool kNorm, class Work>
 struct Ring {
+    const Work& work;
     const LinearArgs& args;
     uint8_t* slots;  // [stages][stage_bytes]
     int stages, begin, end;
@@ -56,12 +71,17 @@ struct Ring {
             const int at = column + lane % 4 * 8, row = lane / 4;
             // The four pieces of a row change places so that the eight rows of an ldmatrix lie in all banks.
             uint8_t* dst = stage + row * 64 + (lane % 4 ^ (row >> 1 & 3)) * 16;
-            const T* src = static_cast<const T*>(args.x) + row * args.x_stride + at;
+            const T* src = static_cast<const T*>(args.x) + at;
+            if constexpr (!Work::kListed) src += row * args.x_stride;
             const int rows = at < valid_end ? args.num_tokens - row : 0;
 #pragma unroll
             for (int i = 0; i < NT; ++i) {
-                cp_async_16(dst + i * 512, src, 8 * i < rows);
-                src += 8 * args.x_stride;
+                if constexpr (Work::kListed) {
+                    cp_async_16(dst + i * 512, src + work.x_rows[i] * args.x_stride, 8 * i < rows);
+                } else {
+                    cp_async_16(dst + i * 512, src, 8 * i < rows);
+                    src += 8 * args.x_stride;
+                }
             }
             if constexpr (kNorm) {
                 const int weight = column + lane * 4;
@@ -145,8 +165,10 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
 }
 
 // Stores y, [token, feature] of out, with the residual added.
-template <class T>
-__device__ __forceinline__ void put(const LinearArgs& args, int token, int feature, float y) {
+template <class T, class Work>
+__device__ __forceinline__ void put(const Work& work, int token, int feature, float y) {
+    const LinearArgs& args = work.args;
+    token = work.out_row(token), y = work.scaled(y);
     if (args.residual)
         y = rounded<T>(y) + to_float(static_cast<const T*>(args.residual)[token * args.residual_stride + feature]);
     const int64_t at = token * args.out_stride + feature;
@@ -181,8 +203,9 @@ __device__ __forceinline__ void put_rope(const LinearArgs& args, int token, int 
 }
 
 // The end of the sums of packed rows `row` and row + 8.
-template <class T, class F>
-__device__ __forceinline__ void finish(const LinearArgs& args, int token, int row, float first, float second) {
+template <class T, class F, class Work>
+__device__ __forceinline__ void finish(const Work& work, int token, int row, float first, float second) {
+    const LinearArgs& args = work.args;
     const PackedWeight& weight = args.weight;
     const int feature = feature_of_row(weight, row), other = feature_of_row(weight, row + 8);
     if constexpr (F::kRowScales) {
@@ -193,23 +216,24 @@ __device__ __forceinline__ void finish(const LinearArgs& args, int token, int ro
         if (feature < weight.n) first += weight.bias[feature];
         if (other < weight.n) second += weight.bias[other];
     }
-    if (args.has_rope) {
+    if (!Work::kListed && args.has_rope) {
         const int head = feature / weight.head_dim;
         put_rope<T>(args, token, head, feature - head * weight.head_dim, first, second);
     } else if (joins_gate_up(args)) {
-        put<T>(args, token, feature, act_mul<T>(args.activation, first, second));
+        put<T>(work, token, feature, act_mul<T>(args.activation, first, second));
     } else {
-        if (feature < weight.n) put<T>(args, token, feature, first);
-        if (other < weight.n) put<T>(args, token, other, second);
+        if (feature < weight.n) put<T>(work, token, feature, first);
+        if (other < weight.n) put<T>(work, token, other, second);
     }
 }
 
 // Adds the slices and ends the outputs of a group, at most two tiles of rows at a time, as many as shared memory holds
 // in any case. Between warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no
 // bank conflicts, and a thread gets rows r and r + 8; eight lanes write neighbouring features.
-template <class T, class F, int NT, int R>
-__device__ __forceinline__ void reduce(const LinearArgs& args, const float (&sums)[R][NT][4], float4* partial,
+template <class T, class F, int NT, int R, class Work>
+__device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][NT][4], float4* partial,
                                        int first_tile) {
+    const LinearArgs& args = work.args;
     constexpr int kPiece = R < kFewStages ? R : kFewStages, kUnits = kPiece * NT * 32;
     const int lane = static_cast<int>(lane_id());
 #pragma unroll
@@ -237,7 +261,7 @@ __device__ __forceinline__ void reduce(const LinearArgs& args, const float (&sum
             }
 #pragma unroll 1
             for (int i = 0; i < 2 && token + i < args.num_tokens; ++i) {
-                finish<T, F>(args, token + i, 16 * tile + lane / 4, sum.x, sum.z);
+                finish<T, F>(work, token + i, 16 * tile + lane / 4, sum.x, sum.z);
                 sum.x = sum.y, sum.z = sum.w;
             }
         }
@@ -245,10 +269,10 @@ __device__ __forceinline__ void reduce(const LinearArgs& args, const float (&sum
     __syncthreads();  // x may come again
 }
 
-template <class T, class F, int NT, int R, bool kNorm>
-__global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
-    linear_decode_kernel(LinearArgs args, int stages) {
-    INFINILM_DYNAMIC_SHARED(smem);
+// What a block does: the work blockIdx.x, blockIdx.x + gridDim.x, ..
+template <class T, class F, int NT, int R, bool kNorm, class Work>
+__device__ __forceinline__ void sum_groups(Work& work, uint8_t* smem, int stages) {
+    const LinearArgs& args = work.args;
     float* inverses = reinterpret_cast<float*>(smem);  // [8 NT]
     uint8_t* rings = smem + kInverseBytes;
     constexpr int kAhead = num_loads<F>(NT) / R;  // units of weights in registers
@@ -256,7 +280,7 @@ __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     constexpr int kTogether = F::kUnitSteps == 1 ? 2 : 1,
                   kUnitTurns = F::kUnitSteps / 2;  // units, and parts of one, to
     const PackedWeight& weight = args.weight;      // a stage of x
-    const int units = units_of<F>(weight.k), tiles = num_tiles(weight), groups = ceil_div(tiles, R);
+    const int units = units_of<F>(weight.k), tiles = num_tiles(weight);
     const int warp = static_cast<int>(warp_id());
     const int begin = slice_begin(warp, units), length = slice_begin(warp + 1, units) - begin;
 
@@ -267,24 +291,27 @@ __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
         for (int r = 0; r < R; ++r)
             to[r].load_streamed_from(from + static_cast<int64_t>(min(r, last)) * (units * unit_bytes_of<F>));
     };
-    auto at = [&](int group, int position) {
-        return static_cast<const uint8_t*>(weight.data) +
-               (static_cast<int64_t>(group) * R * units + begin + position) * unit_bytes_of<F>;
+    auto at = [&](int index, int position) {
+        return static_cast<const uint8_t*>(work.data(index)) +
+               (static_cast<int64_t>(work.group(index)) * R * units + begin + position) * unit_bytes_of<F>;
     };
-    int group = static_cast<int>(blockIdx.x);
+    int index = static_cast<int>(blockIdx.x);
+    if (Work::kListed && index >= work.count) return;
 #pragma unroll
     for (int j = 0; j < kAhead; ++j)
-        if (j < length) fetch(weights[j], at(group, j), tiles - 1 - group * R);
+        if (j < length) fetch(weights[j], at(index, j), tiles - 1 - work.group(index) * R);
 
     grid_dependency_wait();  // weights are nobody's output; all that follows may be
+    work.enter(index);
     // The end of a slice is that of its units, or of k where a step is not whole.
     const int end = kUnitColumns * (begin + length);
-    Ring<T, F, NT, kNorm> ring{args,
-                               rings + warp * stages * stage_bytes(NT, kNorm),
-                               stages,
-                               kUnitColumns * begin,
-                               F::kUnitSteps == 1 ? min(end, weight.k) : end,
-                               0};
+    Ring<T, F, NT, kNorm, Work> ring{work,
+                                     args,
+                                     rings + warp * stages * stage_bytes(NT, kNorm),
+                                     stages,
+                                     kUnitColumns * begin,
+                                     F::kUnitSteps == 1 ? min(end, weight.k) : end,
+                                     0};
     ring.start();
     if constexpr (kNorm) {
         for (int token = warp; token < 8 * NT; token += kSlices) {
@@ -294,15 +321,16 @@ __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
         }
         __syncthreads();
     }
-    while (group < groups) {
-        const int next_group = group + static_cast<int>(gridDim.x);
+    while (index < work.count) {
+        const int next = index + static_cast<int>(gridDim.x);
         float sums[R][NT][4] = {};
         for (int base = 0; base < length; base += kAhead) {
             // Where the registers are loaded from once they are used: further on, or in the next group.
             const bool more = base + kAhead < length;
-            const int from_group = more ? group : next_group, from = more ? base + kAhead : 0;
-            const int limit = from_group < groups ? length - from : 0, last = tiles - 1 - from_group * R;
-            const uint8_t* source = at(from_group, from);
+            const int from_index = more ? index : next, from = more ? base + kAhead : 0;
+            const bool is_there = from_index < work.count;
+            const int limit = is_there ? length - from : 0, last = tiles - 1 - work.group(from_index) * R;
+            const uint8_t* source = Work::kListed && !is_there ? nullptr : at(from_index, from);
 #pragma unroll
             for (int j = 0; j < kAhead; j += kTogether) {
                 if (base + j < length) {
@@ -316,10 +344,20 @@ __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
                     if (i < limit) fetch(weights[i], source + i * unit_bytes_of<F>, last);
             }
         }
-        reduce<T, F, NT, R>(args, sums, reinterpret_cast<float4*>(rings), group * R);
-        group = next_group;
-        if (group < groups) ring.start();
+        reduce<T, F, NT, R>(work, sums, reinterpret_cast<float4*>(rings), work.group(index) * R);
+        index = next;
+        if (index >= work.count) break;
+        work.enter(index);
+        ring.start();
     }
+}
+
+template <class T, class F, int NT, int R, bool kNorm>
+__global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
+    linear_decode_kernel(LinearArgs args, int stages) {
+    INFINILM_DYNAMIC_SHARED(smem);
+    AllGroups work{args, ceil_div(num_tiles(args.weight), R)};
+    sum_groups<T, F, NT, R, kNorm>(work, smem, stages);
 }
 
 // What a launch is fitted to. Not kept: the driver answers from a table, in well under a microsecond.
@@ -336,8 +374,12 @@ inline cudaError_t query(DecodeDevice& device) {
     return cudaDeviceGetAttribute(&device.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
 }
 
-template <class T, class F, bool kNorm, int NT, int R>
-cudaError_t run_decode(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
+// Blocks that the device holds at a time, of a kernel of these sums, and the stages that they have room for.
+struct DecodeFit {
+    int blocks, stages;
+};
+template <class F, bool kNorm, int NT, int R>
+DecodeFit fit_decode(const DecodeDevice& device) {
     int blocks = blocks_per_sm<F>(NT, R), stages = kManyStages;
     auto fits = [&] {
         const int bytes = shared_bytes(NT, kNorm, stages);  // and 1 KiB for the system
@@ -345,11 +387,17 @@ cudaError_t run_decode(const LinearArgs& args, const DecodeDevice& device, cudaS
     };
     if (!fits()) stages = kFewStages;
     while (blocks > 1 && !fits()) --blocks;
+    return {blocks * device.sms, stages};
+}
+
+template <class T, class F, bool kNorm, int NT, int R>
+cudaError_t run_decode(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
+    const DecodeFit fit = fit_decode<F, kNorm, NT, R>(device);
     const int groups = ceil_div(num_tiles(args.weight), R);
-    LaunchConfig config{dim3(static_cast<unsigned>(min(groups, blocks * device.sms))), dim3(kDecodeThreads)};
-    config.smem_bytes = static_cast<size_t>(shared_bytes(NT, kNorm, stages));
+    LaunchConfig config{dim3(static_cast<unsigned>(min(groups, fit.blocks))), dim3(kDecodeThreads)};
+    config.smem_bytes = static_cast<size_t>(shared_bytes(NT, kNorm, fit.stages));
     config.stream = stream;
-    return launch<linear_decode_kernel<T, F, NT, R, kNorm>>(config, args, stages);
+    return launch<linear_decode_kernel<T, F, NT, R, kNorm>>(config, args, fit.stages);
 }
 
 // linear_decode of a quantised weight, instantiated in a file for each format.

@@ -1325,6 +1325,23 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "mixtral-window": (
+        {
+            "model_type": "mixtral",
+            "architectures": ["MixtralForCausalLM"],
+            **sizes(96, 32, 24, 2, 4, 2),
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "sliding_window": 9,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
 }
 
 

@@ -66,9 +66,7 @@ class GgufCheckpoint(MappedTensors):
         self._types: dict[str, str] = {}
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._named_tensors(gguf, self._row))
         self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
-        config = config_json(gguf)
-        self._names, self._order = self._layout(config)
-        self._num_layers: int = config["num_hidden_layers"]
+        self._names, self._order = self._layout(config_json(gguf))
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
@@ -107,7 +105,7 @@ class GgufCheckpoint(MappedTensors):
 
     def find(self, expected: Mapping[str, tuple[int, ...]]) -> FoundTensors:
         """Find an engine's parameters, by their names and shapes."""
-        return find_by_names(self._names, self._order, self._num_layers, expected, self.tensors)
+        return find_by_names(self._names, self._order, expected, self.tensors)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""

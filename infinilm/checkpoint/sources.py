@@ -105,22 +105,23 @@ def find_tensors(
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
     order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
-    return find_by_names(family.names, order, config.num_hidden_layers, expected, stored)
+    return find_by_names(family.names, order, expected, stored)
 
 
 def find_by_names(
     names: TensorNames,
     order: npt.NDArray[np.int64] | None,
-    num_layers: int,
     expected: Mapping[str, Shape],
     stored: Collection[str] | Mapping[str, TensorInfo],
 ) -> FoundTensors:
-    """Find the parameters of a model of so many layers in files that call them so; others as in `find_tensors`.
+    """Find parameters in files that call them so; the other arguments are those of `find_tensors`.
 
     `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them.
     """
     model, head = _prefix(names, stored)
-    not_read = tuple(name for name in stored if _is_not_read(name, names, model, num_layers))
+    of_layers = filter(None, map(_OF_LAYER.fullmatch, expected))
+    num_layers = max((int(match[1].split(".")[1]) + 1 for match in of_layers), default=0)
+    not_read = tuple(name for name in stored if _is_not_read(name, names, f"{model}layers.", num_layers))
     joined, stacked = (
         {part: (whole, parts) for whole, parts in table.items() for part in parts}
         for table in (names.joined, names.stacked)
@@ -168,10 +169,10 @@ def find_by_names(
     return FoundTensors(sources, shapes, not_read)
 
 
-def _is_not_read(tensor: str, names: TensorNames, model: str, num_layers: int) -> bool:
+def _is_not_read(tensor: str, names: TensorNames, layers: str, num_layers: int) -> bool:
     if names.not_read and tensor.startswith(names.not_read):
         return True
-    layer = tensor.removeprefix(f"{model}layers.").partition(".")[0] if names.later_layers else ""
+    layer = tensor.removeprefix(layers).partition(".")[0] if names.later_layers else ""
     return layer.isdecimal() and int(layer) >= num_layers
 
 

@@ -19,7 +19,7 @@ __all__ = ["add_route", "add_routing", "routing_settings", "run_route"]
 
 def add_route(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    group = parser.add_argument_group("replicas")
+    group = add_routing(parser)
     group.add_argument(
         "--replica-url",
         nargs="+",
@@ -31,13 +31,12 @@ def add_route(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--replica-api-key", metavar="KEY", help="that the replicas ask for; better: INFINILM_REPLICA_API_KEY"
     )
-    add_routing(parser)
     add_front(parser)
 
 
-def add_routing(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which replica a request goes to."""
-    group = parser.add_argument_group("routing")
+def add_routing(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add what decides which replica a request goes to; returns its group."""
+    group = parser.add_argument_group("replicas and routing")
     group.add_argument(
         "--routing",
         choices=["prefix", "round-robin"],
@@ -47,9 +46,9 @@ def add_routing(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--imbalance",
         type=non_negative,
-        default=8,
+        default=16,
         metavar="K",
-        help="requests that a replica may have more than the least loaded one and still be chosen; default 8",
+        help="requests that a replica may have more than the least loaded one and still be chosen; default 16",
     )
     group.add_argument(
         "--max-requests", type=positive, default=4096, metavar="N", help="at a time; more get status 429; default 4096"
@@ -71,6 +70,7 @@ def add_routing(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long a stream that lost its replica waits for another one; default 30",
     )
+    return group
 
 
 def routing_settings(args: argparse.Namespace, front: ServerSettings) -> RouterSettings:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infinilm.cli.arguments import add_lora, add_model_settings, model_settings, non_negative, positive
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
+from infinilm.cli.route import add_routing, routing_settings
 from infinilm.errors import ConfigError
 
 __all__ = ["add_serve", "run_serve"]
@@ -62,12 +63,41 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
     )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
+    routed = add_routing(parser)
+    routed.add_argument(
+        "--replicas",
+        type=positive,
+        metavar="N",
+        help="so many servers behind one address, on this machine or a cluster",
+    )
+    routed.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help='place them on this Ray cluster: its address, "auto" for that of this machine, "local" for a new one',
+    )
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     with signals_end_it():
-        return _serve(args)
+        return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
+
+
+def _serve_replicas(args: argparse.Namespace) -> int:
+    """Start servers, and a router in front of them."""
+    with needs_packages("a router of replicas", "router"):
+        from infinilm.router.processes import local_replicas
+        from infinilm.router.run import serve_router
+
+    front, options = read_front(args, model_names=())
+    count = args.replicas or 1
+    if args.ray_address is None:
+        launch = local_replicas(args, count, front.drain_timeout)
+    else:
+        with needs_packages("a cluster of replicas", "ray"):
+            from infinilm.ray.cluster import cluster_replicas
+        launch = cluster_replicas(args, count, args.ray_address, front.drain_timeout)
+    return serve_router(routing_settings(args, front), (), launch=launch, **options)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -83,6 +113,8 @@ def _serve(args: argparse.Namespace) -> int:
         request_timeout=args.request_timeout,
         page=not args.no_page,
     )
+    if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
+        raise ConfigError("--served-model-name: a name is empty")
     model = model_settings(args)
     if taken := sorted(model["lora"].keys() & set(settings.model_names)):
         raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")

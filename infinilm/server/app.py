@@ -143,10 +143,11 @@ async def _count_tokens(service: Service, request: Request) -> Response:
 
 async def _embeddings(service: Service, request: Request) -> Response:
     call = await _read(service, request, read_embedding)
+    llm = service.llm
 
     async def work() -> Response:
         with bad_request("input"):
-            vectors = await service.llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
+            vectors = await llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
         return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
 
     with service.admitted(call.num_tokens):
@@ -387,8 +388,9 @@ async def _version(service: Service, _: Request) -> Response:
 
 
 async def _metrics(service: Service, _: Request) -> Response:
-    engine = service.llm.metrics() if service.state() in ("ok",) else None
-    return Response(service.metrics.render(engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        service.metrics.render(service.engine_metrics()), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 _PATHS: Mapping[str, tuple[str, Handler]] = {

@@ -39,7 +39,7 @@ class CompletionCall:
 
     def logprobs_maker(self, service: Service) -> CompletionLogprobs:
         """One for each choice."""
-        return CompletionLogprobs(self.logprobs or 0, service.llm.tokenizer, self.params.skip_special_tokens)
+        return CompletionLogprobs(self.logprobs or 0, service.tokenizer, self.params.skip_special_tokens)
 
 
 def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
@@ -134,7 +134,7 @@ def _echoed(service: Service, call: CompletionCall, output: RequestOutput) -> st
     if not call.echo:
         return ""
     skips_special = call.params.skip_special_tokens
-    return service.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=skips_special)
+    return service.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=skips_special)
 
 
 def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLogprob]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -78,7 +79,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
+        option = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another {option}") from None
     listener.listen(2048)
     return listener
 
@@ -167,7 +169,7 @@ async def _serve(
             await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()
         if service.death is None and not serving.done():
-            draining = asyncio.ensure_future(service.drain())
+            draining = asyncio.ensure_future(_drain(service, server))
             again = asyncio.ensure_future(_until(lambda: num_signals > 1))
             await asyncio.wait({draining, again}, timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in (draining, again):
@@ -180,6 +182,13 @@ async def _serve(
         loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+
+async def _drain(service: Service, server: uvicorn.Server) -> None:
+    """Let what runs end, and wait until clients have taken all of it: what is left in this process ends with it."""
+    await service.drain()
+    connections = server.server_state.connections
+    await _until(lambda: not any(connection.transport.get_write_buffer_size() for connection in connections))
 
 
 def is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 
 from infinilm.errors import CacheFullError, EngineDeadError, RequestError
 from infinilm.llm import LLM
+from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError
 from infinilm.server.metrics import Metrics
 from infinilm.server.settings import ServerSettings
+from infinilm.text.tokenizer import Tokenizer
 
 __all__ = ["Service", "bad_request"]
 
@@ -100,10 +102,20 @@ class Service:
 
     @property
     def llm(self) -> LLM:
-        """The model. Raises ApiError while it is not there."""
+        """The model, for what begins now. Raises ApiError while it is not there, and when nothing new may begin."""
         if (state := self.state()) != "ok" or self._llm is None:
             raise ApiError(f"the server is {state}", 503, code=state, headers={"Retry-After": "5"})
         return self._llm
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the model, also for answers that end when nothing new may begin."""
+        assert self._llm is not None
+        return self._llm.tokenizer
+
+    def engine_metrics(self) -> EngineMetrics | None:
+        """Counts of the engine; None where none runs."""
+        return self._llm.metrics() if self._llm is not None and self.death is None else None
 
     def serve(self, llm: LLM) -> None:
         """Begin to serve a model."""
@@ -170,7 +182,7 @@ class Service:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, special tokens as their names."""
-        return self.llm.tokenizer.token_bytes(token_id)
+        return self.tokenizer.token_bytes(token_id)
 
     def prompts(self, name: str, value: object, most: int, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of a field that is a text, a list of token ids, or a list of either; ApiError if it is not."""
@@ -251,16 +263,17 @@ class Service:
 
         `given`: the tokens with which the answer begins, of a call with one answer.
         """
+        llm = self.llm
         with self.admitted(sum(map(len, prompts))) as call:
             if params.constraint is not None:  # which may take seconds to compile; a copy is made below
-                compile_it = self.llm.grammars.matcher
+                compile_it = llm.grammars.matcher
                 with bad_request(params.constraint.name):
                     await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
             with bad_request():
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
                     asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
-                started = self.llm.asubmit(asked, params, ends_only=ends_only)
+                started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
                 try:

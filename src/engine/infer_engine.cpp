@@ -78,7 +78,6 @@ void validate(const ModelSpec& spec) {
 
 // What a model has that GPUs have no kernels for; null: nothing.
 const char* only_on_cpus(const ModelSpec& spec) {
-    if (spec.experts.count > 0) return "experts";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";
     return nullptr;
@@ -354,7 +353,10 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
         if (error) std::rethrow_exception(error);
     on_ranks([&](Rank& rank) {
         rank.graphs->clear();  // of steps that others have submitted since the new one was allocated
-        while_quiet(*rank.backend, [&] { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
+        while_quiet(*rank.backend, [&] {
+            rank.cache = std::move(made[static_cast<size_t>(rank.index)]);
+            rank.table = {};  // whose blocks are of the old one
+        });
     });
 }
 
@@ -433,14 +435,14 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
-        check_values(step, spec_, rank.cache.spec());
+        check_values(step, spec_, rank.cache.spec(), rank.table);
     const LoraStep lora(rank.adapters, step);
     StepOutput output = together([&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
         };
         const auto stage_step = [&rank](const Batch& batch) {
-            return stage(*rank.backend, rank.params.spec(), rank.cache, batch);
+            return stage(*rank.backend, rank.params.spec(), rank.cache, rank.table, batch);
         };
         if (rank.tap || lora) {
             settle(rank);
@@ -449,7 +451,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
             return finish(staged, compute(rank, staged, tap));
         }
         return rank.graphs->run(
-            step, rank.cache.spec().block_size, stage_step, [&] { settle(rank); },
+            step, stage_step, [&] { settle(rank); },
             [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
     });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
@@ -512,6 +514,7 @@ void InferEngine::close() {
         rank->adapters.clear();
         rank->params.clear();
         rank->cache = {};
+        rank->table = {};
         rank->previous_ids = {};
         rank->backend.reset();
     }

@@ -40,6 +40,16 @@ GOLDEN = (
     "qwen3",
     "qwen3-layer-types",
     "starcoder2",
+    "ernie4-5",
+    # With experts:
+    "mixtral-window",
+    "qwen2-moe-window",
+    "qwen3-moe-window",
+    "gpt-oss",
+    "glm4-moe",
+    "dots1",
+    "minimax-m2",
+    "ernie4-5-moe",
 )
 
 
@@ -74,7 +84,7 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe"])
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
@@ -89,6 +99,8 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
         ("granite", "bfloat16", "int4"),
         ("llama-biases", "bfloat16", "fp8"),
         ("qwen2", "float16", "fp8"),
+        ("qwen2-moe", "bfloat16", "int8"),
+        ("qwen2-moe", "float16", "int4"),
     ],
 )
 def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantization: str) -> None:
@@ -104,7 +116,7 @@ def test_quantised_in_float32(simulate: Run) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe"])
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text

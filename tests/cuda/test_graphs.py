@@ -12,7 +12,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", ["design", "masks", "ahead", "a_bound", "threads", "steps_without_results", "memory_comes_back"]
+    "case", ["design", "masks", "ahead", "uploads", "a_bound", "threads", "steps_without_results", "memory_comes_back"]
 )
 def test_graphs(simulate: Run, models: str, case: str) -> None:
     outcome = simulate(f"graph_cases:{case}", folder=models)
@@ -26,6 +26,7 @@ def test_graphs(simulate: Run, models: str, case: str) -> None:
         ("qwen3", "float16", "eager", 2),
         ("mistral-window", "bfloat16", "late", 3),
         ("qwen2", "float32", "late", 4),
+        ("qwen2-moe", "bfloat16", "late", 5),
     ],
 )
 def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: str, seed: int) -> None:

@@ -19,6 +19,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("qwen3", "float16", 2),
         ("granite", "bfloat16", 2),
         ("llama", "float32", 4),
+        ("olmo2", "bfloat16", 2),
+        ("qwen2-moe", "bfloat16", 2),
     ],
 )
 def test_ranks_that_share_a_device(simulate: Run, models: str, name: str, dtype: str, tp_size: int) -> None:
@@ -33,7 +35,13 @@ def test_a_rank_that_fails(simulate: Run, models: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "tp_size", "layers"),
-    [("llama", "bfloat16", 2, 2), ("llama-biases", "float32", 2, 1), ("qwen3", "float16", 4, 1)],
+    [
+        ("llama", "bfloat16", 2, 2),
+        ("llama-biases", "float32", 2, 1),
+        ("qwen3", "float16", 4, 1),
+        ("olmo2", "bfloat16", 4, 1),
+        ("qwen2-moe", "bfloat16", 2, 1),
+    ],
 )
 def test_ranks_with_a_device_each(
     simulate: Run, models: str, fake_nccl: str, name: str, dtype: str, tp_size: int, layers: int

@@ -27,9 +27,7 @@ from infinilm import (
     PagedKVCacheConfig,
     RankInfo,
     StaticKVCacheConfig,
-    _core,
 )
-from infinilm.config.families import build_spec
 
 CONFIGS = [
     StaticKVCacheConfig(),
@@ -222,15 +220,6 @@ def test_a_group_of_several() -> None:
     for call in (lambda: group.all_reduce(x), lambda: group.all_gather(x), lambda: group.broadcast(x), group.barrier):
         with pytest.raises(ConfigError, match="3 ranks, whose operations run inside an engine"):
             call()
-
-
-def test_experts_need_a_cpu() -> None:
-    config = LlamaConfig(model_type="qwen3_moe", num_hidden_layers=1)
-    spec = build_spec(config, dtype="bfloat16", max_model_len=8)
-    with pytest.raises(
-        ConfigError, match=r"models with experts do not run on cuda:0 in this version; use device 'cpu'"
-    ):
-        _core.InferEngine(spec, "cuda:0")
 
 
 # ---- names ----

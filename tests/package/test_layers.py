@@ -25,6 +25,7 @@ FLOORS = (
     ("bench", "debug"),
     ("server",),
     ("router",),
+    ("ray",),
     ("cli",),
     ("__main__",),
 )

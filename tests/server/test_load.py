@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,42 @@ def test_a_stream_that_breaks_has_no_end(host: Hosted, monkeypatch: pytest.Monke
     monkeypatch.setattr("infinilm.server.completions.CompletionStream.push", broken)
     with pytest.raises(httpx.RemoteProtocolError):
         post(host, stream=True)
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "the", "logprobs": 2, "echo": True, "max_tokens": 8},
+    "/v1/chat/completions": {"messages": [], "logprobs": True, "top_logprobs": 2, "max_tokens": 8},
+    "/v1/responses": {"input": "the", "max_output_tokens": 8},
+    "/v1/messages": {"messages": [], "max_tokens": 8},
+    "/v1/embeddings": {"input": "the"},
+}
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_what_runs_ends_well_while_the_server_drains(llm: LLM, path: str) -> None:
+    """Whatever its answer is made of."""
+    body = {"model": "tiny", **ANSWERS[path]}
+    if "messages" in body:
+        body["messages"] = [{"role": "user", "content": "the"}]
+    streams = [{}] if path.endswith("embeddings") else [{}, {"stream": True}]
+    with (
+        hosted(llm) as host,
+        ThreadPoolExecutor(len(streams)) as pool,
+        Gate(llm) as gate,
+        raw(host, "/v1/completions", LONG),
+    ):
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        asked = [pool.submit(http_post, f"{host.url}{path}", json=body | more) for more in streams]
+        wait_for(lambda: host.service._num_admitted == 1 + len(streams))
+        host.call(lambda: setattr(host.service, "is_draining", True))
+        wait_for(lambda: http_get(f"{host.url}/health").status_code == 503)
+        assert gauge(host.url, "num_requests_running") >= 1
+        gate.open()
+        for one in asked:
+            answer = one.result(SECONDS)
+            assert answer.status_code == 200 and "draining" not in answer.text, answer.text
+        refused = http_post(f"{host.url}{path}", json=body)
+        assert refused.status_code == 503 and refused.json()["error"].get("code") == "draining"
 
 
 def test_constraints_are_compiled_beside_all_else(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

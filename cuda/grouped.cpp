@@ -1,0 +1,138 @@
+#include "grouped.h"
+
+#include <vector>
+
+namespace infinilm::cuda {
+
+namespace {
+
+int count(int64_t size) { return static_cast<int>(size); }
+
+// The weights of all experts, one after the other, where kernels find them.
+struct CudaExperts : PreparedExperts {
+    struct Table {
+        PackedWeight shape;  // that all have
+        std::unique_ptr<DeviceMemory> weights;
+    };
+    Backend::SharedLinears linears;  // whose memory it is
+    Table gate_up, down;
+};
+
+CudaExperts::Table make_table(const Backend::SharedLinears& linears) {
+    std::vector<GroupWeight> weights;
+    for (const auto& linear : linears) weights.push_back({packed(*linear).data, packed(*linear).bias, 1});
+    const size_t bytes = weights.size() * sizeof(GroupWeight);
+    CudaExperts::Table table{packed(*linears[0]), std::make_unique<DeviceMemory>(bytes, "a table of experts")};
+    check(cudaMemcpy(table.weights->data, weights.data(), bytes, cudaMemcpyHostToDevice), "prepare_experts");
+    return table;
+}
+
+// Rows of an item. Most items should be full, and each reads its weight: few rows for each expert make small ones.
+int choose_tile(int64_t num_rows, int64_t num_groups) {
+    const int64_t mean = num_rows / std::max<int64_t>(num_groups, 1);
+    return mean <= 4 ? 8 : mean <= 24 ? 32 : 64;
+}
+
+GroupedLinearArgs grouped_args(const PackedWeight& weight, const TensorView& x, const TensorView& out) {
+    GroupedLinearArgs args{};
+    args.linear.x = x.data();
+    args.linear.x_stride = x.stride(0);
+    args.linear.weight = weight;
+    args.linear.weight.data = nullptr, args.linear.weight.bias = nullptr;
+    args.linear.out = out.data();
+    args.linear.out_stride = out.stride(0);
+    return args;
+}
+
+}  // namespace
+
+std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down) {
+    auto out = std::make_unique<CudaExperts>();
+    out->num_experts = static_cast<int64_t>(down.size());
+    if (out->num_experts > kMaxExperts)
+        throw DeviceError(concat("a layer of ", out->num_experts, " experts: on CUDA there may be ", kMaxExperts,
+                                 "; use device 'cpu'"));
+    out->hidden_size = down[0]->out_features;
+    out->intermediate_size = down[0]->in_features;
+    out->gate_up = make_table(gate_up);
+    out->down = make_table(down);
+    out->linears = std::move(gate_up);
+    out->linears.insert(out->linears.end(), down.begin(), down.end());
+    return out;
+}
+
+cudaError_t run_route(const RouteParams& p, cudaStream_t stream) {
+    if (p.num_groups > kMaxExpertGroups)
+        throw DeviceError(concat("route: ", p.num_groups, " groups of experts: on CUDA there may be ", kMaxExpertGroups,
+                                 "; use device 'cpu'"));
+    return route({.logits = p.logits.as<const float>(),
+                  .correction_bias = p.correction_bias.as<const float>(),
+                  .ids = p.ids.as<int>(),
+                  .weights = p.weights.as<float>(),
+                  .logits_stride = p.logits.stride(0),
+                  .ids_stride = p.ids.stride(0),
+                  .weights_stride = p.weights.stride(0),
+                  .num_tokens = count(p.logits.shape(0)),
+                  .num_experts = count(p.logits.shape(1)),
+                  .top_k = count(p.ids.shape(1)),
+                  .sigmoid = p.scoring == Scoring::sigmoid,
+                  .normalize = p.normalize,
+                  .scale = p.scale,
+                  .num_groups = p.num_groups,
+                  .top_groups = p.top_groups},
+                 stream);
+}
+
+cudaError_t run_experts(const ExpertsParams& p, Type type, cudaStream_t stream) {
+    const auto& experts = static_cast<const CudaExperts&>(p.experts);
+    const int num_tokens = count(p.ids.shape(0)), top_k = count(p.ids.shape(1)), num_parts = num_tokens * top_k;
+    const int num_experts = count(experts.num_experts), tile = choose_tile(num_parts, num_experts);
+    // What `lists` holds, [num_parts, expert_list_ints]: items, which are the first to be aligned.
+    int* const lists = p.lists.as<int>();
+    static_assert(most_items(1, 1, 8) * 4 <= 8 && most_items(8, 8, 8) * 4 <= 64 && expert_list_ints > 10);
+    const GroupRowsArgs groups{.ids = p.ids.as<const int>(),
+                               .ids_stride = p.ids.stride(0),
+                               .num_tokens = num_tokens,
+                               .top_k = top_k,
+                               .num_experts = num_experts,
+                               .tile = tile,
+                               .tokens = lists + 8 * int64_t{num_parts},
+                               .part_of = lists + 9 * int64_t{num_parts},
+                               .items = reinterpret_cast<int4*>(lists),
+                               .num_items = lists + 10 * int64_t{num_parts}};
+    if (const cudaError_t error = group_rows(groups, stream)) return error;
+    const auto run = [&](const CudaExperts::Table& table, const TensorView& x, const int* x_rows,
+                         const TensorView& out) {
+        GroupedLinearArgs args = grouped_args(table.shape, x, out);
+        args.linear.activation = static_cast<Activation>(p.activation);
+        args.weights = static_cast<const GroupWeight*>(table.weights->data);
+        args.items = groups.items;
+        args.num_items = groups.num_items;
+        args.most_items = most_items(num_parts, num_experts, tile);
+        args.tile = tile;
+        args.x_rows = x_rows;
+        return linear_grouped(args, stream);
+    };
+    if (const cudaError_t error = run(experts.gate_up, p.x, groups.tokens, p.inner)) return error;
+    if (const cudaError_t error = run(experts.down, p.inner, nullptr, p.parts)) return error;
+    return combine({.parts = p.parts.data(),
+                    .part_of = groups.part_of,
+                    .weights = p.weights.as<const float>(),
+                    .shared = p.shared.data(),
+                    .shared_gate = p.shared_gate.as<const float>(),
+                    .residual = p.residual.data(),
+                    .out = p.out.data(),
+                    .parts_stride = p.parts.stride(0),
+                    .weights_stride = p.weights.stride(0),
+                    .shared_stride = p.shared ? p.shared.stride(0) : 0,
+                    .shared_gate_stride = p.shared_gate ? p.shared_gate.stride(0) : 0,
+                    .residual_stride = p.residual ? p.residual.stride(0) : 0,
+                    .out_stride = p.out.stride(0),
+                    .num_tokens = num_tokens,
+                    .top_k = top_k,
+                    .hidden_size = count(p.out.shape(1)),
+                    .type = type},
+                   stream);
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,198 @@
+"""Cases for cuda/experts.cu and linear_grouped.cu against float64 numpy, and bit for bit against dense linears."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+from emulation import ROOT, Array, Gpu
+from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
+from packing import ORDERS, pack
+from quantised import FORMATS, pack as pack_quantised, quantise
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference import ops as oracle
+
+MAX_DENSE = 64  # tokens of linear_decode
+WEIGHT = np.dtype([("data", np.uint64), ("bias", np.uint64), ("scale", np.float32), ("padding", np.float32)])
+
+
+def _long(value: int) -> ctypes.c_int64:
+    return ctypes.c_int64(value)
+
+
+# ---------------------------------------------------------------------------------------------- route
+
+
+def route(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Experts and weights of each token; one whose logits are bad says so in its weights."""
+    for shape in shapes:
+        tokens, experts, top_k, groups = (shape[name] for name in ("tokens", "experts", "top_k", "groups"))
+        logits = normal(shape["seed"], tokens, experts) * np.float32(3)
+        bias = normal(shape["seed"] + 1, experts) if shape["corrected"] else None
+        is_bad = np.zeros(tokens, bool)
+        if tokens > 2:
+            is_bad[[0, tokens - 1]] = True
+            logits[0, experts // 2], logits[-1, 0] = np.nan, np.inf
+        given = of(gpu, logits, "f32", 3)
+        weights = Frame(gpu, "f32", (tokens, top_k), 1)
+        ids = gpu.upload(np.full((tokens, top_k + 2), -7, np.int32))
+        gpu.call(
+            "run_route", given.pointer, _long(given.stride), None if bias is None else gpu.upload(bias), ids,
+            _long(top_k + 2), weights.pointer, _long(weights.stride), tokens, experts, top_k, int(shape["sigmoid"]),
+            int(shape["normalize"]), 2.5, groups, shape["top_groups"],
+        )  # fmt: skip
+        got_ids, got = gpu.download(ids), weights.get()
+        assert (got_ids[:, top_k:] == -7).all()
+        got_ids = got_ids[:, :top_k]
+        np.testing.assert_array_equal(got_ids[is_bad], np.broadcast_to(np.arange(top_k), (is_bad.sum(), top_k)))
+        assert np.isnan(got[is_bad]).all()
+        wide = logits[~is_bad].astype(np.float64)
+        scores = 1 / (1 + np.exp(-wide)) if shape["sigmoid"] else oracle.softmax(wide)
+        want_ids = oracle.best_experts(scores if bias is None else scores + bias, top_k, groups, shape["top_groups"])
+        np.testing.assert_array_equal(got_ids[~is_bad], want_ids)
+        want = np.take_along_axis(scores, want_ids, 1)
+        want = want / want.sum(1, keepdims=True) if shape["normalize"] else want
+        assert_close(got[~is_bad], want * 2.5, "f32", experts)
+        gpu.close()
+
+
+# ---------------------------------------------------------------------------------------------- linears
+
+
+def _grouped(gpu: Gpu, ids: Array, num_experts: int, tile: int) -> dict[str, Any]:
+    """Sorts parts on the device; checks what comes."""
+    tokens, top_k = ids.shape
+    parts = tokens * top_k
+    most = min(parts, num_experts) + parts // tile
+    padded = np.full((tokens, top_k + 1), 10**6, np.int32)
+    padded[:, :top_k] = ids
+    order, part_of = gpu.empty(parts, np.int32), gpu.empty((tokens, top_k), np.int32)
+    items, num_items = gpu.upload(np.full((most, 4), -1, np.int32)), gpu.empty(1, np.int32)
+    gpu.call(
+        "run_group_rows", gpu.upload(padded), _long(top_k + 1), tokens, top_k, num_experts, tile, order, part_of,
+        items, num_items,
+    )  # fmt: skip
+    found = {"order": order, "part_of": part_of, "items": items, "num_items": num_items, "most_items": most}
+    places = gpu.download(part_of)
+    assert sorted(places.ravel().tolist()) == list(range(parts))
+    np.testing.assert_array_equal(gpu.download(order)[places], np.broadcast_to(np.arange(tokens)[:, None], ids.shape))
+    expert_of = np.empty(parts, np.int32)
+    expert_of[places] = ids
+    assert (np.diff(expert_of) >= 0).all()
+    listed = gpu.download(items)[: int(gpu.download(num_items)[0])]
+    assert (listed[:, 2] >= 1).all() and (listed[:, 2] <= tile).all() and (listed[:, 3] == 0).all()
+    covered = [(first + i, expert) for expert, first, count, _ in listed.tolist() for i in range(count)]
+    assert covered == list(enumerate(expert_of.tolist()))
+    counts = np.bincount(ids.ravel(), minlength=num_experts)
+    assert len(listed) == sum(-(-int(count) // tile) for count in counts)
+    return found
+
+
+def _pack(weight: Array, name: str, order: str, kind: str) -> Array:
+    if name:
+        return pack_quantised(*quantise(weight, name), name, order)
+    return weight if kind == "f32" else pack(weight, order, kind=kind)
+
+
+def grouped(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Each part has the bits that a dense linear gives its row; rows are listed on either side, or on none."""
+    for shape in shapes:
+        _grouped_shape(gpu, shape)
+        gpu.close()
+
+
+def _grouped_shape(gpu: Gpu, shape: dict[str, Any]) -> None:
+    rng = np.random.default_rng(shape["seed"])
+    n, k, experts, kind, name, tile = (shape[key] for key in ("n", "k", "experts", "kind", "name", "tile"))
+    order = shape["order"]
+    ids = np.argsort(rng.random((shape["tokens"], experts)), axis=1)[:, : shape["top_k"]].astype(np.int32)
+    if shape["skewed"]:
+        ids[:-5, 0] = 0
+    lists = _grouped(gpu, ids, experts, tile)
+    matrices = [_pack(normal(shape["seed"] + e, n, k) / np.float32(k**0.5), name, order, kind) for e in range(experts)]
+    packed = [gpu.upload(matrix) for matrix in matrices]
+    biases = [gpu.upload(normal(shape["seed"] - e - 1, n)) for e in range(experts)]
+    table = np.zeros(experts, WEIGHT)
+    for e in range(experts):
+        table[e] = (packed[e].pointer, biases[e].pointer, 1, 0)
+    weights = gpu.upload(table.view(np.uint8))
+    rows, parts = encode(normal(shape["seed"] + 99, shape["tokens"], k), kind), ids.size
+    width = n // 2 if order == "gate_up" else n
+    x = of(gpu, rows, kind, 8)
+    settings = (n, k, KINDS.index(kind), ORDERS.index(order), FORMATS.index(name))
+
+    def call(out: Frame, residual: Frame | None, x: Frame, count: int, *chosen: Any) -> Array:
+        residuals = (residual.pointer, _long(residual.stride)) if residual else (None, _long(0))
+        gpu.call(
+            "run_linear", *chosen, x.pointer, _long(x.stride), count, *settings, *residuals, out.pointer,
+            _long(out.stride),
+        )  # fmt: skip
+        return out.get()
+
+    def dense(part_rows: Array, expert: int, residual: Array | None = None) -> Array:
+        if len(part_rows) > MAX_DENSE:
+            rest = None if residual is None else residual[MAX_DENSE:]
+            first = dense(part_rows[:MAX_DENSE], expert, None if residual is None else residual[:MAX_DENSE])
+            return np.concatenate([first, dense(part_rows[MAX_DENSE:], expert, rest)])
+        added = None if residual is None else of(gpu, residual, kind)
+        none = (None, None, None, 0, tile, None, None)
+        out = Frame(gpu, kind, (len(part_rows), width), 8)
+        return call(out, added, of(gpu, part_rows, kind), len(part_rows), packed[expert], biases[expert], *none)
+
+    listed = (None, None, weights, lists["items"], lists["num_items"], lists["most_items"], tile)
+    got = call(Frame(gpu, kind, (parts, width), 8), None, x, parts, *listed, lists["order"], None)
+    places = gpu.download(lists["part_of"])
+    for expert in range(experts):
+        tokens, slots = np.nonzero(ids == expert)
+        if len(tokens):
+            assert_bitwise(got[places[tokens, slots]], dense(rows[tokens], expert))
+    if shape["top_k"] > 1:
+        return
+    # Of one part for each token: rows of x in their order, those of out listed, and what was there stays.
+    residual = encode(normal(shape["seed"] + 7, shape["tokens"], width), kind)
+    out, sorted_x = of(gpu, residual, kind, 8), of(gpu, rows[gpu.download(lists["order"])], kind)
+    got = call(out, out, sorted_x, parts, *listed, None, lists["order"])
+    for expert in range(experts):
+        tokens = np.nonzero(ids[:, 0] == expert)[0]
+        if len(tokens):
+            assert_bitwise(got[tokens], dense(rows[tokens], expert, residual[tokens]))
+
+
+def combine(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """The sum of a token's parts, the shared expert, and the residual, which may be where the result goes."""
+    for shape in shapes:
+        tokens, top_k, width, kind, seed = (shape[key] for key in ("tokens", "top_k", "width", "kind", "seed"))
+        rng = np.random.default_rng(seed)
+        stored = {name: encode(normal(seed + i, tokens, width), kind) for i, name in enumerate(("shared", "residual"))}
+        parts, gates = encode(normal(seed + 2, tokens * top_k, width), kind), normal(seed + 3, tokens, 1)
+        part_of = rng.permutation(tokens * top_k).reshape(tokens, top_k).astype(np.int32)
+        weights = normal(seed + 4, tokens, top_k)
+        frames = {name: of(gpu, stored[name], kind, 8) for name in stored if shape[name]}
+        gate = of(gpu, gates, "f32", 7) if shape["gated"] else None
+        weighed = of(gpu, weights, "f32", 1)
+        out = frames["residual"] if shape["residual"] else Frame(gpu, kind, (tokens, width), 8)
+        placed = of(gpu, parts, kind, 16)
+        pointers = [
+            (frame.pointer, _long(frame.stride)) if frame else (None, _long(0))
+            for frame in (frames.get("shared"), gate, frames.get("residual"))
+        ]
+        gpu.call(
+            "run_combine", placed.pointer, _long(placed.stride), gpu.upload(part_of), weighed.pointer,
+            _long(weighed.stride), *pointers[0], *pointers[1], *pointers[2], out.pointer, _long(out.stride), tokens,
+            top_k, width, KINDS.index(kind),
+        )  # fmt: skip
+        values = decode(parts, kind).astype(np.float64)[part_of]  # [tokens, top_k, width]
+        want = (values * weights[..., None]).sum(1)
+        size = np.abs(values * weights[..., None]).sum(1)
+        if shape["shared"]:
+            shared = decode(stored["shared"], kind) / (1 + np.exp(-gates.astype(np.float64)) if shape["gated"] else 1)
+            want, size = want + shared, size + np.abs(shared)
+        slack: Array | float = 0.0
+        if shape["residual"]:
+            slack = 0.0 if kind == "f32" else 1.01 * UNIT[kind] * np.abs(want)
+            want = want + decode(stored["residual"], kind)
+        assert_close(out.get(), want, kind, top_k + 1, size, slack)
+        gpu.close()

@@ -1,0 +1,82 @@
+"""Layers of experts on the emulator: routing, lists of rows, linears of listed rows, sums of a token's experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulation import LINEARS, ROOT, SCHEDULES, Run
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+
+SOURCES = [*LINEARS, *(ROOT / f"cuda/{name}.cu" for name in ("experts", "linear_grouped", "linear_f32"))]
+SOURCES.append("experts_api.cu")  # type: ignore[arg-type]
+seeds = st.integers(0, 2**31)
+
+few = settings(
+    max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> dict[str, Any]:
+    experts, groups = draw(st.sampled_from(((8, 1), (60, 4), (128, 1), (256, 8), (33, 3), (1024, 32))))
+    top_groups = draw(st.integers(1, groups))
+    return {
+        "seed": draw(seeds), "tokens": draw(st.sampled_from((1, 4, 9))), "experts": experts, "groups": groups,
+        "top_groups": top_groups, "top_k": draw(st.integers(1, min(10, experts // groups * top_groups))),
+        "sigmoid": draw(st.booleans()), "normalize": draw(st.booleans()), "corrected": draw(st.booleans()),
+    }  # fmt: skip
+
+
+def linears(name: str, kind: str) -> dict[str, Any]:
+    """k that ends inside of a unit, and longer than the stages; n of more tiles of rows than one."""
+    common = {"seed": 11, "kind": kind, "name": name, "skewed": False}
+    many = {"tokens": 21, "top_k": 2, "experts": 3, "n": 48, "k": 264, "order": "gate_up", "tile": 8}
+    one = {"tokens": 45, "top_k": 1, "experts": 5, "n": 40, "k": 136, "order": "natural", "tile": 32}
+    return {"shapes": [{**common, **many}, {**common, **one}]}
+
+
+def _check(emulate: Run, case: str, **where: Any) -> None:
+    outcome = emulate(SOURCES, f"experts_cases:{case}", **where)
+    assert outcome.ok, outcome.text
+
+
+@few
+@given(shapes=st.lists(routes(), min_size=8, max_size=8))
+def test_route(emulate: Run, shapes: list[dict[str, Any]]) -> None:
+    _check(emulate, "route", shapes=shapes)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("", "bf16"), ("", "f16"), ("", "f32"), ("int8", "bf16"), ("int4", "bf16"), ("fp8", "f16")]
+)
+def test_linears_of_listed_rows(emulate: Run, name: str, kind: str) -> None:
+    _check(emulate, "grouped", **linears(name, kind), settings={"INFINILM_EMULATOR_SMS": "2"})
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[1:])
+@pytest.mark.parametrize("asynchronous", ["late", "eager"])
+def test_schedules(emulate: Run, schedule: str, asynchronous: str) -> None:
+    where = {"INFINILM_EMULATOR_ASYNC": asynchronous}
+    _check(emulate, "grouped", **linears("", "bf16"), schedule=schedule, settings=where)
+
+
+def test_items_of_many_rows(emulate: Run) -> None:
+    shape = {"seed": 5, "tokens": 150, "top_k": 1, "experts": 2, "n": 24, "k": 72, "order": "natural", "tile": 64}
+    shapes = [{**shape, "kind": "bf16", "name": name, "skewed": True} for name in ("", "int4")]
+    _check(emulate, "grouped", shapes=shapes)
+
+
+@few
+@given(seed=seeds, shared=st.booleans(), gated=st.booleans(), residual=st.booleans())
+def test_combine(emulate: Run, seed: int, shared: bool, gated: bool, residual: bool) -> None:
+    shape = {"seed": seed, "tokens": 3, "width": 1096, "shared": shared, "gated": gated and shared}
+    shapes = [{**shape, "residual": residual, "kind": kind, "top_k": k} for kind in ("f32", "bf16") for k in (1, 8)]
+    _check(emulate, "combine", shapes=shapes)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_sanitized(emulate: Run, sanitize: str) -> None:
+    _check(emulate, "grouped", sanitize=sanitize, schedule="lifo", timeout=600, **linears("", "bf16"))
