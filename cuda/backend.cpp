@@ -69,7 +69,7 @@ public:
 
     void* stream() const override { return stream_; }
     void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
-    std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) override;
+    std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
     Arrival& fetch(const TensorView& ids) override {
         activate();
         return landings_->fetch(ids, *pinned_, stream_);
@@ -105,7 +105,7 @@ public:
     void act_mul(const ActMulParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
-    void take_ids(const TakeIdsParams&) override;
+    void update_step(const UpdateStepParams&) override;
     std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
         activate();
         return make_experts(std::move(gate_up), std::move(down));
@@ -183,7 +183,7 @@ void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
     cuda::copy(src, dst, *pinned_, stream_);
 }
 
-std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const UploadArray> arrays) {
+std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const TensorView> arrays) {
     activate();
     Staging& staging = staging_[static_cast<size_t>(purpose)];
     if (!staging.fits(arrays)) {
@@ -538,11 +538,17 @@ void CudaBackend::gather_rows(const GatherRowsParams& p) {
         "gather_rows", p.out.shape());
 }
 
-void CudaBackend::take_ids(const TakeIdsParams& p) {
+void CudaBackend::update_step(const UpdateStepParams& p) {
     activate();
-    const TakeIdsArgs args{p.previous_ids.as<const int>(), p.rows.as<const int>(), p.ids.as<int>(),
-                           count(p.ids.shape(0))};
-    run(cuda::take_ids(args, stream_), "take_ids", p.ids.shape());
+    const int num_tokens = p.rows ? count(p.ids.shape(0)) : 0, num_entries = p.entries ? count(p.entries.shape(0)) : 0;
+    const UpdateStepArgs args{p.previous_ids.as<const int>(),
+                              p.rows.as<const int>(),
+                              p.ids.as<int>(),
+                              num_tokens,
+                              p.table.as<int>(),
+                              p.entries.as<const int2>(),
+                              num_entries};
+    run(cuda::update_step(args, stream_), "update_step", std::array<int64_t, 2>{num_tokens, num_entries});
 }
 
 void CudaBackend::sum_parts(const SumPartsParams& p) {

@@ -115,9 +115,9 @@ Tensor Landing::take() {
     return ids;
 }
 
-int64_t Staging::bytes_of(std::span<const UploadArray> arrays) {
+int64_t Staging::bytes_of(std::span<const TensorView> arrays) {
     int64_t bytes = 0;
-    for (const UploadArray& array : arrays) bytes += aligned(array.bytes());
+    for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
     return bytes;
 }
 
@@ -129,29 +129,17 @@ void Staging::reset(Tensor device) {
     device_ = std::move(device);  // last: without the host's memory, nothing fits
 }
 
-std::vector<TensorView> Staging::upload(std::span<const UploadArray> arrays, cudaStream_t stream) {
+std::vector<TensorView> Staging::upload(std::span<const TensorView> arrays, cudaStream_t stream) {
     std::vector<TensorView> out;
     const PinnedMemory& host = *host_[std::exchange(next_, (next_ + 1) % host_.size())];
     int64_t offset = 0;
-    for (const UploadArray& array : arrays) {
-        const TensorView& source = array.source;
-        if (!source) {
+    for (const TensorView& array : arrays) {
+        if (!array) {
             out.emplace_back();
             continue;
         }
-        std::byte* const to = host.data + offset;
-        if (array.columns) {
-            const int64_t rows = source.shape(0), size = size_bytes(source.dtype());
-            const int64_t given = source.shape(1) * size, kept = array.columns * size;
-            for (int64_t row = 0; row < rows; ++row)
-                std::memcpy(to + row * kept, source.as<const std::byte>() + row * given,
-                            static_cast<size_t>(std::min(given, kept)));
-            out.emplace_back(device_.as<std::byte>() + offset, source.dtype(),
-                             std::initializer_list<int64_t>{rows, array.columns}, device_.device());
-        } else {
-            std::memcpy(to, source.data(), static_cast<size_t>(source.bytes()));
-            out.emplace_back(device_.as<std::byte>() + offset, source.dtype(), source.shape(), device_.device());
-        }
+        std::memcpy(host.data + offset, array.data(), static_cast<size_t>(array.bytes()));
+        out.emplace_back(device_.as<std::byte>() + offset, array.dtype(), array.shape(), device_.device());
         offset += aligned(array.bytes());
     }
     check(cudaMemcpyAsync(device_.data(), host.data, static_cast<size_t>(offset), cudaMemcpyHostToDevice, stream),

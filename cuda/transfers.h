@@ -66,14 +66,14 @@ private:
 // Where arrays of a step lie side by side, so that one transfer takes them all to the device.
 class Staging {
 public:
-    static int64_t bytes_of(std::span<const UploadArray> arrays);
+    static int64_t bytes_of(std::span<const TensorView> arrays);
 
-    bool fits(std::span<const UploadArray> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
+    bool fits(std::span<const TensorView> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
     // device: uint8, for arrays of that many bytes; absent gives all memory back.
     void reset(Tensor device);
     // Enqueues the transfer of arrays that fit. What it gives is on the device, valid until the next one in the stream;
     // absent arrays stay absent. A transfer must be done before the second one after it, which takes its host memory.
-    std::vector<TensorView> upload(std::span<const UploadArray> arrays, cudaStream_t stream);
+    std::vector<TensorView> upload(std::span<const TensorView> arrays, cudaStream_t stream);
 
 private:
     Tensor device_;

@@ -46,9 +46,9 @@ def add_routing(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--imbalance",
         type=non_negative,
-        default=8,
+        default=16,
         metavar="K",
-        help="requests that a replica may have more than the least loaded one and still be chosen; default 8",
+        help="requests that a replica may have more than the least loaded one and still be chosen; default 16",
     )
     group.add_argument(
         "--max-requests", type=positive, default=4096, metavar="N", help="at a time; more get status 429; default 4096"

@@ -27,9 +27,12 @@ _OF_LLM = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown"
 _serving: App | None = None  # of the replica that this process is
 
 
-async def _routes(scope: Message, receive: Receive, send: Send) -> None:
-    assert _serving is not None
-    await _serving(scope, receive, send)
+class _Routes:
+    """The routes of that replica; no function, which Ray Serve would take for one that makes them."""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        assert _serving is not None
+        await _serving(scope, receive, send)
 
 
 class _Replica:
@@ -63,13 +66,13 @@ def app(args: Mapping[str, str]) -> Any:
     ConfigError
         A name is not known, or Ray Serve is not installed.
     """
+    for name in args:
+        if name not in _OF_LLM and name not in _OWN:
+            raise ConfigError(f"{name}: no such setting{did_you_mean(name, [*_OF_LLM, *_OWN])}")
     try:
         from ray import serve
     except ImportError as error:
         raise ConfigError(f"the application needs Ray Serve ({error}); pip install 'ray[serve]'") from None
-    for name in args:
-        if name not in _OF_LLM and name not in _OWN:
-            raise ConfigError(f"{name}: no such setting{did_you_mean(name, [*_OF_LLM, *_OWN])}")
     given = {name: _value(value) for name, value in args.items()}
     settings = {"model": "demo"} | {name: value for name, value in given.items() if name in _OF_LLM}
     size = int(settings.get("tensor_parallel_size", 1))
@@ -86,7 +89,7 @@ def app(args: Mapping[str, str]) -> Any:
         ray_actor_options={"num_gpus": size, "num_cpus": 1} if on_gpus else {"num_cpus": num_cpus},
     )
     name = str(given.get("served_model_name", os.path.basename(str(settings["model"]).rstrip("/"))))
-    return deployment(serve.ingress(_routes)(_Replica)).bind(name, settings)
+    return deployment(serve.ingress(_Routes())(_Replica)).bind(name, settings)
 
 
 def _value(text: str) -> Any:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from infinilm.errors import InfinilmError, RequestError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
-from infinilm.requests.constraint import Matcher, num_mask_words
+from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
 from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
@@ -236,20 +236,23 @@ class Completion(Work):
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
-        sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
+        sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed)
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
         self.max_new_tokens = max_new_tokens
-        self._note_needs()
+        sequence.draws_on_host = pipeline.is_needed
+        sequence.needs_logits = sequence.draws_on_host or params.logprobs is not None
+        self.constrain(None)
 
-    def constrain(self, matcher: Matcher) -> None:
-        """Say only what a matcher allows, which this completion alone has; before it is submitted."""
+    def constrain(self, matcher: Matcher | None) -> None:
+        """Say only what the parameters and a matcher allow, which this completion alone has; before it is submitted."""
         sequence = self.sequence
-        sequence.constraint = matcher
-        sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
-        sequence.owner_sees_end_only = False  # the matcher takes in every token
+        sequence.constraint = self.pipeline.matcher(matcher)
+        if sequence.constraint is not None:
+            sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
+            sequence.owner_sees_end_only = False  # the matcher takes in every token
 
     def go_on(self, token_ids: SequenceOf[int]) -> None:
         """Begin behind tokens of the output that are there already, as a preempted sequence does; before it runs.
@@ -268,12 +271,6 @@ class Completion(Work):
                 self.given_text += news.text
 
     # ---- in the engine thread ----
-
-    def _note_needs(self) -> None:
-        """Note on the sequence whether the host needs the next token's logits, and whether it draws the token."""
-        sequence = self.sequence
-        sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
-        sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None
 
     def take_token(self, token_id: int, logits: Float32Array | None) -> News | None:
         """Take in a new token: check stop conditions, add log-probabilities; returns the news, or None if not watched.
@@ -302,7 +299,6 @@ class Completion(Work):
                 self.finish_reason, self.stop_reason = "stop", text.stopped_by
         if self.finish_reason is None and is_last:
             self.finish_reason = "stop" if is_complete else "length"
-        self._note_needs()
         if self.finish_reason is None and not self.sequence.is_streamed:
             return None
         top = self.logprobs[-1] if self.logprobs else None
@@ -329,6 +325,8 @@ class Completion(Work):
         if constraint is None or self.finish_reason is not None:  # the token that ends a sequence is not for matchers
             return False
         constraint.advance(token_id)
+        if isinstance(constraint, TokenRules) and constraint.is_over:
+            self.sequence.constraint = None
         return constraint.is_finished
 
     def _stop_at(self, token_id: int) -> None:

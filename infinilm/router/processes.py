@@ -212,7 +212,7 @@ def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
         ids = list(range(num_gpus))
     else:
         num_cpus = machine["cpu"]["num_threads"]
-        if count * size > num_cpus:
+        if args.num_threads is None and count * size > num_cpus:
             what = f"{count * size} CPUs; this machine has {num_cpus}"
             raise ConfigError(f"replicas={count} of {size} ranks need {what}")
         return [{"num_threads": args.num_threads or max(num_cpus // count, 1)}] * count

@@ -35,7 +35,7 @@ class RouterSettings:
     front: ServerSettings
     max_requests: int = 4096
     max_attempts: int = 3
-    imbalance: int = 8
+    imbalance: int = 16
     health_interval: float = 1.0
     health_timeout: float = 5.0
     wait_timeout: float = 30.0

@@ -169,7 +169,7 @@ async def _serve(
             await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()
         if service.death is None and not serving.done():
-            draining = asyncio.ensure_future(service.drain())
+            draining = asyncio.ensure_future(_drain(service, server))
             again = asyncio.ensure_future(_until(lambda: num_signals > 1))
             await asyncio.wait({draining, again}, timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in (draining, again):
@@ -182,6 +182,13 @@ async def _serve(
         loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+
+async def _drain(service: Service, server: uvicorn.Server) -> None:
+    """Let what runs end, and wait until clients have taken all of it: what is left in this process ends with it."""
+    await service.drain()
+    connections = server.server_state.connections
+    await _until(lambda: not any(connection.transport.get_write_buffer_size() for connection in connections))
 
 
 def is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -363,7 +363,10 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
         if (error) std::rethrow_exception(error);
     on_ranks([&](Rank& rank) {
         rank.graphs->clear();  // of steps that others have submitted since the new one was allocated
-        while_quiet(*rank.backend, [&] { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
+        while_quiet(*rank.backend, [&] {
+            rank.cache = std::move(made[static_cast<size_t>(rank.index)]);
+            rank.table = {};  // whose blocks are of the old one
+        });
     });
 }
 
@@ -442,7 +445,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
-        check_values(step, spec_, rank.cache.spec());
+        check_values(step, spec_, rank.cache.spec(), rank.table);
     rank.cache.check_states(step);
     const LoraStep lora(rank.adapters, step);
     rank.cache.begin_states(step);
@@ -451,7 +454,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
             return sample_masked(rank, staged, computed, masks);
         };
         const auto stage_step = [&rank](const Batch& batch) {
-            return stage(*rank.backend, rank.params.spec(), rank.cache, batch);
+            return stage(*rank.backend, rank.params.spec(), rank.cache, rank.table, batch);
         };
         if (rank.tap || lora) {
             settle(rank);
@@ -460,7 +463,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
             return finish(staged, compute(rank, staged, tap));
         }
         return rank.graphs->run(
-            step, rank.cache.spec().block_size, stage_step, [&] { settle(rank); },
+            step, stage_step, [&] { settle(rank); },
             [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
     });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
@@ -524,6 +527,7 @@ void InferEngine::close() {
         rank->adapters.clear();
         rank->params.clear();
         rank->cache = {};
+        rank->table = {};
         rank->previous_ids = {};
         rank->backend.reset();
     }

@@ -112,6 +112,7 @@ private:
         std::unique_ptr<StepGraphs> graphs;
         Adapters adapters;
         KvCache cache;
+        BlockTable table;  // of steps on a GPU
         // [num_rows] int32 where the backend is: what the last step samples; absent if it does not or failed. On a GPU
         // a view of memory of the decoder.
         Tensor previous_ids;

@@ -28,8 +28,8 @@ StepOutput views(const StepOutput& output) {
 
 }  // namespace
 
-StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& stage, const Settle& settle,
-                           const Compute& compute, const Finish& finish) {
+StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle& settle, const Compute& compute,
+                           const Finish& finish) {
     if (!recorder_ || !is_decode(batch)) {
         const Batch staged = stage(batch);
         settle();
@@ -43,9 +43,7 @@ StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& 
             .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed)};
-    Batch padded = batch;
-    padded.table_columns = (key.context_len + block_size - 1) / block_size;
-    Batch staged = stage(padded);
+    Batch staged = stage(batch);
     for (AttentionList& list : staged.attention_lists) {
         if (list.num_decode > 0)
             list.num_decode = static_cast<int64_t>(

@@ -3,8 +3,8 @@
 //
 // The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
 // then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
-// counts as the next power of two, and the block table gets as many columns as that needs. What attention has to do is
-// a list that comes with the step's arrays, and its length counts as the next power of two, too.
+// counts as the next power of two. What attention has to do is a list that comes with the step's arrays, and its length
+// counts as the next power of two, too. The block table stays where it is (model/block_table.h).
 //
 // Masks come while the step runs, so a graph of a step with masks ends with the logits, and its tokens are sampled
 // behind it.
@@ -57,9 +57,9 @@ public:
     using Finish = std::function<StepOutput(const Batch& staged, const StepOutput& computed)>;
     // Waits for the step before, if it is still under way.
     using Settle = std::function<void()>;
-    // The batch is in host memory; block_size: of the cache. A graph that is there is launched behind the step before.
-    StepOutput run(const Batch& batch, int64_t block_size, const Stage& stage, const Settle& settle,
-                   const Compute& compute, const Finish& finish);
+    // The batch is in host memory. A graph that is there is launched behind the step before.
+    StepOutput run(const Batch& batch, const Stage& stage, const Settle& settle, const Compute& compute,
+                   const Finish& finish);
     void clear() { keep(0); }
     GraphCounts counts() const;
 

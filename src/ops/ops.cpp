@@ -242,12 +242,18 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
-void take_ids(Backend& backend, const TakeIdsParams& p) {
-    OpCheck check("take_ids", backend);
-    check.tensor("previous_ids", p.previous_ids, {"num_rows"}, DType::int32);
-    check.tensor("rows", p.rows, {"num_tokens"}, DType::int32);
-    check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
-    backend.take_ids(p);
+void update_step(Backend& backend, const UpdateStepParams& p) {
+    OpCheck check("update_step", backend);
+    if (p.rows) {
+        check.tensor("previous_ids", p.previous_ids, {"num_rows"}, DType::int32);
+        check.tensor("rows", p.rows, {"num_tokens"}, DType::int32);
+        check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
+    }
+    if (p.entries) {
+        check.tensor("table", p.table, {"num_seqs", "num_columns"}, DType::int32);
+        check.tensor("entries", p.entries, {"num_entries", 2}, DType::int32);
+    }
+    backend.update_step(p);
 }
 
 void route(Backend& backend, const RouteParams& p) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections.abc import Sequence
@@ -296,6 +297,47 @@ def run_ahead(twins: Twins) -> None:
             assert "previous_rows[1] is 3, but the step before sampled 3 rows" in str(error), error
         else:
             raise AssertionError("a row that is not there was taken")
+
+
+def uploads(gpu: Gpu, folder: str) -> None:
+    """A step brings the entries of the block table that have changed; a wrong one is refused wherever it is."""
+    if ON_GPU:
+        return
+    gpu.lib.infinilm_emulator_uploaded_bytes.restype = ctypes.c_uint64
+    engine = open_engine(make_model("llama", Path(folder), num_hidden_layers=1), "bfloat16", graphs=True)
+    sequences = Sequences(engine.spec.vocab_size, num_seqs=8, block_size=1)
+    engine.reset_cache(sequences.num_blocks, sequences.block_size)
+    everybody = list(range(8))
+
+    def step(seqs: list[int], count: int = 1) -> int:
+        before = gpu.lib.infinilm_emulator_uploaded_bytes()
+        engine.forward(sequences.batch(seqs, count, logits=False))
+        return int(gpu.lib.infinilm_emulator_uploaded_bytes() - before)
+
+    rounding, entry, item = 256, 8, 16  # bytes: of an array, of an element and what it becomes, of attention's list
+    step(everybody, 5)
+    short = [step(everybody) for _ in range(3)][-1]
+    step(everybody, 240)
+    long = [step(everybody) for _ in range(3)]
+    assert max(long) <= short + 2 * rounding + 2 * 8 * item, (short, long)
+    moved = step([*everybody[1:], 0])  # every row is that of another sequence
+    assert moved >= long[0] - rounding + 8 * 250 * entry, (moved, long)
+    assert step([*everybody[1:], 0]) <= max(long) + rounding
+    one = step([1, 2, 3, 4, 5, 6, 0, 7])  # two rows
+    assert long[0] - rounding + 2 * 250 * entry <= one <= max(long) + 2 * 256 * entry + rounding, (long, one)
+
+    sequences.batch([1, 2, 3, 4, 5, 6, 0, 7])
+    for at, wrong in ((0, -1), (100, sequences.num_blocks), (252, 1 << 30)):
+        table = sequences.arrays["block_table"].copy()
+        table[3, at] = wrong
+        try:
+            engine.forward(_core.Batch(**sequences.arrays | {"block_table": table}))
+        except infinilm.InfinilmError as error:
+            assert f"block_table[3][{at}] is {wrong}" in str(error), error
+        else:
+            raise AssertionError("a block that is not there was taken")
+    engine.forward(_core.Batch(**sequences.arrays))
+    engine.close()
 
 
 def a_bound(_: Gpu, folder: str) -> None:

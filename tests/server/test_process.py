@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import signal
 import socket
 import ssl
@@ -89,6 +90,31 @@ def test_a_signal_lets_what_runs_end(tmp_path: Path, number: signal.Signals) -> 
         server.process.send_signal(number)
         wait_for(lambda: http_get(f"{server.url}/health").status_code == 503)
         assert stream.finish() == "data: [DONE]"
+        assert server.wait() == 0, server.lines
+
+
+def test_a_slow_reader_gets_all_of_an_answer(tmp_path: Path) -> None:
+    """Also of one that was made before the signal, and is larger than what the system takes in for it."""
+    body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "n": 32, "logprobs": 20}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    with served("--drain-timeout", str(SECONDS), folder=tmp_path) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        client.settimeout(SECONDS)
+        client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        client.sendall(head.encode() + data)
+        answer = client.makefile("rb")
+        assert answer.readline().startswith(b"HTTP/1.1 200")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(3)
+        length = 0
+        while line := answer.readline().strip():
+            name, _, value = line.lower().partition(b": ")
+            length = int(value) if name == b"content-length" else length
+        assert length > 1 << 22 and len(answer.read(length)) == length
+        answer.close()
         assert server.wait() == 0, server.lines
 
 
