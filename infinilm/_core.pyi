@@ -154,6 +154,10 @@ class Backend:
     def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
         """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
 
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor) -> None: ...
+
+    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float) -> None: ...
+
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
     def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
@@ -208,6 +212,12 @@ class AttentionSpec:
 
     @sinks.setter
     def sinks(self, arg: bool, /) -> None: ...
+
+    @property
+    def output_gate(self) -> bool: ...
+
+    @output_gate.setter
+    def output_gate(self, arg: bool, /) -> None: ...
 
     @property
     def qk_norm(self) -> str: ...
@@ -322,6 +332,40 @@ class ExpertsSpec:
 
     @top_groups.setter
     def top_groups(self, arg: int, /) -> None: ...
+
+class DeltaSpec:
+    """What layers with a state have in place of attention."""
+
+    @property
+    def num_k_heads(self) -> int: ...
+
+    @num_k_heads.setter
+    def num_k_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def num_v_heads(self) -> int: ...
+
+    @num_v_heads.setter
+    def num_v_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def k_dim(self) -> int: ...
+
+    @k_dim.setter
+    def k_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def v_dim(self) -> int: ...
+
+    @v_dim.setter
+    def v_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def conv_size(self) -> int:
+        """Tokens that the convolution sees."""
+
+    @conv_size.setter
+    def conv_size(self, arg: int, /) -> None: ...
 
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
@@ -532,6 +576,12 @@ class ModelSpec:
     def experts(self, arg: ExpertsSpec, /) -> None: ...
 
     @property
+    def delta(self) -> DeltaSpec: ...
+
+    @delta.setter
+    def delta(self, arg: DeltaSpec, /) -> None: ...
+
+    @property
     def ropes(self) -> list[RopeSpec]: ...
 
     @ropes.setter
@@ -546,6 +596,11 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Of a KV cache in this dtype: all layers, keys and values."""
+
+    def state_bytes(self) -> int:
+        """
+        Of the state of a sequence: all layers that have one; 0: there are none.
+        """
 
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
@@ -587,7 +642,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
 class StepOutput:
     @property
@@ -702,9 +757,9 @@ class InferEngine:
         Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
-    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '') -> None:
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0) -> None:
         """
-        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's.
+        Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state.
         """
 
     def time_ops(self, on: bool) -> None:

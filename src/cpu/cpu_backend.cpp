@@ -543,9 +543,7 @@ void CpuBackend::gather_rows(const GatherRowsParams& p) {
     });
 }
 
-void CpuBackend::causal_conv(const CausalConvParams& p) {
-    run(kernels_.causal_conv, conv_args(p), 8 * p.out.numel());
-}
+void CpuBackend::causal_conv(const CausalConvParams& p) { run(kernels_.causal_conv, conv_args(p), 8 * p.out.numel()); }
 
 void CpuBackend::delta_rule(const DeltaRuleParams& p) {
     const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1);
