@@ -44,6 +44,7 @@ public:
         activate();
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         pinned_ = std::make_unique<PinnedMemory>(pinned_bytes);
+        landings_ = std::make_unique<Landings>();
         check(load_kernels(), "loading the kernels");
         // Any kernel tells whether this build has code for the device.
         const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});
@@ -68,7 +69,11 @@ public:
 
     void* stream() const override { return stream_; }
     void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
-    std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) override;
+    std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
+    Arrival& fetch(const TensorView& ids) override {
+        activate();
+        return landings_->fetch(ids, *pinned_, stream_);
+    }
     int num_sms() const override { return num_sms_; }
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
     std::unique_ptr<OneShot> make_one_shot(const OneShotOptions& options) override {
@@ -100,6 +105,7 @@ public:
     void act_mul(const ActMulParams&) override;
     void soft_cap(const SoftCapParams&) override;
     void gather_rows(const GatherRowsParams&) override;
+    void update_step(const UpdateStepParams&) override;
     std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
         activate();
         return make_experts(std::move(gate_up), std::move(down));
@@ -161,6 +167,7 @@ private:
     std::array<Staging, num_uploads> staging_;  // of upload, by purpose
     Tensor load_staging_;                       // uint8: of pack
     std::unique_ptr<PinnedMemory> pinned_;
+    std::unique_ptr<Landings> landings_;
 };
 
 // ---- memory ------------------------------------------------------------------------------------------------------
@@ -180,7 +187,7 @@ void CudaBackend::copy(const TensorView& src, const TensorView& dst) {
     cuda::copy(src, dst, *pinned_, stream_);
 }
 
-std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const UploadArray> arrays) {
+std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const TensorView> arrays) {
     activate();
     Staging& staging = staging_[static_cast<size_t>(purpose)];
     if (!staging.fits(arrays)) {
@@ -189,7 +196,6 @@ std::vector<TensorView> CudaBackend::upload(Upload purpose, std::span<const Uplo
             staging.reset(allocate(DType::uint8, std::array{upload_growth * Staging::bytes_of(arrays)}));
         });
     }
-    // The next upload for this purpose is in the next step, which begins when the result of this one has come.
     return staging.upload(arrays, stream_);
 }
 
@@ -517,11 +523,7 @@ void CudaBackend::act_mul(const ActMulParams& p) {
 
 void CudaBackend::soft_cap(const SoftCapParams& p) {
     activate();
-    const SoftCapArgs args{.x = p.x.as<float>(),
-                           .x_stride = p.x.stride(0),
-                           .num_rows = count(p.x.shape(0)),
-                           .n = count(p.x.shape(1)),
-                           .cap = p.cap};
+    const SoftCapArgs args{p.x.as<float>(), p.x.stride(0), count(p.x.shape(0)), count(p.x.shape(1)), p.cap};
     run(cuda::soft_cap(args, stream_), "soft_cap", p.x.shape());
 }
 
@@ -538,6 +540,19 @@ void CudaBackend::gather_rows(const GatherRowsParams& p) {
                            .type = type_},
                           stream_),
         "gather_rows", p.out.shape());
+}
+
+void CudaBackend::update_step(const UpdateStepParams& p) {
+    activate();
+    const int num_tokens = p.rows ? count(p.ids.shape(0)) : 0, num_entries = p.entries ? count(p.entries.shape(0)) : 0;
+    const UpdateStepArgs args{p.previous_ids.as<const int>(),
+                              p.rows.as<const int>(),
+                              p.ids.as<int>(),
+                              num_tokens,
+                              p.table.as<int>(),
+                              p.entries.as<const int2>(),
+                              num_entries};
+    run(cuda::update_step(args, stream_), "update_step", std::array<int64_t, 2>{num_tokens, num_entries});
 }
 
 void CudaBackend::sum_parts(const SumPartsParams& p) {

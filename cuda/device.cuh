@@ -143,6 +143,9 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
 __device__ __forceinline__ unsigned lane_id() { return threadIdx.x % 32; }
 __device__ __forceinline__ unsigned warp_id() { return threadIdx.x / 32; }
 
+// A number that all lanes have. The compiler then knows so, and may keep it in a register of the warp.
+__device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 // ---- reductions. A butterfly adds the same pairs in every lane, so every lane gets the same bits. ----------------
 
 __device__ __forceinline__ float warp_sum(float value) {
@@ -154,20 +157,6 @@ __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
     return value;
-}
-
-// Sum over a block of kWarps warps, warps added in order 0, 1, ..; every thread gets the result. `scratch` is shared,
-// kWarps floats; the leading barrier makes it reusable at once.
-template <int kWarps>
-__device__ __forceinline__ float block_sum(float value, float* scratch) {
-    value = warp_sum(value);
-    __syncthreads();
-    if (lane_id() == 0) scratch[warp_id()] = value;
-    __syncthreads();
-    float sum = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) sum += scratch[warp];
-    return sum;
 }
 
 // ---- Philox4x32-10 (Salmon et al., SC 2011): the numbers of src/core/random.h ------------------------------------

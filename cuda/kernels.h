@@ -160,6 +160,18 @@ struct GatherRowsArgs {
 };
 cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
 
+// As UpdateStepParams of src/ops/backend.h.
+struct UpdateStepArgs {
+    const int* previous_ids;  // [num_rows]
+    const int* rows;          // [num_tokens], -1: the id stays
+    int* ids;                 // [num_tokens]
+    int num_tokens;           // 0: no ids
+    int* table;
+    const int2* entries;  // [num_entries]: element of the table, and what it holds now
+    int num_entries;
+};
+cudaError_t update_step(const UpdateStepArgs&, cudaStream_t);
+
 // out[i] = parts[0][i] + parts[1][i] + .., in that order in float32, rounded to T.
 struct SumPartsArgs {
     const void* parts;  // [num_parts, size] T, contiguous

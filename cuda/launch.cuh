@@ -17,7 +17,6 @@ struct LaunchConfig {
     dim3 block;
     size_t smem_bytes = 0;  // dynamic shared memory
     cudaStream_t stream = nullptr;
-    dim3 cluster = {1, 1, 1};  // blocks of a cluster (sm_90); divides the grid
     // Programmatic dependent launch (sm_90): the kernel may start before its predecessor in the stream has ended, and
     // must call grid_dependency_wait() (ptx.cuh) before it reads what that wrote or writes what that reads.
     bool dependent = false;
@@ -31,22 +30,12 @@ struct ListedKernel {
 template <class... P, class... A>
 cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
-    cudaLaunchAttribute attributes[2];
-    unsigned count = 0;
-    if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
-        cudaLaunchAttribute& cluster = attributes[count++];
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim.x = config.cluster.x;
-        cluster.val.clusterDim.y = config.cluster.y;
-        cluster.val.clusterDim.z = config.cluster.z;
-    }
-    if (config.dependent) {
-        cudaLaunchAttribute& dependent = attributes[count++];
-        dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        dependent.val.programmaticStreamSerializationAllowed = 1;
-    }
+    cudaLaunchAttribute dependent;
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
     // gridDim, blockDim, ..: not by name, as blockDim is a macro in the emulator.
-    const cudaLaunchConfig_t c{config.grid, config.block, config.smem_bytes, config.stream, attributes, count};
+    const cudaLaunchConfig_t c{config.grid,   config.block, config.smem_bytes,
+                               config.stream, &dependent,   config.dependent ? 1u : 0u};
     return cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...);
 }
 

@@ -47,18 +47,6 @@ __device__ __forceinline__ uint4 load_readonly_16(const void* address) {
     return v;
 }
 
-// Writes 16 bytes that this kernel does not read again. "Data Movement: st.global", .L1::no_allocate.
-__device__ __forceinline__ void store_streamed_16(void* address, uint4 v) {
-    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
-// Brings the cache line of an address into L2. "Data Movement: prefetch".
-__device__ __forceinline__ void prefetch_l2(const void* address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 // ---- ordering between blocks ("Memory Consistency Model") --------------------------------------------------------
 
 // Of a grid: sees everything written before the store_release or atomic_add_acq_rel whose value it reads.
@@ -92,10 +80,6 @@ __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsign
 // Named barrier 1..15 (0 is __syncthreads) of `threads` threads, a multiple of 32: waits for all of them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-// Counts as one of them and does not wait.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ---- asynchronous copies, global to shared ("Data Movement: cp.async") -------------------------------------------
@@ -206,6 +190,15 @@ __device__ __forceinline__ uint32_t e4m3_to_f16(uint32_t bytes) {
 #else
     return fma2<f16>(and_or(bytes << 8, 0x80008000u, bytes << 7 & 0x3f803f80u), 0x5c005c00u, 0x80008000u);
 #endif
+}
+
+// ---- the compiler ------------------------------------------------------------------------------------------------
+
+// The same number, of which the compiler knows nothing: what follows from it is computed where it is needed, and not
+// once before a loop, where it would take up registers.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 // ---- programmatic dependent launch ("Parallel Synchronization: griddepcontrol", sm_90; nothing before it) --------

@@ -1,5 +1,5 @@
-// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, clusters, register shares. Include
-// only from files compiled with -gencode=arch=compute_90a,code=sm_90a. wgmma is in wgmma.cuh, which this includes.
+// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, register shares. Include only from
+// files compiled with -gencode=arch=compute_90a,code=sm_90a. wgmma is in wgmma.cuh, which this includes.
 // Sources: the PTX ISA manual, section named with each. In the emulator: emulator/ptx_sm90_emulated.h.
 #pragma once
 
@@ -23,37 +23,17 @@ namespace infinilm::cuda {
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_u32(barrier)), "r"(count) : "memory");
 }
-// After the inits, before the barrier everyone passes: makes them visible to the cluster and to bulk copies.
+// After the inits, before the barrier everyone passes: makes them visible to bulk copies.
 __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_u32(barrier)) : "memory");
 }
-// Arrives on the barrier at the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-        "}\n" ::"r"(shared_u32(barrier)),
-        "r"(rank)
-        : "memory");
-}
 // Announces bytes that bulk copies will bring, and arrives.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_u32(barrier)), "r"(bytes)
                  : "memory");
-}
-// Announces bytes without arriving.
-__device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_u32(barrier)), "r"(bytes)
-                 : "memory");
-}
-// Arrives once all cp_async_16 of this thread so far are done; counts as one of the barrier's arrivals.
-__device__ __forceinline__ void mbarrier_arrive_after_cp_async(uint64_t* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_u32(barrier)) : "memory");
 }
 // Whether the phase of this parity has completed; may wait a while before it says no.
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
@@ -86,22 +66,6 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
                  "l"(src), "r"(bytes), "r"(shared_u32(barrier))
                  : "memory");
 }
-// Shared to global, in this thread's bulk groups.
-__device__ __forceinline__ void bulk_store(void* dst, const void* src, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(shared_u32(src)),
-                 "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// At most kPending groups unfinished. The _read form: their source may be overwritten; results may come later.
-template <int kPending>
-__device__ __forceinline__ void bulk_wait() {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void bulk_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
 // The box at (column, row) of a tensor map (tensor_map.cuh), zeros outside the tensor; the whole box counts on the
 // barrier. dst 128-byte aligned, 1024-byte aligned for the 128-byte swizzle. "Data Movement: cp.async.bulk.tensor".
 __device__ __forceinline__ void tensor_load_2d(void* dst, const TensorMap& map, int column, int row,
@@ -114,29 +78,6 @@ __device__ __forceinline__ void tensor_load_2d(void* dst, const TensorMap& map, 
 }
 __device__ __forceinline__ void tensor_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
-}
-
-// ---- clusters ("Parallel Synchronization: barrier.cluster", "Data Movement: mapa") -------------------------------
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// Every thread of every block of the cluster; shared memory of other blocks exists between the first such barrier of a
-// kernel and the last.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ __forceinline__ void cluster_sync() {
-    cluster_arrive();
-    cluster_wait();
-}
-// The same variable in the shared memory of another block of the cluster.
-template <class T>
-__device__ __forceinline__ T* cluster_shared(T* pointer, uint32_t rank) {
-    uint64_t remote;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(pointer), "r"(rank));
-    return reinterpret_cast<T*>(remote);
 }
 
 // ---- registers per thread of a warpgroup ("Miscellaneous: setmaxnreg"): kCount a multiple of 8, 24..256 ----------

@@ -1,8 +1,8 @@
-// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows and sum_parts; at load time convert,
-// pack_weight. Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load time one
-// thread per element or fragment. Bytes: every op reads its input once and writes its output once, and the floor is
-// that over the memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h, Alignment), but
-// for sources of load time, which need only the alignment of an element.
+// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows, update_step and sum_parts; at load time
+// convert, pack_weight. Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load
+// time one thread per element or fragment. Bytes: every op reads its input once and writes its output once, and the
+// floor is that over the memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h,
+// Alignment), but for sources of load time, which need only the alignment of an element.
 #include "../src/numerics/quantise.h"
 #include "launch.cuh"
 #include "linear.cuh"
@@ -142,6 +142,22 @@ cudaError_t gather_rows(const GatherRowsArgs& args, cudaStream_t stream) {
     return launch<gather_rows_kernel>(row_grid(args.num_rows, vectors, stream), static_cast<const uint4*>(args.x),
                                       args.rows, static_cast<uint4*>(args.out), args.x_stride / per_vector,
                                       args.out_stride / per_vector, vectors);
+}
+
+// ---- update_step -------------------------------------------------------------------------------------------------
+
+// Thread i: token i and entry i. Mostly a few hundred bytes at the head of a step, which cost a launch and no more.
+__global__ void __launch_bounds__(kRowThreads) update_step_kernel(UpdateStepArgs args) {
+    const int i = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
+    if (i < args.num_tokens && args.rows[i] >= 0) args.ids[i] = max(args.previous_ids[args.rows[i]], 0);
+    if (i < args.num_entries) args.table[args.entries[i].x] = args.entries[i].y;
+}
+
+cudaError_t update_step(const UpdateStepArgs& args, cudaStream_t stream) {
+    const int count = std::max(args.num_tokens, args.num_entries);
+    if (count == 0) return cudaSuccess;
+    const LaunchConfig config{dim3(ceil_div(count, kRowThreads)), dim3(kRowThreads), 0, stream};
+    return launch<update_step_kernel>(config, args);
 }
 
 // ---- sum_parts ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "host.h"
 
@@ -9,7 +10,8 @@ namespace infinilm::cuda {
 
 namespace {
 
-constexpr int64_t alignment = 256;  // of what kernels get
+constexpr int64_t alignment = 256;          // of what kernels get
+constexpr size_t landing_bytes = 64 << 10;  // the ids of any step of decode
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -75,44 +77,72 @@ void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_v
           op);
 }
 
-int64_t Staging::bytes_of(std::span<const UploadArray> arrays) {
+Landing::Landing() : memory_(landing_bytes) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+}
+Landing::~Landing() {
+    on_device(memory_.device, [&] { cudaEventDestroy(event_); });
+}
+
+Landing& Landing::fetch(const TensorView& ids, const PinnedMemory& pinned, cudaStream_t stream) {
+    has_ids_ = static_cast<bool>(ids);
+    copied_ = {};
+    if (ids) {
+        shape_.assign(ids.shape().begin(), ids.shape().end());
+        const auto bytes = static_cast<size_t>(ids.bytes());
+        if (bytes <= memory_.bytes) {
+            check(cudaMemcpyAsync(memory_.data, ids.data(), bytes, cudaMemcpyDeviceToHost, stream), "fetch");
+        } else {
+            copied_ = allocate_host(ids.dtype(), ids.shape());
+            copy(ids, copied_, pinned, stream);
+        }
+    }
+    check(cudaEventRecord(event_, stream), "fetch");
+    return *this;
+}
+
+bool Landing::done() noexcept {
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state == cudaErrorNotReady) cudaGetLastError();  // which may remember it
+    return state != cudaErrorNotReady;                   // a device that is lost is done; take() tells
+}
+
+Tensor Landing::take() {
+    check(cudaEventSynchronize(event_), "a step");
+    if (!has_ids_ || copied_) return std::exchange(copied_, {});
+    Tensor ids = allocate_host(DType::int32, shape_);
+    std::memcpy(ids.data(), memory_.data, static_cast<size_t>(ids.bytes()));
+    return ids;
+}
+
+int64_t Staging::bytes_of(std::span<const TensorView> arrays) {
     int64_t bytes = 0;
-    for (const UploadArray& array : arrays) bytes += aligned(array.bytes());
+    for (const TensorView& array : arrays) bytes += array ? aligned(array.bytes()) : 0;
     return bytes;
 }
 
 void Staging::reset(Tensor device) {
     device_ = {};
     host_ = {};
-    if (device) host_ = std::make_unique<PinnedMemory>(static_cast<size_t>(device.bytes()));
+    if (device)
+        for (auto& host : host_) host = std::make_unique<PinnedMemory>(static_cast<size_t>(device.bytes()));
     device_ = std::move(device);  // last: without the host's memory, nothing fits
 }
 
-std::vector<TensorView> Staging::upload(std::span<const UploadArray> arrays, cudaStream_t stream) {
+std::vector<TensorView> Staging::upload(std::span<const TensorView> arrays, cudaStream_t stream) {
     std::vector<TensorView> out;
+    const PinnedMemory& host = *host_[std::exchange(next_, (next_ + 1) % host_.size())];
     int64_t offset = 0;
-    for (const UploadArray& array : arrays) {
-        const TensorView& source = array.source;
-        if (!source) {
+    for (const TensorView& array : arrays) {
+        if (!array) {
             out.emplace_back();
             continue;
         }
-        std::byte* const to = host_->data + offset;
-        if (array.columns) {
-            const int64_t rows = source.shape(0), size = size_bytes(source.dtype());
-            const int64_t given = source.shape(1) * size, kept = array.columns * size;
-            for (int64_t row = 0; row < rows; ++row)
-                std::memcpy(to + row * kept, source.as<const std::byte>() + row * given,
-                            static_cast<size_t>(std::min(given, kept)));
-            out.emplace_back(device_.as<std::byte>() + offset, source.dtype(),
-                             std::initializer_list<int64_t>{rows, array.columns}, device_.device());
-        } else {
-            std::memcpy(to, source.data(), static_cast<size_t>(source.bytes()));
-            out.emplace_back(device_.as<std::byte>() + offset, source.dtype(), source.shape(), device_.device());
-        }
+        std::memcpy(host.data + offset, array.data(), static_cast<size_t>(array.bytes()));
+        out.emplace_back(device_.as<std::byte>() + offset, array.dtype(), array.shape(), device_.device());
         offset += aligned(array.bytes());
     }
-    check(cudaMemcpyAsync(device_.data(), host_->data, static_cast<size_t>(offset), cudaMemcpyHostToDevice, stream),
+    check(cudaMemcpyAsync(device_.data(), host.data, static_cast<size_t>(offset), cudaMemcpyHostToDevice, stream),
           "upload");
     return out;
 }

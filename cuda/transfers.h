@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -32,21 +33,53 @@ void copy(const TensorView& src, const TensorView& dst, const PinnedMemory& pinn
 // Enqueues a copy of a matrix to rows that begin dst_pitch bytes apart. op: for the error.
 void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op, cudaStream_t stream);
 
+// Where the ids of a step come to the host.
+class Landing final : public Arrival {
+public:
+    Landing();
+    ~Landing() override;
+    // Enqueues the copy; what does not fit is copied now, through `pinned`.
+    Landing& fetch(const TensorView& ids, const PinnedMemory& pinned, cudaStream_t stream);
+    bool done() noexcept override;
+    Tensor take() override;
+
+private:
+    PinnedMemory memory_;
+    cudaEvent_t event_ = nullptr;
+    std::vector<int64_t> shape_;  // of the ids under way
+    bool has_ids_ = false;
+    Tensor copied_;  // in memory of the host, where it is done already
+};
+
+// Of all steps that may be under way, used in turn.
+class Landings {
+public:
+    Landing& fetch(const TensorView& ids, const PinnedMemory& pinned, cudaStream_t stream) {
+        return at_[next_++ % at_.size()].fetch(ids, pinned, stream);
+    }
+
+private:
+    std::array<Landing, steps_under_way> at_;
+    size_t next_ = 0;
+};
+
 // Where arrays of a step lie side by side, so that one transfer takes them all to the device.
 class Staging {
 public:
-    static int64_t bytes_of(std::span<const UploadArray> arrays);
+    static int64_t bytes_of(std::span<const TensorView> arrays);
 
-    bool fits(std::span<const UploadArray> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
+    bool fits(std::span<const TensorView> arrays) const { return device_ && bytes_of(arrays) <= device_.bytes(); }
     // device: uint8, for arrays of that many bytes; absent gives all memory back.
     void reset(Tensor device);
-    // Enqueues the transfer of arrays that fit. What it gives is on the device, valid until the next one; absent arrays
-    // stay absent. By then this one must be done, since they share the host's memory.
-    std::vector<TensorView> upload(std::span<const UploadArray> arrays, cudaStream_t stream);
+    // Enqueues the transfer of arrays that fit. What it gives is on the device, valid until the next one in the stream;
+    // absent arrays stay absent. A transfer must be done before the second one after it, which takes its host memory.
+    std::vector<TensorView> upload(std::span<const TensorView> arrays, cudaStream_t stream);
 
 private:
     Tensor device_;
-    std::unique_ptr<PinnedMemory> host_;  // as large
+    // As large, used in turn: the arrays of a step are written while those of the step before are still to be read.
+    std::array<std::unique_ptr<PinnedMemory>, steps_under_way> host_;
+    size_t next_ = 0;
 };
 
 }  // namespace infinilm::cuda

@@ -351,10 +351,32 @@ class RopeSpec:
     @attention_factor.setter
     def attention_factor(self, arg: float, /) -> None: ...
 
+class CacheSpec:
+    """What a layer keeps of the tokens before."""
+
+    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0) -> None: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """0: as the model has them."""
+
+    @property
+    def head_dim(self) -> int:
+        """0: as the model has it."""
+
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ...) -> None: ...
+
+    @property
+    def cache(self) -> CacheSpec: ...
+
+    @cache.setter
+    def cache(self, arg: CacheSpec, /) -> None: ...
 
     @property
     def q_rope(self) -> int:
@@ -614,6 +636,12 @@ class GraphCounts:
     def launched(self) -> int: ...
 
     @property
+    def launched_ahead(self) -> int:
+        """
+        Of those launched, how many while the device worked on the step before; without those with masks.
+        """
+
+    @property
     def kept(self) -> int: ...
 
     @property
@@ -748,9 +776,9 @@ def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), 
     Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.
     """
 
-def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], group_size: int, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
+def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], group_size: int, block: int = 32, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
-    Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0, MXFP4 or Q8_0 of a GGUF file, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
+    Rows begin to end of a matrix of codes of 4 or 8 bits as blocks of 32, 64 or 128, such as Q4_0, MXFP4 and Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
     """
 
 def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:

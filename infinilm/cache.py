@@ -1,6 +1,6 @@
 """KV cache configurations of the engine layer: how much room, and in what units it is handed out.
 
-Both kinds are one layout in the core, `[num_layers, num_blocks, num_kv_heads, block_size, head_dim]` for K and V each:
+Both kinds are one layout in the core, `[num_blocks, num_kv_heads, block_size, head_dim]` for K and V of a layer each:
 a static cache has one block of `max_cache_len` tokens per batch row, a paged one has many small blocks that block
 tables join to sequences. `InferEngine` takes a configuration and asks it for its `layout`.
 """

@@ -1,6 +1,6 @@
 """Builds the CPU kernels of 16 lanes with baseline instructions, so that tests run wide code on any machine.
 
-`emulated512` is the code of avx512_bf16 and `emulated_amx` that of amx_bf16, their special instructions emulated (see
+`emulated512` is the code of avx512_bf16 and `emulated_amx` that of amx, their special instructions emulated (see
 src/cpu/kernels/simd.h). They are in no package: the core adds the libraries that INFINILM_CPU_KERNELS lists, separated
 by colons, to the instruction sets it offers. conftest.py builds them and sets that variable before anything is
 collected.
@@ -32,7 +32,7 @@ def build(folder: Path, kind: str = "plain") -> str:
     for name, bf16 in BUILDS.items():
         sources = sorted(KERNELS.glob("*.cpp"))
         defines = [f"{part}={name}" for part in ("ISA", "FLOATS", "INTEGERS")]
-        defines += ["WIDTH=16", f"BF16_DOT={bf16 == 'dot':d}", f"BF16_TILE={bf16 == 'tile':d}"]
+        defines += ["WIDTH=16", f"BF16_DOT={bf16 == 'dot':d}", f"TILES={bf16 == 'tile':d}"]
         defines = [f"INFINILM_{define}" for define in [*defines, "EMULATED=1"]]
         libraries.append(Builder(folder, kind).library(sources, name, defines, FLAGS))
     return ":".join(map(str, libraries))

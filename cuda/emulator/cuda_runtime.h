@@ -91,9 +91,6 @@ typedef struct CUgraphExec_st* cudaGraphExec_t;
 typedef void (*cudaHostFn_t)(void*);
 
 union cudaLaunchAttributeValue {
-    struct {
-        unsigned x, y, z;
-    } clusterDim;
     int cooperative;
     int programmaticStreamSerializationAllowed;
 };
@@ -189,6 +186,9 @@ void infinilm_emulator_fail_to_pin();
 
 // Devices on which this process has a context, as a bit mask.
 unsigned infinilm_emulator_contexts();
+
+// Bytes that were copied from the host to devices, by this process so far.
+uint64_t infinilm_emulator_uploaded_bytes();
 
 // Work of a library that stands in for one with kernels of its own, such as an NCCL of tests: run(data) when its turn
 // in the stream comes, or in every launch of the graph that is captured there; discard(data) once, when neither will

@@ -12,11 +12,10 @@ namespace infinilm::emulator {
 
 struct Where {
     uint3 thread, block;
-    dim3 block_dim, grid_dim, cluster_dim;
-    unsigned linear;        // of the thread in its block
-    unsigned cluster_rank;  // of the block in its cluster
-    uint8_t* window;        // the block's shared memory; shared addresses are offsets from it
-    uint8_t* dynamic;       // dynamic shared memory, 1024-byte aligned, inside the window
+    dim3 block_dim, grid_dim;
+    unsigned linear;   // of the thread in its block
+    uint8_t* window;   // the block's shared memory; shared addresses are offsets from it
+    uint8_t* dynamic;  // dynamic shared memory, 1024-byte aligned, inside the window
 };
 const Where& where() __attribute__((pure));
 inline unsigned lane() { return where().linear % 32; }
@@ -28,7 +27,6 @@ bool eager();  // INFINILM_EMULATOR_ASYNC=eager: asynchronous work happens when 
 
 // Shared memory. One address per block and declaration; it starts as all ones (NaN) in every block.
 void* static_shared(const void* key, size_t bytes, size_t alignment);
-uint8_t* shared_of_rank(const void* pointer, unsigned rank);  // the same offset in another block of the cluster
 uint32_t shared_address(const void* pointer, const char* instruction);  // fails when it is not shared memory
 uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction);
 
@@ -39,16 +37,13 @@ struct alignas(16) LaneData {
 };
 const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, bool memory = false);
 
-// bar.sync / bar.arrive; count 0: every thread of the block. The warpgroup's is that of wgmma (4 warps).
+// bar.sync; count 0: every thread of the block. The warpgroup's is that of wgmma (4 warps).
 void barrier_sync(int id, unsigned count);
-void barrier_arrive(int id, unsigned count);
 void warpgroup_sync(const char* what);
-void cluster_arrive();
-void cluster_wait();
 void spin_yield();  // lets other threads run inside a polling loop
 
 // This thread's asynchronous operations, completed in commit order.
-enum class Queue { copy, wgmma, bulk_store };
+enum class Queue { copy, wgmma };
 using Action = std::function<void()>;
 void async_push(Queue queue, Action action);
 void async_commit(Queue queue);
@@ -65,7 +60,6 @@ void wgmma_finished(float* accumulators);
 void mbarrier_init(void* barrier, unsigned count);
 void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes);
 void mbarrier_complete_async(void* barrier, unsigned bytes, Action action);
-void mbarrier_arrive_after_copies(void* barrier);  // arrives once this thread's cp.async so far are done
 bool mbarrier_try_wait(void* barrier, unsigned parity);
 void mbarrier_wait(void* barrier, unsigned parity);
 

@@ -43,11 +43,6 @@ void load_streamed(uint32_t (&v)[kWords], const void* address) {
     for (int i = 0; i < kWords; ++i) v[i] = static_cast<const uint32_t*>(address)[i];
 }
 inline uint4 load_readonly_16(const void* address) { return load_streamed_16(address); }
-inline void store_streamed_16(void* address, uint4 v) {
-    emulated_alignment(address, 16, "st.global.v4");
-    emulated_copy_16(address, &v);
-}
-inline void prefetch_l2(const void*) {}
 
 inline unsigned load_acquire(const unsigned* address) {
     emulator::spin_yield();
@@ -68,7 +63,6 @@ inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
 }
 
 inline void named_barrier_sync(int id, int threads) { emulator::barrier_sync(id, static_cast<unsigned>(threads)); }
-inline void named_barrier_arrive(int id, int threads) { emulator::barrier_arrive(id, static_cast<unsigned>(threads)); }
 
 // The copy itself happens when the group is waited for.
 inline void cp_async_16(void* dst, const void* src, bool valid = true) {
@@ -153,6 +147,7 @@ inline uint32_t e4m3_to_f16(uint32_t bytes) {
 }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
+inline int opaque(int x) { return x; }
 inline void grid_dependency_wait() { emulator::grid_dependency_wait(); }
 inline void grid_launch_dependents() { emulator::grid_launch_dependents(); }
 

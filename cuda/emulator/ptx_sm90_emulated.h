@@ -27,21 +27,9 @@ inline void mbarrier_arrive(uint64_t* barrier) {
     emulated_touch(barrier, "mbarrier.arrive");
     emulator::mbarrier_arrive(barrier, 1, 0);
 }
-inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
-    emulated_alignment(barrier, 8, "mbarrier.arrive.cluster");
-    emulator::mbarrier_arrive(emulator::shared_of_rank(barrier, rank), 1, 0);
-}
 inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
     emulated_touch(barrier, "mbarrier.arrive.expect_tx");
     emulator::mbarrier_arrive(barrier, 1, bytes);
-}
-inline void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
-    emulated_touch(barrier, "mbarrier.expect_tx");
-    emulator::mbarrier_arrive(barrier, 0, bytes);
-}
-inline void mbarrier_arrive_after_cp_async(uint64_t* barrier) {
-    emulated_touch(barrier, "cp.async.mbarrier.arrive");
-    emulator::mbarrier_arrive_after_copies(barrier);
 }
 inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
     emulated_touch(barrier, "mbarrier.try_wait");
@@ -67,27 +55,6 @@ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* barr
     emulator::mbarrier_complete_async(barrier, bytes, [=] {
         for (uint32_t i = 0; i < bytes; i += 16) emulated_copy_16(to + i, from + i);
     });
-}
-inline void bulk_store(void* dst, const void* src, uint32_t bytes) {
-    emulator::require_compute_capability(90, "cp.async.bulk.global");
-    emulated_alignment(dst, 16, "cp.async.bulk.global");
-    emulated_alignment(src, 16, "cp.async.bulk.global");
-    if (bytes % 16)
-        emulator::fail("misaligned-address", "cp.async.bulk.global: %u bytes is not a multiple of 16", bytes);
-    emulator::shared_address(src, "cp.async.bulk.global");
-    emulator::async_push(emulator::Queue::bulk_store, [=] {
-        for (uint32_t i = 0; i < bytes; i += 16)
-            emulated_copy_16(static_cast<uint8_t*>(dst) + i, static_cast<const uint8_t*>(src) + i);
-    });
-}
-inline void bulk_commit() { emulator::async_commit(emulator::Queue::bulk_store); }
-template <int kPending>
-void bulk_wait() {
-    emulator::async_wait(emulator::Queue::bulk_store, kPending);
-}
-template <int kPending>
-void bulk_wait_read() {
-    emulator::async_wait(emulator::Queue::bulk_store, kPending);
 }
 
 // The 128-byte swizzle is a function of the shared address, not of the tile.
@@ -126,18 +93,6 @@ inline void tensor_load_2d(void* dst, const TensorMap& map, int column, int row,
     });
 }
 inline void tensor_prefetch(const TensorMap&) {}
-
-inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
-inline void cluster_arrive() { emulator::cluster_arrive(); }
-inline void cluster_wait() { emulator::cluster_wait(); }
-inline void cluster_sync() {
-    cluster_arrive();
-    cluster_wait();
-}
-template <class T>
-T* cluster_shared(T* pointer, uint32_t rank) {
-    return reinterpret_cast<T*>(emulator::shared_of_rank(pointer, rank));
-}
 
 template <int kCount>
 void registers_increase() {

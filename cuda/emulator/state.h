@@ -1,6 +1,6 @@
 // The state of a running grid, shared by scheduler.cpp, sync.cpp, shared_memory.cpp and report.cpp. Blocks run one
-// after the other, the blocks of a cluster together. Each host thread has one grid at most, and of these only one runs
-// at a time (a lock of the runtime sees to it).
+// after the other. Each host thread has one grid at most, and of these only one runs at a time (a lock of the runtime
+// sees to it).
 #pragma once
 
 #include <array>
@@ -43,10 +43,9 @@ struct Thread {
     bool done = false;
     std::string (*describe)(const Thread&) = nullptr;  // what it waits for; null while it can run
     const void* waits_for = nullptr;
-    std::array<AsyncQueue, 3> queues;
+    std::array<AsyncQueue, 2> queues;
     std::vector<Accumulators> accumulators;
     bool wgmma_fenced = false;
-    unsigned cluster_round = ~0u;       // the round of the cluster barrier it arrived in
     bool fenced = false;                // has executed __threadfence()
     std::vector<const void*> observed;  // atomics read since the last one
 };
@@ -65,7 +64,7 @@ struct Collective {
 };
 
 struct AsyncCopy {
-    unsigned bytes, arrivals;
+    unsigned bytes;
     Action action;
 };
 
@@ -95,17 +94,12 @@ struct Block {
     bool waited_for_dependency = false;
 };
 
-struct ClusterBarrier {
-    unsigned arrived = 0, generation = 0;
-    Waiters waiters;
-};
-
 enum class Order { fifo, lifo, random };
 
 struct Grid {
     unsigned slot = 0;  // which stacks and windows it uses: no other grid that has begun has the same
     const void* kernel = nullptr;
-    dim3 grid, block, cluster;
+    dim3 grid, block;
     size_t smem_bytes = 0;
     bool dependent = false;
     const std::function<void()>* body = nullptr;
@@ -113,8 +107,7 @@ struct Grid {
     Order order = Order::fifo;
     bool eager = false;
     std::mt19937 random;
-    std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
-    ClusterBarrier cluster_barrier;
+    std::unique_ptr<Block> running_block;
     std::vector<Thread*> ready;
     Thread* current = nullptr;
     unsigned alive = 0;
@@ -153,8 +146,8 @@ void block_exits(Block& block);     // reports what it left in flight
 void release_barriers(Block& block);
 
 // shared_memory.cpp
-void create_windows(Grid& grid);
-void check_windows(Grid& grid);
+void create_window(unsigned slot, Block& block);
+void check_window(Block& block);
 
 // report.cpp
 std::string kernel_name(const void* kernel);

@@ -133,6 +133,8 @@ cudaError_t check_direction(const void* dst, const void* src, cudaMemcpyKind kin
     return cudaErrorInvalidMemcpyDirection;
 }
 
+uint64_t uploaded_bytes = 0;
+
 void copy_now(void* dst, const void* src, size_t bytes) {
     Quiet quiet;
     check_range(dst, bytes, "copy, destination");
@@ -148,6 +150,7 @@ cudaError_t copy_async(void* dst, const void* src, size_t bytes, cudaMemcpyKind 
     check_range(src, bytes, "copy, source");
     const bool from_pageable = memory_kind(src) == MemoryKind::pageable,
                to_pageable = memory_kind(dst) == MemoryKind::pageable;
+    if (memory_kind(src) != MemoryKind::device && memory_kind(dst) == MemoryKind::device) uploaded_bytes += bytes;
     const bool keeps_lock = to_pageable && !stream.capture;
     const auto lock = keeps_lock ? std::make_unique<DriverLock>(stream.device) : nullptr;
     if (stream.capture && (from_pageable || to_pageable)) {  // the driver would have to stage it
@@ -407,6 +410,10 @@ cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void*), v
         if (find(stream)) choose_device(find(stream)->device);  // as such libraries do in threads of their own
     }
     return call([=] { return submit(stream, [=] { run(owned.get()); }); });
+}
+uint64_t infinilm_emulator_uploaded_bytes() {
+    std::lock_guard lock(runtime_lock());
+    return uploaded_bytes;
 }
 void infinilm_emulator_give_way() {
     if (!runtime_lock().contended()) std::this_thread::yield();

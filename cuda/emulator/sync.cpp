@@ -31,15 +31,12 @@ std::string describe_warpgroup(const Thread& thread) {
     return "wgmma.wait_group, " + std::to_string(static_cast<const Barrier*>(thread.waits_for)->arrived) +
            " of the warpgroup arrived";
 }
-std::string describe_cluster(const Thread&) { return "barrier.cluster"; }
 std::string describe_mbarrier(const Thread& thread) {
-    for (const auto& block : running->blocks)
-        for (const auto& [key, m] : block->mbarriers)
-            if (&m == thread.waits_for)
-                return "mbarrier at shared " +
-                       std::to_string(static_cast<const uint8_t*>(key) - block->threads[0].where.window) + ", phase " +
-                       std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " +
-                       std::to_string(m.expected) + " arrivals and " + std::to_string(m.bytes) + " bytes missing";
+    for (const auto& [key, m] : thread.block->mbarriers)
+        if (&m == thread.waits_for)
+            return "mbarrier at shared " + std::to_string(static_cast<const uint8_t*>(key) - thread.where.window) +
+                   ", phase " + std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " +
+                   std::to_string(m.expected) + " arrivals and " + std::to_string(m.bytes) + " bytes missing";
     return "mbarrier";
 }
 
@@ -130,10 +127,6 @@ void barrier_sync(int id, unsigned count) {
     if (!complete(current_block(), b)) block_on(b.waiters, &b, describe_barrier);
     acquire(&b);
 }
-void barrier_arrive(int id, unsigned count) {
-    Quiet quiet;
-    complete(current_block(), arrive_at(id, count, "bar.arrive"));
-}
 // Threads that have exited count as arrived at __syncthreads.
 void release_barriers(Block& block) {
     if (block.barriers[0].count == 0) complete(block, block.barriers[0]);
@@ -149,24 +142,6 @@ void warpgroup_sync(const char*) {
     } else {
         block_on(b.waiters, &b, describe_warpgroup);
     }
-    acquire(&b);
-}
-
-void cluster_arrive() {
-    Quiet quiet;
-    require_compute_capability(90, "barrier.cluster");
-    ClusterBarrier& b = running->cluster_barrier;
-    release(&b);
-    current().cluster_round = b.generation;
-    if (++b.arrived < running->blocks.size() * running->blocks[0]->threads.size()) return;
-    b.arrived = 0;
-    ++b.generation;
-    wake(b.waiters);
-}
-void cluster_wait() {
-    Quiet quiet;
-    ClusterBarrier& b = running->cluster_barrier;
-    if (b.generation == current().cluster_round) block_on(b.waiters, nullptr, describe_cluster);
     acquire(&b);
 }
 
@@ -199,10 +174,6 @@ unsigned async_pending(Queue queue) {
 }
 
 void thread_exits(Thread& thread) {
-    const AsyncQueue& stores = thread.queues[static_cast<size_t>(Queue::bulk_store)];
-    bool unfinished = !stores.open.empty();
-    for (const auto& group : stores.groups) unfinished |= !group.empty();
-    if (unfinished) fail("async-in-flight", "the thread exits with bulk stores it has not waited for");
     if (!thread.accumulators.empty()) fail("async-in-flight", "the thread exits with wgmma it has not waited for");
     AsyncQueue& copies = thread.queues[static_cast<size_t>(Queue::copy)];
     async_commit(Queue::copy);
@@ -245,8 +216,8 @@ void wgmma_finished(float* sums) {
 // ---- mbarriers ------------------------------------------------------------------------------------------------------
 
 static MBarrier& find_mbarrier(const void* key) {
-    for (auto& block : running->blocks)
-        if (auto found = block->mbarriers.find(key); found != block->mbarriers.end()) return found->second;
+    auto& mbarriers = current_block().mbarriers;
+    if (auto found = mbarriers.find(key); found != mbarriers.end()) return found->second;
     fail("mbarrier", "the mbarrier at %p is used before mbarrier_init", key);
 }
 
@@ -264,20 +235,13 @@ static void deliver(MBarrier& m) {
     m.copies.clear();
     for (AsyncCopy& copy : copies) {
         run(copy.action);
-        if (m.pending < copy.arrivals)
-            fail("mbarrier", "more arrivals than the %u the barrier was made for", m.expected);
         m.bytes -= copy.bytes;
-        m.pending -= copy.arrivals;
     }
     check_phase(m);
 }
 
 // Copies come as late as they may: when all ordinary arrivals are there and somebody waits.
-static bool due(const MBarrier& m) {
-    unsigned arrivals = 0;
-    for (const AsyncCopy& copy : m.copies) arrivals += copy.arrivals;
-    return !m.copies.empty() && m.pending == arrivals;
-}
+static bool due(const MBarrier& m) { return !m.copies.empty() && m.pending == 0; }
 
 void mbarrier_init(void* barrier, unsigned count) {
     Quiet quiet;
@@ -305,7 +269,8 @@ void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes) {
         check_phase(m);
 }
 
-static void complete_async(void* barrier, unsigned bytes, unsigned arrivals, Action action) {
+void mbarrier_complete_async(void* barrier, unsigned bytes, Action action) {
+    Quiet quiet;
     MBarrier& m = find_mbarrier(barrier);
     release(&m);
     if (running->eager) {
@@ -313,26 +278,8 @@ static void complete_async(void* barrier, unsigned bytes, unsigned arrivals, Act
         run(action);
         action = [] {};
     }
-    m.copies.push_back({bytes, arrivals, std::move(action)});
+    m.copies.push_back({bytes, std::move(action)});
     if (running->eager || (due(m) && !m.waiters.empty())) deliver(m);
-}
-void mbarrier_complete_async(void* barrier, unsigned bytes, Action action) {
-    Quiet quiet;
-    complete_async(barrier, bytes, 0, std::move(action));
-}
-void mbarrier_arrive_after_copies(void* barrier) {
-    Quiet quiet;
-    AsyncQueue& q = current().queues[static_cast<size_t>(Queue::copy)];
-    std::vector<Action> actions;
-    for (auto& group : q.groups) {
-        std::move(group.begin(), group.end(), std::back_inserter(actions));
-        group.clear();  // the group stays, empty: wait_group still counts it
-    }
-    std::move(q.open.begin(), q.open.end(), std::back_inserter(actions));
-    q.open.clear();
-    complete_async(barrier, 0, 1, [all = std::move(actions)] {
-        for (const Action& action : all) action();
-    });
 }
 
 bool mbarrier_try_wait(void* barrier, unsigned parity) {

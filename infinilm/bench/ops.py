@@ -67,8 +67,10 @@ class OpResult:
 
 
 def per_step(times: Mapping[str, tuple[int, float]]) -> OpSeconds:
-    """Seconds of each op in a step, from calls and seconds of several steps that each sampled."""
-    num_steps = times["sampling"][0]
+    """Seconds of each op in a step, from calls and seconds of several steps that each sampled; nothing of no steps."""
+    num_steps, _ = times.get("sampling", (0, 0.0))
+    if not num_steps:
+        return {}
     return {name: seconds / num_steps for name, (_, seconds) in times.items()}
 
 

@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
+from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.mapped import MappedTensors, file_state
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
+from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs
+from infinilm.config.tensor_names import TensorNames
 from infinilm.errors import WeightError
-from infinilm.gguf.architectures import Architecture
+from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, Architecture
 from infinilm.gguf.config import architecture_of, config_json, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf
 
@@ -26,10 +29,13 @@ __all__ = ["GgufCheckpoint"]
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_MODULE = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias|_bias)?$")
+_BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
 _READABLE = frozenset(_PLAIN.values())
 
 Linears = Mapping[str, tuple[list[str], bool, int]]
+Sources = Mapping[str, Source]
 
 
 class GgufCheckpoint(MappedTensors):
@@ -57,43 +63,69 @@ class GgufCheckpoint(MappedTensors):
             gguf = open_gguf(self.path)
         self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
         self._gguf, self._row = gguf, architecture_of(gguf)
-        self._head_dim: int = config_json(gguf)["head_dim"]
         self._types: dict[str, str] = {}
-        self._interleaved: set[str] = set()
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._named_tensors(gguf, self._row))
         self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
+        self._names, self._order = self._layout(config_json(gguf))
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
         for tensor in gguf.tensors.values():
             if tensor.name in _CONSUMED:
                 continue
-            name, base = _name(tensor.name, row)
+            name, shape = _name(tensor.name, row), tensor.shape
             if name in found:
                 raise WeightError(f"{tensor.file}: two tensors are {name!r}, one of them {tensor.name!r}")
-            if base in row.interleaved:
-                self._interleaved.add(name)
+            if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
+                shape = 1, *shape  # a linear of one output
             self._types[name] = tensor.type
             dtype = _PLAIN.get(tensor.type, tensor.type)
-            found[name] = TensorInfo(name, dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+            found[name] = TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)
         return found
 
-    def _interleaved_head_dim(self, name: str) -> int:
-        """The size of the heads whose halves take turns in the rows of a tensor; 0: they do not."""
-        if name not in self._interleaved:
-            return 0
-        info, head_dim = self.info(name), self._head_dim
-        if head_dim % 2 or not info.shape or info.shape[0] % head_dim:
-            raise WeightError(f"{info.file}: tensor {name!r} of shape {info.shape} has no heads of {head_dim} rows")
-        return head_dim
+    def _layout(self, config: dict[str, Any]) -> tuple[TensorNames, npt.NDArray[np.int64] | None]:
+        """How the engine's parameters lie in the tensors, and the order of the elements of a head of q and k."""
+        modules = {match[1] for name in self.tensors if (match := _MODULE.match(name))}
+        names = TensorNames(
+            joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
+            stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
+        )
+        prefix = f"{self._gguf.metadata['general.architecture']}."
+        # Where RoPE has sections, the converter has turned neighbours to halves.
+        if self._row.rope_pairs == "halves" or f"{prefix}rope.dimension_sections" in self._gguf.metadata:
+            return names, None
+        head_dim = config["head_dim"]
+        rotary_dim = int(head_dim * config.get("partial_rotary_factor", 1))
+        for name, info in self.tensors.items():
+            if name.endswith((".q_proj.weight", ".k_proj.weight", ".qkv_proj.weight")) and info.shape[0] % head_dim:
+                raise WeightError(f"{info.file}: tensor {name!r} of shape {info.shape} has no heads of {head_dim} rows")
+        if rotary_dim % 2:
+            raise WeightError(f"{self.path}: RoPE turns {rotary_dim} elements of a head, which are no pairs")
+        return names, order_of_pairs(head_dim, rotary_dim)
+
+    def find(self, expected: Mapping[str, tuple[int, ...]]) -> FoundTensors:
+        """Find an engine's parameters, by their names and shapes."""
+        return find_by_names(self._names, self._order, expected, self.tensors)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
         info = self.info(name)
         return np.frombuffer(self._mapping(info), np.uint8, info.nbytes, info.offset)
 
-    def read(self, name: str, dtype: str) -> tuple[npt.NDArray[Any], str]:
-        """Return a tensor for an engine that computes in `dtype`, and the dtype it has: 16 bits are exact in float32.
+    def _rows(self, source: Source) -> npt.NDArray[np.uint8]:
+        """The stored bytes of a parameter, [rows, bytes]: a view of the file where they lie there in their order."""
+        info = self.info(source.tensor)
+        of_matrix = info.shape if source.matrix is None else info.shape[1:]
+        num_rows = math.prod(
+            info.shape[: len(info.shape) - (len(of_matrix) > 1)]
+        )  # a vector has a row for each element
+        rows = self.bytes_of(source.tensor).reshape(num_rows, -1)
+        first = 0 if source.matrix is None else source.matrix * of_matrix[0]
+        rows = rows[first + source.begin : first + source.end : source.step]
+        return rows if source.order is None else rows[source.order]
+
+    def read(self, source: Source, dtype: str) -> tuple[npt.NDArray[Any], str]:
+        """Return a parameter for an engine that computes in `dtype`, and its dtype: 16 bits are exact in float32.
 
         In place, a read-only view of the file, where it needs no conversion; else made numbers of `dtype`, rounded to
         nearest, and its pages of the file released. bfloat16 comes as uint16.
@@ -103,21 +135,28 @@ class GgufCheckpoint(MappedTensors):
         WeightError
             A value that `dtype` cannot hold, a type that is not read, or no such tensor.
         """
-        info, type_name = self.info(name), self._types[name]
+        name, info, type_name = source.tensor, self.info(source.tensor), self._types[source.tensor]
+        offset = self._row.norm_offset if name.endswith("norm.weight") else 0.0
         is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
-        if is_exact and name not in self._interleaved:
-            return self.bytes_of(name).view(_NUMPY[info.dtype]).reshape(info.shape), info.dtype
-        target = info.dtype if is_exact else dtype
-        head_dim = self._interleaved_head_dim(name)
-        try:
-            shape = (*info.shape, 1) if len(info.shape) == 1 else info.shape  # a bias has a row for each output
-            tensor = _core.gguf_dequantise(self.bytes_of(name), type_name, shape, target, interleaved_head_dim=head_dim)
-        except WeightError as error:
-            raise WeightError(f"{info.file}: tensor {name!r}: {error}") from None
-        self.release(name)
-        return np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(info.shape), target
+        target = "float32" if offset else info.dtype if is_exact else dtype
+        rows = self._rows(source)
+        if target == info.dtype:
+            array = rows.view(_NUMPY[target])
+        else:
+            shape = len(rows), rows.shape[1] // _core.gguf_type(type_name)[1] * _core.gguf_type(type_name)[0]
+            try:
+                tensor = _core.gguf_dequantise(np.ascontiguousarray(rows).reshape(-1), type_name, shape, target)
+            except WeightError as error:
+                raise WeightError(f"{info.file}: tensor {name!r}: {error}") from None
+            self.release(name, source.places)
+            array = np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(shape)
+        of_matrix = info.shape if source.matrix is None else info.shape[1:]
+        array = array.reshape(len(rows), *of_matrix[1:])
+        if offset:
+            array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
+        return array, target
 
-    def native_weights(self, linears: Linears) -> dict[str, str]:
+    def native_weights(self, linears: Linears, sources: Sources) -> dict[str, str]:
         """Return the weights that CPUs can compute with as they are stored, and their types.
 
         Gate and up, whose outputs are multiplied as they come, must be of one type, and ranks must cut the inputs of a
@@ -127,10 +166,12 @@ class GgufCheckpoint(MappedTensors):
         ----------
         linears : mapping of str to (list of str, bool, int)
             As `_core.linears` gives them.
+        sources : mapping of str to Source
+            Where the parameters are.
         """
         native: dict[str, str] = {}
         for names, pairs, unit in linears.values():
-            types = {name: self._types[name] for name in names if name in self._types}
+            types = {name: self._types[sources[name].tensor] for name in names if sources[name].tensor in self._types}
             if pairs and len(set(types.values())) > 1:
                 continue
             for name, type_name in types.items():
@@ -139,16 +180,17 @@ class GgufCheckpoint(MappedTensors):
                     native[name] = type_name
         return native
 
-    def packed_bytes(self, name: str) -> int:
-        """Bytes that a tensor takes when CPUs compute with its integers."""
-        _, stored, _, packed = _core.gguf_type(self._types[name])
-        return self.info(name).nbytes // stored * packed
+    def packed_bytes(self, source: Source) -> int:
+        """Bytes that a parameter takes when CPUs compute with its integers; 0: they do not."""
+        info = self.info(source.tensor)
+        block, _, _, packed = _core.gguf_type(self._types[source.tensor])
+        return len(range(source.begin, source.end, source.step)) * info.shape[-1] // max(block, 1) * packed
 
-    def load_blocks(self, engine: _core.InferEngine, name: str) -> list[str]:
+    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
         """Give an engine a weight as it is stored; return the names of those that it does not read again."""
-        rows, info = self.bytes_of(name).reshape(self.info(name).shape[0], -1), self.info(name)
+        info, rows = self.info(source.tensor), np.ascontiguousarray(self._rows(source))
         try:
-            return engine.load_param(name, _core.from_numpy(rows), self._types[name], self._interleaved_head_dim(name))
+            return engine.load_param(name, _core.from_numpy(rows), self._types[source.tensor])
         except WeightError as error:
             raise WeightError(f"{info.file}: {error}") from None
 
@@ -169,11 +211,12 @@ class GgufCheckpoint(MappedTensors):
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def _name(name: str, row: Architecture) -> tuple[str, str]:
-    """Name in a Hugging Face checkpoint, and name within a layer; a tensor that nobody knows keeps its own."""
+def _name(name: str, row: Architecture) -> str:
+    """Name in a Hugging Face checkpoint; a tensor that nobody knows keeps its own."""
     if match := _LAYER.fullmatch(name):
         layer, base, kind = match.groups()
-        if base in row.layer_names:
-            return f"model.layers.{int(layer)}.{row.layer_names[base]}.{kind}", base
+        if module := row.layer_name(base):
+            end = ("_bias" if kind == "bias" else "") if module in STACKED or module in _BARE else f".{kind}"
+            return f"model.layers.{int(layer)}.{module}{end}"
     base, _, kind = name.rpartition(".")
-    return (f"{row.model_names[base]}.{kind}", base) if base in row.model_names else (name, base)
+    return f"{MODEL_NAMES[base]}.{kind}" if base in MODEL_NAMES else name

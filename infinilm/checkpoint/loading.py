@@ -282,11 +282,12 @@ def load_weights(
         checkpoint.packed.check_dtype(dtype)
         expected, packed_dtypes = expected_tensors(engine, expected, checkpoint.tensors, checkpoint.packed)
         config = None  # its tensors are called as the engine does
-    elif isinstance(checkpoint, GgufCheckpoint):
-        config = None  # it gives them the engine's names
-    else:
+    elif not isinstance(checkpoint, GgufCheckpoint):
         _check_quantised(checkpoint)
-    found = find_tensors(config, expected, checkpoint.tensors)
+    if isinstance(checkpoint, GgufCheckpoint):
+        found = checkpoint.find(expected)
+    else:
+        found = find_tensors(config, expected, checkpoint.tensors)
     _match(checkpoint, found, packed_dtypes)
     make: Callable[..., Any] = from_numpy or _core.from_numpy
 
@@ -308,7 +309,7 @@ def load_weights(
             return array, quantised_dtype or dtype
         if not isinstance(checkpoint, Checkpoint):
             assert isinstance(checkpoint, GgufCheckpoint)
-            return checkpoint.read(source.tensor, dtype)
+            return checkpoint.read(source, dtype)
         stored = checkpoint.info(source.tensor).dtype
         array = source.take(checkpoint.array(source.tensor))
         if source.order is not None:
@@ -324,13 +325,17 @@ def load_weights(
     if natively and isinstance(engine, _core.InferEngine):
         linears = _core.linears(engine.spec, engine.num_ranks)
         if isinstance(checkpoint, GgufCheckpoint):
-            kept_blocks = checkpoint.native_weights(linears)
-            native = {name: partial(checkpoint.load_blocks, engine, name) for name in kept_blocks}
-            others = [name for name in found.sources if name not in native and checkpoint.packed_bytes(name)]
+            kept_blocks = checkpoint.native_weights(linears, found.sources)
+            native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
+            others = [name for name, source in found.sources.items() if name not in native]
+            others = [name for name in others if checkpoint.packed_bytes(found.sources[name])]
             _tell_not_native(checkpoint, others, dtype)
         elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
             kept_blocks = checkpoint.native_weights(linears, found.sources, by_headers=False)
-            native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
+            native = {
+                name: partial(checkpoint.load_blocks, engine, name, found.sources[name], type_name)
+                for name, type_name in kept_blocks.items()
+            }
             expected_native = checkpoint.native_weights(linears, found.sources)
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)

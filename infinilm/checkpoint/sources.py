@@ -19,7 +19,7 @@ from infinilm.config.families import family_of, rotary_dim
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 
-__all__ = ["FoundTensors", "Source", "find_tensors"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs"]
 
 Shape = tuple[int, ...]
 
@@ -104,14 +104,28 @@ def find_tensors(
     if config is None:
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
-    names = family.names
+    order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
+    return find_by_names(family.names, order, expected, stored)
+
+
+def find_by_names(
+    names: TensorNames,
+    order: npt.NDArray[np.int64] | None,
+    expected: Mapping[str, Shape],
+    stored: Collection[str] | Mapping[str, TensorInfo],
+) -> FoundTensors:
+    """Find parameters in files that call them so; the other arguments are those of `find_tensors`.
+
+    `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them.
+    """
     model, head = _prefix(names, stored)
-    not_read = tuple(name for name in stored if _is_not_read(name, names, model, config.num_hidden_layers))
+    of_layers = filter(None, map(_OF_LAYER.fullmatch, expected))
+    num_layers = max((int(match[1].split(".")[1]) + 1 for match in of_layers), default=0)
+    not_read = tuple(name for name in stored if _is_not_read(name, names, f"{model}layers.", num_layers))
     joined, stacked = (
         {part: (whole, parts) for whole, parts in table.items() for part in parts}
         for table in (names.joined, names.stacked)
     )
-    order = _halves_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
 
     sources: dict[str, Source] = {}
     shapes: dict[str, Shape] = {}
@@ -155,10 +169,10 @@ def find_tensors(
     return FoundTensors(sources, shapes, not_read)
 
 
-def _is_not_read(tensor: str, names: TensorNames, model: str, num_layers: int) -> bool:
+def _is_not_read(tensor: str, names: TensorNames, layers: str, num_layers: int) -> bool:
     if names.not_read and tensor.startswith(names.not_read):
         return True
-    layer = tensor.removeprefix(f"{model}layers.").partition(".")[0] if names.later_layers else ""
+    layer = tensor.removeprefix(layers).partition(".")[0] if names.later_layers else ""
     return layer.isdecimal() and int(layer) >= num_layers
 
 
@@ -171,8 +185,8 @@ def _prefix(names: TensorNames, stored: Collection[str]) -> tuple[str, str]:
     return next((pair for pair in names.prefixes if f"{pair[0]}embed_tokens.weight" in stored), names.prefixes[0])
 
 
-def _halves_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
-    """Which element of a head, whose RoPE turns 2i with 2i + 1, comes where RoPE turns i with i + rotary_dim / 2.
+def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
+    """Return which element of a head whose RoPE turns 2i with 2i + 1 comes where it turns i with i + rotary_dim / 2.
 
     Scores do not change where the elements of q and of k change places alike.
     """

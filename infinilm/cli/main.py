@@ -1,4 +1,4 @@
-"""The command line: `infinilm generate | chat | serve | info | plan | pack | quantize | bench`.
+"""The command line: `infinilm generate | chat | serve | route | info | plan | pack | quantize | bench`.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0; 2 for what the user can put right (arguments, settings,
 a model that is not there); 1 for what failed on the way; 130 for Ctrl-C. Modules that take long to import are imported
@@ -34,6 +34,7 @@ from infinilm.cli.chat import add_chat, run_chat
 from infinilm.cli.output import drop_stdout, note, put, stopped, use_utf8
 from infinilm.cli.pack import add_pack, run_pack
 from infinilm.cli.quantize import add_quantize, run_quantize
+from infinilm.cli.route import add_route, run_route
 from infinilm.cli.serve import add_serve, run_serve
 from infinilm.cli.stream import Reply, event_text, print_stream, read_stream
 from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError, WeightError
@@ -69,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _make_parser().parse_args(argv)
     except SystemExit as stop:  # --help, --version and wrong usage
         return stop.code if isinstance(stop.code, int) else 2
+    return run_command(args)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Run what was parsed; returns the exit code."""
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         code = run(args)
@@ -112,6 +118,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
+    add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from infinilm.cli.output import put
@@ -28,6 +29,12 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         help="w4a16 (4 bits, groups of 128; default), w4a16-g32, w8a16 (8 bits, a scale for each output) or w8a8 (the "
         "same, for inputs of 8 bits)",
     )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="a text of some thousand tokens: weights are rounded so that outputs over it change least (GPTQ); loads "
+        "the model, and takes its time",
+    )
     parser.add_argument("--text", metavar="FILE", help="measure the loss over this text; default: a short one")
     parser.add_argument("--no-loss", action="store_true", help="do not measure it: both models are loaded for that")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
@@ -42,7 +49,14 @@ def run_quantize(args: argparse.Namespace) -> int:
     from infinilm.requests.memory import format_bytes
 
     text = read_text(Path(args.text)) if args.text else _TEXT
-    folder = quantise_model(args.model, args.out, args.scheme, revision=args.revision)
+    with contextlib.ExitStack() as stack:
+        gram_of = None
+        if args.calibration:
+            from infinilm.debug.calibration import Calibration
+
+            given = read_text(Path(args.calibration))
+            gram_of = stack.enter_context(Calibration(resolve_model(args.model, args.revision), given)).gram
+        folder = quantise_model(args.model, args.out, args.scheme, revision=args.revision, gram_of=gram_of)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     put(f"{folder}: {format_bytes(size)} in {args.scheme}\n")
     if not args.no_loss:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from infinilm.checks import as_integer
 from infinilm.errors import ConfigError, WeightError
-from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, Architecture
+from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
 from infinilm.gguf.vocabulary import end_ids, special_id
 
 __all__ = ["architecture_of", "config_json", "generation_config_json", "stored_dtype"]
 
+_DENSE = re.compile(r"blk\.(\d{1,9})\.ffn_up\.weight")  # a layer with an MLP
 _DTYPES = {"F32": "float32", "BF16": "bfloat16"}  # of others float16, which quantised weights become
 
 
@@ -47,10 +49,16 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     row = architecture_of(gguf)
     prefix = f"{gguf.metadata['general.architecture']}."
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
-    values: dict[str, Any] = {"model_type": row.model_type, "dtype": stored_dtype(gguf), **row.defaults}
+    model_type = next((other for key, other in row.variants.items() if said.get(key)), row.model_type)
+    values: dict[str, Any] = {"model_type": model_type, "dtype": stored_dtype(gguf), **row.defaults}
+    keys = {**KEYS, **row.keys}
     for key, value in said.items():
-        if key in KEYS:
-            values[KEYS[key]] = _same_of_all_layers(gguf, prefix + key, value)
+        if key in keys:
+            values[keys[key]] = _same_of_all_layers(gguf, prefix + key, value)
+        elif key in NEUTRAL_KEYS:
+            if value not in NEUTRAL_KEYS[key]:
+                allowed = " or ".join(map(repr, NEUTRAL_KEYS[key]))
+                raise ConfigError(f"{gguf.path}: {prefix + key} is {value!r:.80}; only {allowed} is supported")
         elif key not in INERT_KEYS:
             values[prefix + key] = value  # which no configuration knows: it is told as such
     for key in ("block_count", "embedding_length", "attention.head_count", "feed_forward_length", "context_length"):
@@ -59,7 +67,8 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
         raise WeightError(f"{gguf.path}: has no tensor 'token_embd.weight': it is no language model, or a part of one")
     values["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
-    values.update({key: True for key, tensor in row.biases.items() if f"blk.0.{tensor}" in gguf.tensors})
+    for key, tensors in row.biases.items():
+        values[key] = any(f"blk.0.{tensor}" in gguf.tensors for tensor in tensors)
     head_dim = values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
     as_integer(f"{gguf.path}: {prefix}attention.key_length", head_dim, below=2**16)
     if said.get("attention.value_length", head_dim) != head_dim:
@@ -73,7 +82,8 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     if rotary != head_dim:
         values["partial_rotary_factor"] = rotary / head_dim
     if scaling := _rope_scaling(gguf, said, prefix):
-        values["rope_scaling"] = scaling
+        values["rope_scaling"] = {**scaling, **row.yarn} if scaling["rope_type"] == "yarn" else scaling
+    _set_layers(gguf, row, said, values)
     for key in ("bos_token_id", "pad_token_id"):
         if (token_id := special_id(gguf, key)) is not None:
             values[key] = token_id
@@ -89,6 +99,33 @@ def generation_config_json(gguf: GgufFile) -> dict[str, Any]:
     found = {name: gguf.metadata.get(f"general.sampling.{key}") for key, name in keys.items()}
     # Stored as float32: 0.8 is read as 0.800000011920929.
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in found.items() if v is not None}
+
+
+def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values: dict[str, Any]) -> None:
+    """Set what layers with a window have, and what scores are divided by."""
+    if values.get("sliding_window") == 0:
+        values["sliding_window"] = None
+    pattern = said.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        if len(pattern) != values["num_hidden_layers"]:
+            raise ConfigError(f"{gguf.path}: {len(pattern)} layers have or have not a window, of how many there are")
+        values["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    elif pattern is not None:
+        values["sliding_window_pattern"] = pattern
+    if row.local_rope and values.get("sliding_window"):
+        values["rope_local_base_freq"] = said.get(
+            "rope.freq_base_swa", values.get("rope_local_base_freq", values.get("rope_theta"))
+        )
+    elif said.get("rope.freq_base_swa", values.get("rope_theta")) != values.get("rope_theta"):
+        values["rope_local_base_freq"] = said["rope.freq_base_swa"]  # which most families refuse
+    if said.get("expert_count"):
+        dense = sorted(int(match[1]) for name in gguf.tensors if (match := _DENSE.fullmatch(name)))
+        if dense:
+            values["mlp_only_layers"] = dense
+    if row.divides_by_head_dim:
+        is_wide = values["num_hidden_layers"] == row.width_scaled_layers
+        size = values["hidden_size"] // values["num_attention_heads"] if is_wide else values["head_dim"]
+        values["query_pre_attn_scalar"] = size
 
 
 def _same_of_all_layers(gguf: GgufFile, key: str, value: Any) -> Any:
@@ -132,7 +169,13 @@ def _rope_scaling(gguf: GgufFile, said: dict[str, Any], prefix: str) -> dict[str
         raise ConfigError(f"{gguf.path}: {prefix}rope.scaling.type {kind!r} is not supported: none, linear or yarn are")
     if said.get("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
         raise ConfigError(f"{gguf.path}: {prefix}rope.scaling.yarn_ext_factor other than 1 is not supported")
-    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original or context}
+    scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    scaling["original_max_position_embeddings"] = original or context
+    if (beta := said.get("attention.temperature_scale")) is not None:
+        scaling |= {"llama_4_scaling_beta": beta, "mscale": 1.0}
+        scaling["mscale_all_dim"] = said.get("rope.scaling.yarn_log_multiplier", 1.0)
+    if "rope.scaling.yarn_attn_factor" in said:
+        scaling["attention_factor"] = said["rope.scaling.yarn_attn_factor"]
     for key in ("beta_fast", "beta_slow"):
         if f"rope.scaling.yarn_{key}" in said:
             scaling[key] = said[f"rope.scaling.yarn_{key}"]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.errors import InfinilmError, RequestError
-from infinilm.requests.constraint import allowed_tokens
+from infinilm.requests.constraint import TokenRules, allowed_tokens, packed_mask
 
 if TYPE_CHECKING:
     from infinilm.requests.constraint import Matcher
@@ -35,6 +35,8 @@ LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
 
 class LogitsPipeline:
     """Changes the logits of one sequence before the draw: penalties, masks and processor.
+
+    Masks alone are applied where the model runs, see `matcher`.
 
     Parameters
     ----------
@@ -68,15 +70,20 @@ class LogitsPipeline:
             self._seen = np.zeros(vocab_size, np.bool_)
             self._seen[prompt_token_ids] = True
 
-    def is_needed(self, num_output_tokens: int) -> bool:
-        """Whether anything changes the logits of the next token, after `num_output_tokens` generated ones."""
-        return (
-            self._forbidden is not None
-            or self._bias_ids.size > 0
-            or self._counts is not None
-            or self._params.logits_processor is not None
-            or num_output_tokens < self._params.min_tokens
-        )
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything but masks changes logits, so that tokens are drawn on the host."""
+        return self._bias_ids.size > 0 or self._counts is not None or self._params.logits_processor is not None
+
+    def matcher(self, constraint: Matcher | None) -> Matcher | None:
+        """What the next token may be by a constraint, `allowed_token_ids` and `min_tokens`; None: any."""
+        rules = self._forbidden is not None or (self._params.min_tokens > 0 and self._ends.size > 0)
+        if not rules:
+            return constraint
+        allowed = None if self._forbidden is None else packed_mask(~self._forbidden)
+        ends = np.zeros(self.vocab_size, np.bool_)
+        ends[self._ends] = True
+        return TokenRules(allowed, packed_mask(ends), self._params.min_tokens, constraint)
 
     def accept(self, token_id: int) -> None:
         """Count a token that was generated."""
@@ -90,7 +97,7 @@ class LogitsPipeline:
     ) -> Float32Array:
         """Return the changed logits, [vocab_size] float32; `logits` stays as it is.
 
-        `constraint`: that has the tokens so far; what it raises is raised.
+        `constraint`: what `matcher` gave, which has the tokens so far; what it raises is raised.
 
         Raises
         ------
@@ -105,10 +112,6 @@ class LogitsPipeline:
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
             if constraint is not None:
                 out[~allowed_tokens(constraint, len(out))] = -np.inf
-            if self._forbidden is not None:
-                out[self._forbidden] = -np.inf
-            if len(output_token_ids) < params.min_tokens:
-                out[self._ends] = -np.inf
             if self._bias_ids.size:
                 out[self._bias_ids] += self._bias
             if self._seen is not None:
@@ -166,7 +169,10 @@ def sampling_error(fault: int, is_constrained: bool) -> InfinilmError:
     """Why the engine drew no token, from the negative id in its place and whether the row had a mask."""
     what = _core.sample_fault(fault)
     if is_constrained and what == _ALL_FORBIDDEN:
-        return RequestError("no token is left to choose: the constraint allows none that the model could say")
+        return RequestError(
+            "no token is left to choose: the constraint, allowed_token_ids and min_tokens together allow none that the "
+            "model could say"
+        )
     return InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
 
 

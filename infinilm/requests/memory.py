@@ -399,8 +399,10 @@ def plan_model(
     native_types: tuple[str, ...] = ()
     is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
     if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
-        sizes, native = _core.param_bytes(spec, kept), checkpoint.native_weights(_core.linears(spec, num_ranks))
-        sizes |= {name: checkpoint.packed_bytes(name) for name in native}
+        shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+        sizes, sources = _core.param_bytes(spec, kept), checkpoint.find(shapes).sources
+        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources)
+        sizes |= {name: checkpoint.packed_bytes(sources[name]) for name in native}
         weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,15 @@ __all__ = ["Conversations", "Prompt", "PromptDict", "Prompts", "RequestMaker"]
 
 
 class PromptDict(TypedDict, total=False):
-    """A prompt as text, token ids, or both. With both, the ids are run, and the text appears in the result."""
+    """A prompt as text, token ids, or both. With both, the ids are run, and the text appears in the result.
+
+    `output_token_ids`: the beginning of the answer, from an engine that could not end it. With the same seed the rest
+    is, bit for bit, what that engine would have said. Results hold all of the answer, events and deltas the rest.
+    """
 
     prompt: str
     prompt_token_ids: TokenIds
+    output_token_ids: TokenIds
 
 
 Prompt = str | TokenIds | PromptDict
@@ -159,6 +164,10 @@ class RequestMaker:
         self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool
     ) -> GenerationRequest:
         name = f"prompt {prompt_index}"
+        given: list[int] = []
+        if isinstance(prompt, Mapping) and "output_token_ids" in prompt:
+            given = self._read_given(prompt["output_token_ids"], f"{name}: output_token_ids", params)
+            prompt = cast(PromptDict, {key: value for key, value in prompt.items() if key != "output_token_ids"})
         text, ids = self.read(prompt, name, room=1)
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
@@ -183,7 +192,17 @@ class RequestMaker:
             for index in range(params.n)
         ]
         matcher = None if params.constraint is None else self._grammars.matcher(params.constraint)
-        return GenerationRequest(request_id, text, completions, matcher)
+        request = GenerationRequest(request_id, text, completions, matcher)
+        if given:
+            completions[0].go_on(given)
+        return request
+
+    def _read_given(self, ids: TokenIds, name: str, params: SamplingParams) -> list[int]:
+        """Token ids of an answer's beginning, checked."""
+        if params.n != 1:
+            raise RequestError(f"{name} needs n=1, got {params.n}: they are of one answer")
+        given: list[int] = check_token_ids(ids, name, self._config.vocab_size, allow_empty=True).tolist()
+        return given
 
     def _check_params(self, params: SamplingParams) -> None:
         """Check what `SamplingParams` cannot check without the model and the limits."""

@@ -10,6 +10,7 @@ Requests with stop strings are the exception: the engine thread makes their text
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from infinilm.errors import InfinilmError, RequestError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
-from infinilm.requests.constraint import Matcher, num_mask_words
+from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
 from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
@@ -231,38 +232,56 @@ class Completion(Work):
         self.stop_reason: int | str | None = None
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
+        self.num_given = 0  # tokens of the output that came with the request, see `go_on`
+        self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
-        sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed(0))
+        sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed)
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
         self.max_new_tokens = max_new_tokens
-        self._note_needs()
+        sequence.draws_on_host = pipeline.is_needed
+        sequence.needs_logits = sequence.draws_on_host or params.logprobs is not None
+        self.constrain(None)
 
-    def constrain(self, matcher: Matcher) -> None:
-        """Say only what a matcher allows, which this completion alone has; before it is submitted."""
+    def constrain(self, matcher: Matcher | None) -> None:
+        """Say only what the parameters and a matcher allow, which this completion alone has; before it is submitted."""
         sequence = self.sequence
-        sequence.constraint = matcher
-        sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
-        sequence.owner_sees_end_only = False  # the matcher takes in every token
+        sequence.constraint = self.pipeline.matcher(matcher)
+        if sequence.constraint is not None:
+            sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
+            sequence.owner_sees_end_only = False  # the matcher takes in every token
+
+    def go_on(self, token_ids: SequenceOf[int]) -> None:
+        """Begin behind tokens of the output that are there already, as a preempted sequence does; before it runs.
+
+        The tokens that follow are those that would have followed here. RequestError: one of them ends the output.
+        """
+        for token_id in token_ids:
+            self.sequence.output_token_ids.append(token_id)
+            self.num_given += 1
+            if self.sequence.params.logprobs is not None:
+                self.logprobs.append({token_id: math.nan})  # whoever drew it knows
+            news = self._take_in(token_id)
+            if self.finish_reason is not None:
+                raise RequestError(f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer")
+            if news is not None and news.text:
+                self.given_text += news.text
 
     # ---- in the engine thread ----
-
-    def _note_needs(self) -> None:
-        """Note on the sequence whether the host needs the next token's logits, and whether it draws the token."""
-        sequence = self.sequence
-        sequence.draws_on_host = self.pipeline.is_needed(len(sequence.output_token_ids))
-        sequence.needs_logits = sequence.draws_on_host or sequence.params.logprobs is not None
 
     def take_token(self, token_id: int, logits: Float32Array | None) -> News | None:
         """Take in a new token: check stop conditions, add log-probabilities; returns the news, or None if not watched.
 
         `logits`: those of the model, [vocab_size], if the sequence `needs_logits`. What a matcher raises is raised.
         """
-        self.pipeline.accept(token_id)
         self._add_logprob(token_id, logits)
+        return self._take_in(token_id)
+
+    def _take_in(self, token_id: int) -> News | None:
+        self.pipeline.accept(token_id)
         params, text = self.sequence.params, self.searched_text
         num_tokens = len(self.sequence.output_token_ids)
         if token_id in self.sequence.stop_token_ids:
@@ -280,7 +299,6 @@ class Completion(Work):
                 self.finish_reason, self.stop_reason = "stop", text.stopped_by
         if self.finish_reason is None and is_last:
             self.finish_reason = "stop" if is_complete else "length"
-        self._note_needs()
         if self.finish_reason is None and not self.sequence.is_streamed:
             return None
         top = self.logprobs[-1] if self.logprobs else None
@@ -307,6 +325,8 @@ class Completion(Work):
         if constraint is None or self.finish_reason is not None:  # the token that ends a sequence is not for matchers
             return False
         constraint.advance(token_id)
+        if isinstance(constraint, TokenRules) and constraint.is_over:
+            self.sequence.constraint = None
         return constraint.is_finished
 
     def _stop_at(self, token_id: int) -> None:
@@ -349,13 +369,22 @@ class CompletionReader:
         self._completion = completion
         # None: there is no tokenizer, or the engine thread makes the text.
         self._text = None if completion.sequence.params.stop else completion.make_text()
-        self._num_heard = 0  # tokens
+        self._num_heard = completion.num_given  # tokens
         self._error: BaseException | None = None  # of the tokenizer
+        self._given_text = completion.given_text
+        if self._text is not None and completion.num_given:
+            self._given_text = self._text.push_some(completion.sequence.output_token_ids[: completion.num_given])
 
     @property
     def failure(self) -> BaseException | None:
         """The exception that ended the completion, in the engine thread or while decoding its text; or None."""
         return self._error or self._completion.error
+
+    def given(self) -> Delta:
+        """What came with the request, as if it had been said here."""
+        of, count = self._completion, self._completion.num_given
+        ids, top = of.sequence.output_token_ids[:count], of.logprobs[:count]
+        return Delta(of.prompt_index, of.index, self._given_text, ids, top, None, None)
 
     def event(self, news: News) -> TokenEvent | None:
         """The event of the next news; None after decoding the text has failed."""
@@ -524,7 +553,7 @@ class GenerationRequest:
     def has_begun(self) -> bool:
         """Whether the first completion has a token or has ended: then no prompt is left to be computed."""
         first = self.completions[0]
-        return bool(first.sequence.output_token_ids) or first.finish_reason is not None
+        return bool(first.sequence.token_times) or first.finish_reason is not None
 
     @property
     def finished(self) -> bool:

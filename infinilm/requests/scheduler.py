@@ -444,7 +444,7 @@ class Scheduler:
         if not sequence.first_scheduled:
             sequence.first_scheduled = now
             if not sequence.collect_logits:
-                sequence.cached_tokens = num_cached
+                sequence.cached_tokens = min(num_cached, len(sequence.prompt_token_ids))
                 self.blocks.num_queried_tokens += sequence.num_tokens
                 self.blocks.num_hit_tokens += num_cached
         params = sequence.params

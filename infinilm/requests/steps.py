@@ -36,8 +36,8 @@ class Sequence:
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
     collect_hidden: bool = False  # with collect_logits: keep the output of the final norm instead of the logits
-    # needs_logits: the owner changes or reads the logits of the next token. draws_on_host: the host draws that token,
-    # so no step can be made ahead. Both may change from True to False between steps, never back.
+    # needs_logits: the owner changes or reads the logits of each token. draws_on_host: the host draws the tokens, so no
+    # step can be made ahead.
     needs_logits: bool = False
     draws_on_host: bool = False
     output_token_ids: list[int] = field(default_factory=list)

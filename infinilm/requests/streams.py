@@ -133,6 +133,16 @@ class AsyncRequests:
             if deltas:
                 yield deltas
 
+    def given(self) -> list[Delta]:
+        """The tokens that came with the prompts as `output_token_ids`, and their text, which `deltas` leaves out."""
+        completions = [completion for request in self._requests for completion in request.completions]
+        return [completion.reader.given() for completion in completions if completion.num_given]
+
+    @property
+    def seed(self) -> int:
+        """Of the first completion: the one that it was given, or that was drawn for it."""
+        return self._requests[0].completions[0].sequence.seed
+
     async def wait(self) -> list[RequestOutput]:
         """Wait for the ends; returns what `outputs` does. Raises what made the requests fail, if all of them did."""
         async for _ in self.steps():

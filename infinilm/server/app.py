@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from infinilm.errors import did_you_mean
+from infinilm.errors import EngineDeadError, did_you_mean
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
@@ -30,6 +31,7 @@ from infinilm.server.completions import CompletionStream, read_completion, whole
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import App, Guard, error_body, error_event
 from infinilm.server.messages import read_message
+from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 
@@ -55,6 +57,7 @@ def make_app(service: Service) -> App:
     if service.settings.page:
         routes.append(route("/", "GET", _page))
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    app.router.redirect_slashes = False  # the guard takes slashes too many off
     return Guard(app, service.settings)
 
 
@@ -93,28 +96,44 @@ _HANDLERS: Mapping[Any, Any] = {ApiError: _api_error, HTTPException: _http_error
 
 
 async def _chat(service: Service, request: Request) -> Response:
-    call = await _read(service, request, read_chat)
+    values = await _json(service, request)
+    part = Resumption(request.headers, values, "chatcmpl")
+    call = await asyncio.to_thread(read_chat, service, values)
     prompts = [call.prompt_token_ids]
+    part.check(prompts, call.params, call.is_stream)
     if call.is_stream:
-        return _Stream(service, prompts, call.params, lambda running: ChatStream(service, call, running))
+        return _Stream(
+            service, prompts, call.params, lambda running: ChatStream(service, call, running, part.head), part
+        )
     return await _whole(service, request, prompts, call.params, lambda running: whole_chat(service, call, running))
 
 
 async def _completion(service: Service, request: Request) -> Response:
-    call = await _read(service, request, read_completion)
+    values = await _json(service, request)
+    part = Resumption(request.headers, values, "cmpl")
+    call = await asyncio.to_thread(read_completion, service, values)
+    part.check(call.prompts, call.params, call.is_stream)
     if call.is_stream:
-        return _Stream(service, call.prompts, call.params, lambda running: CompletionStream(service, call, running))
+        return _Stream(
+            service,
+            call.prompts,
+            call.params,
+            lambda running: CompletionStream(service, call, running, part.head),
+            part,
+        )
     return await _whole(
         service, request, call.prompts, call.params, lambda running: whole_completion(service, call, running)
     )
 
 
 async def _response(service: Service, request: Request) -> Response:
-    return await _blocks(service, request, *await _read(service, request, read_response))
+    return await _blocks(service, request, *await _read(service, request, read_response), Resumption({}, {}, ""))
 
 
 async def _message(service: Service, request: Request) -> Response:
-    return await _blocks(service, request, *await _read(service, request, read_message))
+    values = await _json(service, request)
+    part = Resumption(request.headers, values, "")  # the id of a message is in its first event alone
+    return await _blocks(service, request, *await asyncio.to_thread(read_message, service, values), part)
 
 
 async def _count_tokens(service: Service, request: Request) -> Response:
@@ -124,21 +143,25 @@ async def _count_tokens(service: Service, request: Request) -> Response:
 
 async def _embeddings(service: Service, request: Request) -> Response:
     call = await _read(service, request, read_embedding)
+    llm = service.llm
 
     async def work() -> Response:
         with bad_request("input"):
-            vectors = await service.llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
+            vectors = await llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
         return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
 
     with service.admitted(call.num_tokens):
         return await service.attended(request.receive, work())
 
 
-async def _blocks(service: Service, request: Request, call: ChatCall, builder: BlockBuilder) -> Response:
+async def _blocks(
+    service: Service, request: Request, call: ChatCall, builder: BlockBuilder, part: Resumption
+) -> Response:
     prompts = [call.prompt_token_ids]
+    part.check(prompts, call.params, call.is_stream)
     if call.is_stream:
         path = request.url.path
-        return _Stream(service, prompts, call.params, lambda running: BlockStream(builder, call, running), path)
+        return _Stream(service, prompts, call.params, lambda running: BlockStream(builder, call, running), part, path)
     return await _whole(
         service, request, prompts, call.params, lambda running: builder.whole(call, running.outputs()[0])
     )
@@ -174,6 +197,8 @@ class _Stream(Response):
     params : SamplingParams
     answer : callable
         Makes the `AnswerStream` of requests that run.
+    part : Resumption
+        Which part of the answer it is.
     path : str
         If the events have types, where they are sent: errors have the form of that API, and the last event ends the
         stream. Otherwise `[DONE]` does.
@@ -185,42 +210,53 @@ class _Stream(Response):
         prompts: list[list[int]],
         params: SamplingParams,
         answer: Callable[[AsyncRequests], AnswerStream],
+        part: Resumption,
         path: str = "",
     ) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
-        self._service, self._prompts, self._params, self._answer = service, prompts, params, answer
-        self._path = path
+        self._service, self._prompts, self._params, self._answer = service, prompts, part.params(params), answer
+        self._part, self._path = part, path
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the requests and send what they give."""
-        async with self._service.running(self._prompts, self._params, ends_only=False) as running:
+        given = self._part.token_ids
+        async with self._service.running(self._prompts, self._params, ends_only=False, given=given) as running:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 end = await self._service.attended(receive, self._send_all(running, send))
             except ApiError as error:
                 end = sent_event(error_event(error, self._path))
+                if error.status != 503:  # it would fail anywhere: a router is told of an end
+                    end = self._part.marked(end, running)
             await send({"type": "http.response.body", "body": end.encode()})
 
     async def _send_all(self, running: AsyncRequests, send: Any) -> str:
         """Send all events but the last, which are returned: they go out with the end of the answer."""
+        part = self._part
 
         async def send_some(text: str) -> None:
             if text:
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                body = part.marked(text, running).encode()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
 
         stream = self._answer(running)
-        await send_some("".join(stream.begin()))
+        begin, given = "".join(stream.begin()), running.given()
+        await send_some("" if part.continues else begin)
         last = ""
         async for deltas in running.deltas(self._service.rest):
+            if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
+                deque(stream.push(given), maxlen=0)
+                given = []
             text = "".join(stream.push(deltas))
+            part.note(deltas)
             if running.has_ended:
                 last = text
             else:
                 await send_some(text)
-        return "".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"])
+        return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
 async def _read(service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T]) -> T:
@@ -334,13 +370,27 @@ async def _health(service: Service, _: Request) -> Response:
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
 
+async def _replica(service: Service, _: Request) -> Response:
+    """For routers."""
+    llm = service.llm  # an error, if nothing can be served
+    if service.identity is None:
+        work = asyncio.to_thread(identity, llm, service.model_names, service.version)
+        service.identity = asyncio.ensure_future(work)
+    try:
+        found = await asyncio.shield(service.identity)  # once, however often it is asked meanwhile
+    except EngineDeadError as error:
+        raise service.failed(error) from error
+    return JSONResponse({"instance": service.instance, **found})
+
+
 async def _version(service: Service, _: Request) -> Response:
     return JSONResponse({"version": service.version})
 
 
 async def _metrics(service: Service, _: Request) -> Response:
-    engine = service.llm.metrics() if service.state() in ("ok",) else None
-    return Response(service.metrics.render(engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        service.metrics.render(service.engine_metrics()), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 _PATHS: Mapping[str, tuple[str, Handler]] = {
@@ -355,6 +405,7 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/detokenize": ("POST", _detokenize),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
+    "/replica": ("GET", _replica),
     "/version": ("GET", _version),
     "/metrics": ("GET", _metrics),
 }

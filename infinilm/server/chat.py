@@ -211,17 +211,20 @@ def chat_pieces(makers: Sequence[ChoiceMaker], deltas: Sequence[Delta]) -> Itera
 class ChatStream:
     """The chunks of a stream, an `AnswerStream`."""
 
-    def __init__(self, service: Service, call: ChatCall, running: AsyncRequests) -> None:
+    def __init__(
+        self, service: Service, call: ChatCall, running: AsyncRequests, head: Mapping[str, Any] | None = None
+    ) -> None:
+        """`head`: fields that all chunks share and that others have chosen, such as the id."""
         self._service, self._call, self._running = service, call, running
         self._makers = call.makers()
-        head = {
+        shared = {
             "id": new_id("chatcmpl"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": call.model,
             "system_fingerprint": service.fingerprint,
         }
-        self._writer = ChunkWriter(head, call.include_usage)
+        self._writer = ChunkWriter(shared | dict(head or {}), call.include_usage)
 
     def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
         return self._writer.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more})

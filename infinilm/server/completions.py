@@ -39,7 +39,7 @@ class CompletionCall:
 
     def logprobs_maker(self, service: Service) -> CompletionLogprobs:
         """One for each choice."""
-        return CompletionLogprobs(self.logprobs or 0, service.llm.tokenizer, self.params.skip_special_tokens)
+        return CompletionLogprobs(self.logprobs or 0, service.tokenizer, self.params.skip_special_tokens)
 
 
 def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
@@ -134,7 +134,7 @@ def _echoed(service: Service, call: CompletionCall, output: RequestOutput) -> st
     if not call.echo:
         return ""
     skips_special = call.params.skip_special_tokens
-    return service.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=skips_special)
+    return service.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=skips_special)
 
 
 def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLogprob]:
@@ -148,9 +148,12 @@ def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLog
 class CompletionStream:
     """The chunks of a stream, an `AnswerStream`."""
 
-    def __init__(self, service: Service, call: CompletionCall, running: AsyncRequests) -> None:
+    def __init__(
+        self, service: Service, call: CompletionCall, running: AsyncRequests, head: Mapping[str, Any] | None = None
+    ) -> None:
+        """`head`: fields that all chunks share and that others have chosen, such as the id."""
         self._service, self._call, self._running = service, call, running
-        self._writer = ChunkWriter(_head(service, call), call.include_usage)
+        self._writer = ChunkWriter(_head(service, call) | dict(head or {}), call.include_usage)
         self._makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
         self._is_plain = call.logprobs is None and not (call.return_token_ids or call.scores_only)
 

@@ -73,6 +73,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "path": _plain_path(scope["path"])}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         origin = self._allowed_origin(headers.get("origin"))
         if scope["http_version"] == "1.0":
@@ -186,6 +187,14 @@ class Guard:
         ]
         await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": headers * allowed})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _plain_path(path: str) -> str:
+    """Without a slash at the end, or two in a row, as clients make them of a base address that ends with one.
+
+    A redirect would be wrong: some clients follow it without the body of their request.
+    """
+    return "/" + "/".join(name for name in path.split("/") if name)
 
 
 async def send_error(send: Send, error: ApiError, path: str) -> None:

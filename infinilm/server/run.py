@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -16,11 +17,12 @@ import uvicorn
 from infinilm.errors import ConfigError
 from infinilm.llm import LLM
 from infinilm.server.app import make_app
+from infinilm.server.guard import App
 from infinilm.server.protocol import HttpProtocol
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["make_config", "serve"]
+__all__ = ["QuietServer", "allow_connections", "is_no_cancellation", "listen", "make_config", "serve", "uvicorn_config"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -60,15 +62,16 @@ def serve(
     Exception
         What made the loading fail.
     """
-    listener = _listen(host, port)
-    _allow_connections()
+    listener = listen(host, port)
+    allow_connections()
     try:
         return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, log_requests, tell))
     finally:
         listener.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; ConfigError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,12 +79,13 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
+        option = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another {option}") from None
     listener.listen(2048)
     return listener
 
 
-def _allow_connections() -> None:
+def allow_connections() -> None:
     """As many open connections as the system lets this process have; the usual limit of 1024 is soon met."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
@@ -92,8 +96,13 @@ def _allow_connections() -> None:
 
 def make_config(service: Service, **options: Any) -> uvicorn.Config:
     """How uvicorn serves a service; `options`: more of its settings."""
+    return uvicorn_config(make_app(service), **options)
+
+
+def uvicorn_config(app: App, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves an application; `options`: more of its settings."""
     return uvicorn.Config(
-        make_app(service),
+        app,
         http=HttpProtocol,
         ws="none",
         server_header=False,
@@ -103,7 +112,7 @@ def make_config(service: Service, **options: Any) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn without signal handlers of its own: what a signal means is decided here."""
 
     @contextlib.contextmanager
@@ -124,12 +133,12 @@ async def _serve(
 ) -> int:
     service = Service(settings)
     level = "info" if log_requests else "warning"
-    server = _Server(
+    server = QuietServer(
         make_config(
             service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile, log_level=level, access_log=log_requests
         )
     )
-    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     num_signals = 0
@@ -160,7 +169,7 @@ async def _serve(
             await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()
         if service.death is None and not serving.done():
-            draining = asyncio.ensure_future(service.drain())
+            draining = asyncio.ensure_future(_drain(service, server))
             again = asyncio.ensure_future(_until(lambda: num_signals > 1))
             await asyncio.wait({draining, again}, timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in (draining, again):
@@ -175,7 +184,14 @@ async def _serve(
             await asyncio.to_thread(llm.close)
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
+async def _drain(service: Service, server: uvicorn.Server) -> None:
+    """Let what runs end, and wait until clients have taken all of it: what is left in this process ends with it."""
+    await service.drain()
+    connections = server.server_state.connections
+    await _until(lambda: not any(connection.transport.get_write_buffer_size() for connection in connections))
+
+
+def is_no_cancellation(record: logging.LogRecord) -> bool:
     """Whether a line of the log is of something else than a request that the end of the process has cancelled."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 

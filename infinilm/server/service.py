@@ -8,6 +8,7 @@ import dataclasses
 import importlib.metadata
 import logging
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,14 @@ from typing import Any, TypeVar
 
 from infinilm.errors import CacheFullError, EngineDeadError, RequestError
 from infinilm.llm import LLM
+from infinilm.outputs import EngineMetrics
+from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError
 from infinilm.server.metrics import Metrics
 from infinilm.server.settings import ServerSettings
+from infinilm.text.tokenizer import Tokenizer
 
 __all__ = ["Service", "bad_request"]
 
@@ -27,10 +31,10 @@ logger = logging.getLogger("infinilm.server")
 
 T = TypeVar("T")
 
-# Every event of a stream takes some 20 us of CPU (docs/benchmarks.md, "Serving"), which the engine may need. So the
-# next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
+# Every event of a stream takes some 80 us of CPU with its sockets (docs/benchmarks.md, "Serving"), which the engine may
+# need. So the next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
 _REST_SECONDS = 0.02  # faster than people read
-_EVENTS_PER_SECOND = 2500  # of all streams together, about
+_EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of a core
 
 # Variables of a template that `chat_template_kwargs` cannot set.
 _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
@@ -72,6 +76,8 @@ class Service:
         self.created = int(time.time())
         self.version = importlib.metadata.version("infinilm")
         self.fingerprint = f"infinilm-{self.version}"
+        self.instance = secrets.token_hex(8)  # of this process, which begins with an empty cache
+        self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         self._num_admitted = 0  # calls between admission and their last byte
@@ -96,10 +102,20 @@ class Service:
 
     @property
     def llm(self) -> LLM:
-        """The model. Raises ApiError while it is not there."""
+        """The model, for what begins now. Raises ApiError while it is not there, and when nothing new may begin."""
         if (state := self.state()) != "ok" or self._llm is None:
             raise ApiError(f"the server is {state}", 503, code=state, headers={"Retry-After": "5"})
         return self._llm
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the model, also for answers that end when nothing new may begin."""
+        assert self._llm is not None
+        return self._llm.tokenizer
+
+    def engine_metrics(self) -> EngineMetrics | None:
+        """Counts of the engine; None where none runs."""
+        return self._llm.metrics() if self._llm is not None and self.death is None else None
 
     def serve(self, llm: LLM) -> None:
         """Begin to serve a model."""
@@ -166,7 +182,7 @@ class Service:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, special tokens as their names."""
-        return self.llm.tokenizer.token_bytes(token_id)
+        return self.tokenizer.token_bytes(token_id)
 
     def prompts(self, name: str, value: object, most: int, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of a field that is a text, a list of token ids, or a list of either; ApiError if it is not."""
@@ -241,16 +257,23 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, ends_only: bool, given: Sequence[int] = ()
     ) -> AsyncIterator[AsyncRequests]:
-        """Run prompts as one call; what is unfinished at the end of the block is cancelled."""
+        """Run prompts as one call; what is unfinished at the end of the block is cancelled.
+
+        `given`: the tokens with which the answer begins, of a call with one answer.
+        """
+        llm = self.llm
         with self.admitted(sum(map(len, prompts))) as call:
             if params.constraint is not None:  # which may take seconds to compile; a copy is made below
-                compile_it = self.llm.grammars.matcher
+                compile_it = llm.grammars.matcher
                 with bad_request(params.constraint.name):
                     await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
             with bad_request():
-                started = self.llm.asubmit([list(prompt) for prompt in prompts], params, ends_only=ends_only)
+                asked: list[Prompt] = [list(prompt) for prompt in prompts]
+                if given:
+                    asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
+                started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
                 try:

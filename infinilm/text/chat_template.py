@@ -187,14 +187,17 @@ class ChatTemplate:
         Raises
         ------
         ConfigError
-            A file is damaged, or `chat_template` names nothing.
+            A file is damaged, or `chat_template` names nothing or is not valid Jinja.
         """
         templates = _folder_templates(Path(folder))
         if chat_template is not None:
             templates = {"default": _user_template(chat_template, templates)}
         if special_tokens is None:
             special_tokens = read_special_tokens(Path(folder))
-        return cls(templates, special_tokens, source=os.fspath(folder))
+        made = cls(templates, special_tokens, source=os.fspath(folder))
+        if chat_template is not None:  # who gives one hears of its faults at once, and not with the first conversation
+            made._select(with_tools=False)
+        return made
 
     def __bool__(self) -> bool:
         """Whether there is a template."""

@@ -6,7 +6,9 @@ What a template reads is seen from its syntax tree, as vLLM does it (vllm/entryp
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["TemplateTraits", "check_messages", "check_tools"]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
+
+# Around arguments that are no JSON object, for templates that read objects alone. The name is the one that Anthropic's
+# documentation gives to clients for the same purpose (fine-grained tool streaming).
+_INVALID = "INVALID_JSON"
+
+_MEASURES = frozenset({"tojson", "length", "count", "items", "dictsort"})  # filters that give something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +41,20 @@ class TemplateTraits:
         Content that is None, beside tool calls; otherwise it becomes the empty text.
     knows_developer : bool
         The role `developer`; otherwise it becomes `system`, whose newer name it is.
+    reads_text_arguments : bool
+        Arguments of calls as texts, beside objects.
+    needs_text_arguments : bool
+        Arguments of calls as texts alone, as templates do that join them with other texts.
+    needs_short_ids : bool
+        Ids of calls that are nine letters and digits.
     """
 
     reads_parts: bool = False
     reads_none: bool = False
     knows_developer: bool = False
+    reads_text_arguments: bool = False
+    needs_text_arguments: bool = False
+    needs_short_ids: bool = False
 
     @classmethod
     def of(cls, source: str, environment: jinja2.Environment) -> TemplateTraits:
@@ -45,53 +62,67 @@ class TemplateTraits:
         import jinja2.nodes as nodes
 
         tree = environment.parse(source)
-        holders = _names_of_content(tree)
-        loops = any(_is_content(loop.iter, holders) for loop in tree.find_all(nodes.For))
+        content, arguments = _Field("content", tree), _Field("arguments", tree)
+        loops = any(content.is_read_by(loop.iter) for loop in tree.find_all(nodes.For))
         # content[0]['text']
         indexes = any(
-            isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int) and _is_content(item.node, holders)
+            isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int) and content.is_read_by(item.node)
             for item in tree.find_all(nodes.Getitem)
         )
-        tests_none = any(test.name == "none" and _is_content(test.node, holders) for test in tree.find_all(nodes.Test))
-        return cls(loops or indexes, tests_none, "developer" in source)
+        tests = [*tree.find_all(nodes.Test)]
+        joined = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
+        joined += [operand for concat in tree.find_all(nodes.Concat) for operand in concat.nodes]
+        needs_text = any(arguments.is_read_by(operand) for operand in joined)
+        return cls(
+            reads_parts=loops or indexes,
+            reads_none=any(test.name == "none" and content.is_read_by(test.node) for test in tests),
+            knows_developer="developer" in source,
+            reads_text_arguments=needs_text
+            or any(test.name in ("string", "mapping") and arguments.is_read_by(test.node) for test in tests),
+            needs_text_arguments=needs_text,
+            needs_short_ids="[TOOL_CALLS]" in source,  # of Mistral
+        )
 
 
-def _is_content(node: Any, holders: set[str]) -> bool:
-    """Whether an expression is the content of a message: `message.content`, a name that holds it, or a choice of it."""
-    import jinja2.nodes as nodes
+class _Field:
+    """A field of messages or calls, such as "content", in the syntax tree of a template."""
 
-    if isinstance(node, nodes.Name):
-        return node.name in holders
-    if isinstance(node, nodes.Getattr):
-        return bool(node.attr == "content")
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    if isinstance(node, nodes.Filter):
-        return node.node is not None and _is_content(node.node, holders)
-    if isinstance(node, nodes.CondExpr):
-        return _is_content(node.expr1, holders) or (node.expr2 is not None and _is_content(node.expr2, holders))
-    return False
+    def __init__(self, name: str, tree: jinja2.nodes.Template) -> None:
+        self._name = name
+        self._holders: set[str] = set()  # variables and parameters of macros that hold it somewhere
+        while (found := self._holders | self._find_holders(tree)) != self._holders:
+            self._holders = found
 
+    def is_read_by(self, node: Any) -> bool:
+        """Whether an expression is the field: `message.content`, a name that holds it, or a choice of it."""
+        import jinja2.nodes as nodes
 
-def _names_of_content(tree: jinja2.nodes.Template) -> set[str]:
-    """Variables and parameters of macros that hold the content of a message somewhere in the template."""
-    import jinja2.nodes as nodes
+        if isinstance(node, nodes.Name):
+            return node.name in self._holders
+        if isinstance(node, nodes.Getattr):
+            return bool(node.attr == self._name)
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == self._name
+        if isinstance(node, nodes.Filter):
+            return node.node is not None and node.name not in _MEASURES and self.is_read_by(node.node)
+        if isinstance(node, nodes.CondExpr):
+            return self.is_read_by(node.expr1) or (node.expr2 is not None and self.is_read_by(node.expr2))
+        return False
 
-    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-    holders: set[str] = set()
-    while True:
-        found = set(holders)
+    def _find_holders(self, tree: jinja2.nodes.Template) -> set[str]:
+        import jinja2.nodes as nodes
+
+        macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+        found: set[str] = set()
         for assign in tree.find_all(nodes.Assign):
-            if isinstance(assign.target, nodes.Name) and _is_content(assign.node, holders):
+            if isinstance(assign.target, nodes.Name) and self.is_read_by(assign.node):
                 found.add(assign.target.name)
         for call in tree.find_all(nodes.Call):
             macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
             if macro is not None:
-                found |= {p.name for p, a in zip(macro.args, call.args, strict=False) if _is_content(a, holders)}
-                found |= {k.key for k in call.kwargs if _is_content(k.value, holders)}
-        if found == holders:
-            return holders
-        holders = found
+                found |= {p.name for p, a in zip(macro.args, call.args, strict=False) if self.is_read_by(a)}
+                found |= {k.key for k in call.kwargs if self.is_read_by(k.value)}
+        return found
 
 
 def check_messages(messages: object, traits: TemplateTraits | None = None) -> list[dict[str, Any]]:
@@ -101,7 +132,8 @@ def check_messages(messages: object, traits: TemplateTraits | None = None) -> li
     ----------
     messages : sequence of mappings
         Each with `role` (str) and `content`: a str, a list of parts such as ``{"type": "text", "text": "Hello"}``, or
-        None beside `tool_calls`, whose arguments may be objects or JSON text of objects.
+        None beside `tool_calls`, whose arguments may be objects or JSON text of objects. A text that is no such JSON is
+        what a model wrote wrongly, and a conversation must go on behind it: it is shown as it is.
     traits : TemplateTraits, optional
         None: of a template that reads plain texts.
 
@@ -132,7 +164,9 @@ def _checked_message(where: str, message: object, traits: TemplateTraits) -> dic
         result["role"] = "system"
     calls = message.get("tool_calls")
     if calls:
-        result["tool_calls"] = _checked_calls(f"{where}['tool_calls']", calls)
+        result["tool_calls"] = _checked_calls(f"{where}['tool_calls']", calls, traits)
+    if traits.needs_short_ids and isinstance(answered := message.get("tool_call_id"), str):
+        result["tool_call_id"] = _short_id(answered)
     content = message.get("content")
     if isinstance(content, str):
         return result
@@ -164,8 +198,8 @@ def _part_text(where: str, part: Mapping[str, Any]) -> str:
     return text
 
 
-def _checked_calls(where: str, calls: object) -> list[Any]:
-    """Tool calls with their arguments as objects: templates write them as JSON themselves."""
+def _checked_calls(where: str, calls: object, traits: TemplateTraits) -> list[Any]:
+    """Tool calls as a template reads them."""
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence):
         raise RequestError(f"{where} must be a list of calls, got {type(calls).__name__}")
     result = []
@@ -173,24 +207,46 @@ def _checked_calls(where: str, calls: object) -> list[Any]:
         if not isinstance(call, Mapping):
             raise RequestError(f"{where}[{i}] must be a dict with a 'function', got {type(call).__name__}")
         function = call.get("function")
+        checked = dict(call)
+        if traits.needs_short_ids and isinstance(call.get("id"), str):
+            checked["id"] = _short_id(call["id"])
         if isinstance(function, Mapping):
-            result.append({**call, "function": _with_arguments(f"{where}[{i}]['function']", function)})
+            checked["function"] = {**function, "arguments": _read_arguments(function.get("arguments"), traits)}
         else:
-            result.append(_with_arguments(f"{where}[{i}]", call))
+            checked["arguments"] = _read_arguments(call.get("arguments"), traits)
+        result.append(checked)
     return result
 
 
-def _with_arguments(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments")
+def _read_arguments(arguments: object, traits: TemplateTraits) -> object:
+    """Arguments of a call: an object, which templates write as JSON themselves, or a text."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
     if not isinstance(arguments, str):
-        return dict(function)
+        is_object = isinstance(arguments, Mapping)
+        return json.dumps(arguments, ensure_ascii=False) if is_object and traits.needs_text_arguments else arguments
+    if traits.needs_text_arguments:
+        return arguments
     try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}['arguments'] must be an object, or JSON text of one: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"{where}['arguments'] must be an object, or JSON text of one, got {arguments!r:.80}")
-    return {**function, "arguments": value}
+        value = json.loads(arguments)
+        if value is None:  # as some clients say that there are none
+            return {}
+        if isinstance(value, dict):
+            json.dumps(value, ensure_ascii=False).encode()  # fails at half a character, which JSON can spell
+            return value
+    except (ValueError, RecursionError):
+        pass
+    return arguments if traits.reads_text_arguments else {_INVALID: arguments}
+
+
+def _short_id(call_id: str) -> str:
+    """The id of a call as Mistral's templates take it; the same for the call and for its result.
+
+    Conversations that began with another model or server have ids of any form.
+    """
+    if re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def check_tools(tools: object) -> list[Mapping[str, Any]] | None:

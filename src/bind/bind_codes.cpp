@@ -87,18 +87,21 @@ Tensor dequantise(const Bytes& data, const std::string& order, int bits, const s
 }
 
 Tensor make_blocks(const Bytes& data, const std::string& order, int bits, const std::vector<int64_t>& shape,
-                   const ByteTable& scales, int64_t group_size, int flip, int64_t begin, int64_t end, int num_threads) {
+                   const ByteTable& scales, int64_t group_size, int64_t block, int flip, int64_t begin, int64_t end,
+                   int num_threads) {
     const codes::Matrix matrix = matrix_of(data, order, bits, shape);
     check_rows(matrix, begin, end);
     const auto num_groups = static_cast<int64_t>(scales.shape(1));
-    const bool fits = (bits == 4 || bits == 8) && matrix.num_columns % 32 == 0 && group_size >= 1 &&
-                      (group_size % 32 == 0 || group_size >= matrix.num_columns) &&
+    const bool fits = (bits == 4 || bits == 8) && (block == 32 || block == 64 || block == 128) &&
+                      matrix.num_columns % block == 0 && group_size >= 1 &&
+                      (group_size % block == 0 || group_size >= matrix.num_columns) &&
                       (matrix.num_columns + group_size - 1) / group_size <= num_groups &&
                       static_cast<int64_t>(scales.shape(0)) == matrix.num_rows;
-    if (!fits) throw Error("codes: these are no blocks of 32 with a scale each");
-    const codes::BlockScales of_blocks{scales.data(), num_groups, static_cast<int64_t>(scales.shape(2)), group_size};
+    if (!fits) throw Error(concat("codes: these are no blocks of ", block, " with a scale each"));
+    const codes::BlockScales of_blocks{scales.data(), num_groups, static_cast<int64_t>(scales.shape(2)), group_size,
+                                       block};
     const Tensor out =
-        allocate_host(DType::uint8, {end - begin, matrix.num_columns / 32 * of_blocks.block_bytes(bits)});
+        allocate_host(DType::uint8, {end - begin, matrix.num_columns / block * of_blocks.block_bytes(bits)});
     const ReleaseGil release;
     codes::make_blocks(matrix, of_blocks, static_cast<uint8_t>(flip), begin, end - begin, out.as<uint8_t>(),
                        threads(num_threads));
@@ -131,10 +134,11 @@ void bind_codes(nb::module_& m) {
         "zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / "
         "scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.");
     m.def("make_blocks", make_blocks, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
-          nb::kw_only(), nb::arg("scales"), nb::arg("group_size"), nb::arg("flip") = 0, nb::arg("begin"),
-          nb::arg("end"), nb::arg("num_threads") = 0,
-          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks Q4_0, MXFP4 or Q8_0 of a GGUF file, as "
-          "load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.");
+          nb::kw_only(), nb::arg("scales"), nb::arg("group_size"), nb::arg("block") = 32, nb::arg("flip") = 0,
+          nb::arg("begin"), nb::arg("end"), nb::arg("num_threads") = 0,
+          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks of 32, 64 or 128, such as Q4_0, MXFP4 and "
+          "Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of "
+          "a scale]. flip: xored to codes of 8 bits.");
     m.def("quantise_int4", quantise_int4, nb::arg("weights"), nb::arg("group_size"), nb::kw_only(),
           nb::arg("num_threads") = 0,
           nb::sig("def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]"),

@@ -226,6 +226,8 @@ void bind_engine(nb::module_& m) {
     nb::class_<GraphCounts>(m, "GraphCounts")
         .def_ro("recorded", &GraphCounts::recorded)
         .def_ro("launched", &GraphCounts::launched)
+        .def_ro("launched_ahead", &GraphCounts::launched_ahead,
+                "Of those launched, how many while the device worked on the step before; without those with masks.")
         .def_ro("kept", &GraphCounts::kept)
         .def_ro("failure", &GraphCounts::failure,
                 "Why steps could not be recorded, so that all run kernel by kernel; empty: nothing failed.");

@@ -70,6 +70,12 @@ NormKind norm_kind_from_string(const std::string& text) {
     throw ConfigError(concat("norm '", text, "' is not one of rms, layer, layer_bias"));
 }
 
+CacheKind cache_kind_from_string(const std::string& text) {
+    for (const CacheKind kind : {CacheKind::paged})
+        if (text == name(kind)) return kind;
+    throw ConfigError(concat("cache kind '", text, "' is not one of paged"));
+}
+
 }  // namespace
 
 void bind_spec(nb::module_& m) {
@@ -121,13 +127,25 @@ void bind_spec(nb::module_& m) {
         .def_rw("scale_positions", &RopeSpec::scale_positions)
         .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
         .def_rw("attention_factor", &RopeSpec::attention_factor);
+    nb::class_<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before.")
+        .def(
+            "__init__",
+            [](CacheSpec* self, const std::string& kind, int num_kv_heads, int head_dim) {
+                new (self) CacheSpec{cache_kind_from_string(kind), num_kv_heads, head_dim};
+            },
+            nb::arg("kind") = "paged", nb::arg("num_kv_heads") = 0, nb::arg("head_dim") = 0)
+        .def_prop_ro("kind", [](const CacheSpec& s) { return std::string(name(s.kind)); })
+        .def_ro("num_kv_heads", &CacheSpec::num_kv_heads, "0: as the model has them.")
+        .def_ro("head_dim", &CacheSpec::head_dim, "0: as the model has it.");
     nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
         .def(
             "__init__",
-            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts) {
-                new (self) LayerSpec{sliding_window, rope, q_rope, experts};
+            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts, const CacheSpec& cache) {
+                new (self) LayerSpec{sliding_window, rope, q_rope, experts, cache};
             },
-            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false)
+            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false,
+            nb::arg("cache") = CacheSpec())
+        .def_rw("cache", &LayerSpec::cache)
         .def_rw("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.")
         .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
         .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")

@@ -52,6 +52,20 @@ void unpack_words(const uint8_t* from, int64_t stride, int bits, int64_t count, 
     }
 }
 
+// `count` codes from the start of bytes: rows are whole bytes, and need not be whole words.
+void unpack_bytes(const uint8_t* from, int bits, int64_t count, uint8_t* out) {
+    if (bits == 4) {
+        for (int64_t i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(from[i / 2] >> (i % 2 * 4) & 15);
+        return;
+    }
+    const uint32_t mask = (1u << bits) - 1;
+    uint32_t held = 0;  // bits that were read and are of no code yet
+    for (int64_t i = 0, num_held = 0; i < count; ++i, held >>= bits, num_held -= bits) {
+        if (num_held < bits) held |= static_cast<uint32_t>(*from++) << num_held, num_held += 8;
+        out[i] = static_cast<uint8_t>(held & mask);
+    }
+}
+
 // The codes of rows [row, row + rows) and columns [column, column + columns), to rows of tile_columns bytes. A tile
 // begins at a multiple of tile_columns, and of tile_rows if the order needs that.
 void unpack(const Matrix& m, int64_t row, int64_t rows, int64_t column, int64_t columns, uint8_t* out) {
@@ -64,9 +78,7 @@ void unpack(const Matrix& m, int64_t row, int64_t rows, int64_t column, int64_t 
                     std::memcpy(out + r * tile_columns, from, static_cast<size_t>(columns));
                     continue;
                 }
-                // Rows are whole bytes, and need not be whole words.
-                for (int64_t c = 0; c < columns; ++c)
-                    out[r * tile_columns + c] = static_cast<uint8_t>(from[c / 2] >> (c % 2 * 4) & 15);
+                unpack_bytes(from, m.bits, columns, out + r * tile_columns);
             }
             return;
         case Order::rows_high:
@@ -166,7 +178,7 @@ int64_t code_bytes(Order order, int bits, int64_t num_rows, int64_t num_columns)
     const int64_t along = order == Order::interleaved ? num_rows : num_columns;
     const int64_t unit = order == Order::columns || order == Order::interleaved ? 32 : 8;
     const bool has_order = order == Order::columns ? bits == 2 || bits == 3 || bits == 4 || bits == 8
-                           : order == Order::rows  ? bits == 4 || bits == 8
+                           : order == Order::rows  ? bits >= 2 && bits <= 8
                                                    : bits == 4;
     if (!has_order) throw Error(concat("codes of ", bits, " bits are not read in this order"));
     if (num_rows < 0 || num_columns < 0 || along * bits % unit != 0)
@@ -208,22 +220,24 @@ void dequantise(const Matrix& m, int64_t begin, const TensorView& out, int num_t
 
 void make_blocks(const Matrix& m, const BlockScales& scales, uint8_t flip, int64_t begin, int64_t count, uint8_t* out,
                  int num_threads) {
-    const int64_t bytes = scales.block_bytes(m.bits), row_bytes = m.num_columns / 32 * bytes;
+    const int64_t bytes = scales.block_bytes(m.bits), row_bytes = m.num_columns / scales.block * bytes;
     for_tiles(m, begin, count, num_threads,
               [&](const uint8_t* codes, int64_t row, int64_t rows, int64_t column, int64_t columns) {
                   for (int64_t r = row; r < row + rows; ++r, codes += tile_columns) {
-                      uint8_t* to = out + (r - begin) * row_bytes + column / 32 * bytes;
-                      for (int64_t c = 0; c < columns; c += 32, to += bytes) {
+                      uint8_t* to = out + (r - begin) * row_bytes + column / scales.block * bytes;
+                      for (int64_t c = 0; c < columns; c += 32) {
                           const uint8_t* const block = codes + c;
-                          const int64_t group = r * scales.num_groups + (column + c) / scales.group_size;
-                          std::memcpy(to, scales.scales + group * scales.bytes, static_cast<size_t>(scales.bytes));
-                          uint8_t* const quants = to + scales.bytes;
-                          if (m.bits == 4) {
-                              for (int i = 0; i < 16; ++i)
-                                  quants[i] = static_cast<uint8_t>(block[i] | block[i + 16] << 4);
-                          } else {
-                              for (int i = 0; i < 32; ++i) quants[i] = block[i] ^ flip;
+                          if (c % scales.block == 0) {
+                              const int64_t group = r * scales.num_groups + (column + c) / scales.group_size;
+                              std::memcpy(to, scales.scales + group * scales.bytes, static_cast<size_t>(scales.bytes));
+                              to += scales.bytes;
                           }
+                          if (m.bits == 4) {
+                              for (int i = 0; i < 16; ++i) to[i] = static_cast<uint8_t>(block[i] | block[i + 16] << 4);
+                          } else {
+                              for (int i = 0; i < 32; ++i) to[i] = block[i] ^ flip;
+                          }
+                          to += 4 * m.bits;
                       }
                   }
               });

@@ -22,7 +22,7 @@ enum class Order : uint8_t {
 
 struct Matrix {
     Order order = Order::rows;
-    int bits = 8;  // of a code: 2, 3, 4 or 8
+    int bits = 8;  // of a code: 2 to 8
     const uint8_t* codes = nullptr;
     int64_t num_rows = 0, num_columns = 0;
     const float* values = nullptr;  // [2 ** bits]: what a code stands for
@@ -42,14 +42,15 @@ int64_t code_bytes(Order order, int bits, int64_t num_rows, int64_t num_columns)
 // WeightError: a finite weight that the dtype cannot hold.
 void dequantise(const Matrix& matrix, int64_t begin, const TensorView& out, int num_threads);
 
-// The rows [begin, begin + count) in the form of a GGUF file's blocks, which packed linears are made of: for each 32
-// columns the bytes of a scale as they are (2 of float16, 1 of MXFP4's exponent), and Q4_0's and MXFP4's (4 bits) or
-// Q8_0's (8 bits) codes. Of the matrix only the codes count; those of 8 bits get `flip` xored. scales: [num_rows,
-// num_groups, bytes] of group_size columns, a multiple of 32 or all. out: [count, columns / 32, bytes + 16 or 32].
+// The rows [begin, begin + count) in the form of a GGUF file's blocks, which packed linears are made of: for each
+// `block` columns (32, 64 or 128) the bytes of a scale as they are (2 of float16, with a zero point 3, 1 of MXFP4's
+// exponent), and of each 32 columns the codes as Q4_0 and MXFP4 (4 bits) or Q8_0 (8 bits) have them. Of the matrix only
+// the codes count; those of 8 bits get `flip` xored. scales: [num_rows, num_groups, bytes] of group_size columns, a
+// multiple of the block or all. out: [count, columns / block, block_bytes].
 struct BlockScales {
     const uint8_t* scales;
-    int64_t num_groups, bytes, group_size;
-    int64_t block_bytes(int bits) const { return bytes + 4 * bits; }
+    int64_t num_groups, bytes, group_size, block;
+    int64_t block_bytes(int bits) const { return bytes + block * bits / 8; }
 };
 void make_blocks(const Matrix& matrix, const BlockScales& scales, uint8_t flip, int64_t begin, int64_t count,
                  uint8_t* out, int num_threads);

@@ -562,11 +562,13 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
         LinearArgs linear{};
         linear.num_tokens = num_tokens + (count > 1 ? most_padding * std::min(count, num_tokens) : 0);
         linear.weight.in_features = in_features;
-        linear.weight.format = multiply_bf16 ? Format::bf16 : Format::f32;  // others take no more than float32
-        linear.multiply_bf16 = multiply_bf16;
-        const LinearKernels& of_linear = kernels.linear(linear);
-        of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
-        shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
+        for (const bool quantised : {false, true}) {  // other floats, other integers take no more than these
+            linear.weight.format = quantised ? Format::int8 : multiply_bf16 ? Format::bf16 : Format::f32;
+            linear.multiply_bf16 = multiply_bf16 && !quantised;
+            const LinearKernels& of_linear = kernels.linear(linear);
+            of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
+            shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
+        }
     }
     return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }

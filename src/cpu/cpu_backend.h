@@ -12,7 +12,7 @@ namespace infinilm::cpu {
 struct CpuOptions {
     int num_threads = 0;  // 0: one per physical core
     std::string isa;      // "": INFINILM_CPU_ISA, else the fastest this machine runs
-    // bfloat16: bfloat16 weights are multiplied by x rounded to bfloat16 where the kernels multiply bfloat16 (amx_bf16,
+    // bfloat16: bfloat16 weights are multiplied by x rounded to bfloat16 where the kernels multiply bfloat16 (amx,
     // avx512_bf16); other weights, other dtypes and other kernels multiply the stored weights by x in float32.
     DType compute_dtype = DType::float32;
 };

@@ -62,6 +62,9 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
         Block::scales(b, &scale, nullptr);
         const bf16 exact = from_float<bf16>(scale);
         out.write<2>(&exact, 1);
+    } else if constexpr (std::is_same_v<Block, blocks::Z4<Block::block>>) {
+        out.write<2>(b, 1);
+        out.write<1>(b + 2, 1);
     } else if constexpr (Block::block == 32) {
         out.write<2>(b, Block::has_min ? 2 : 1);
     } else if constexpr (std::is_same_v<Block, blocks::Q4_K> || std::is_same_v<Block, blocks::Q5_K>) {
@@ -75,6 +78,13 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
         Block::scale_numbers(b, numbers);
         out.write<4>(numbers, 4);
         out.write<2>(b + 108, 1);
+    } else if constexpr (std::is_same_v<Block, blocks::IQ4_XS>) {
+        int8_t numbers[8];
+        Block::scale_numbers(b, numbers);
+        out.write<4>(numbers, 2);
+        out.write<2>(b, 1);
+    } else if constexpr (Block::group == Block::block) {
+        out.write<2>(b + Block::bytes - 2, 1);
     } else {
         static_assert(std::is_same_v<Block, blocks::Q2_K>);
         out.write<4>(b, 4);
@@ -125,7 +135,13 @@ constexpr NativeType native_types[] = {
     {"Q5_K", Format::q5_k, pack_panels<blocks::Q5_K, Format::q5_k>},
     {"Q6_K", Format::q6_k, pack_panels<blocks::Q6_K, Format::q6_k>},
     {"IQ4_NL", Format::iq4_nl, pack_panels<blocks::IQ4_NL, Format::iq4_nl>, blocks::iq4_values},
+    {"IQ4_XS", Format::iq4_xs, pack_panels<blocks::IQ4_XS, Format::iq4_xs>, blocks::iq4_values},
+    {"TQ1_0", Format::tq2_0, pack_panels<blocks::TQ1_0, Format::tq2_0>},
+    {"TQ2_0", Format::tq2_0, pack_panels<blocks::TQ2_0, Format::tq2_0>},
     {"MXFP4", Format::mxfp4, pack_panels<blocks::MXFP4, Format::mxfp4>, blocks::mxfp4_values},
+    {"Z4_32", Format::z4_32, pack_panels<blocks::Z4_32, Format::z4_32>},
+    {"Z4_64", Format::z4_64, pack_panels<blocks::Z4_64, Format::z4_64>},
+    {"Z4_128", Format::z4_128, pack_panels<blocks::Z4_128, Format::z4_128>},
 };
 
 }  // namespace

@@ -88,13 +88,13 @@ std::vector<Build> builds() {
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
     const bool avx512_bf16 = avx512_vnni && __builtin_cpu_supports("avx512bf16");
-    const bool amx_bf16 =
-        avx512_vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && request_tiles();
+    const bool amx = avx512_vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                     __builtin_cpu_supports("amx-int8") && request_tiles();
     all.push_back({&kernels_avx2, avx2, true});
     all.push_back({&kernels_avx512, avx512, true});
     all.push_back({&kernels_avx512_vnni, avx512_vnni, true});
     all.push_back({&kernels_avx512_bf16, avx512_bf16, avx512_bf16 && bf16_dot_pays()});
-    all.push_back({&kernels_amx_bf16, amx_bf16, true});
+    all.push_back({&kernels_amx, amx, true});
 #endif
     return all;
 }

@@ -42,7 +42,6 @@ std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions
 }
 
 void validate(const ModelSpec& spec) {
-    const AttentionSpec& a = spec.attention;
     auto require = [](bool ok, auto&&... parts) {
         if (!ok) throw ConfigError(concat("model spec: ", parts...));
     };
@@ -52,9 +51,6 @@ void validate(const ModelSpec& spec) {
             "vocab_size, hidden_size, num_layers, intermediate_size and max_model_len must be positive, got ",
             spec.vocab_size, ", ", spec.hidden_size, ", ", spec.num_layers, ", ", spec.mlp.intermediate_size, ", ",
             spec.max_model_len);
-    require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
-            ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
-    require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
     require(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
     require(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(), " entries for ",
             spec.num_layers, " layers");
@@ -64,19 +60,37 @@ void validate(const ModelSpec& spec) {
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
     const int num_ropes = static_cast<int>(spec.ropes.size());
-    for (const LayerSpec& layer : spec.layers)
+    for (int i = 0; i < spec.num_layers; ++i) {
+        const AttentionSpec a = spec.attention_of(i);
+        require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
+                ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
+        require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
+        const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
         require(layer.rope >= -1 && layer.rope < num_ropes, "a layer has rope ", layer.rope, " of ", num_ropes);
-    for (const RopeSpec& rope : spec.ropes)
-        require(!rope.inv_freq.empty() && static_cast<int>(2 * rope.inv_freq.size()) <= a.head_dim, "a rope has ",
-                rope.inv_freq.size(), " frequencies for head_dim ", a.head_dim);
+        for (const int own : {layer.rope, layer.q_rope}) {
+            if (own < 0) continue;
+            const auto& inv_freq = spec.ropes[static_cast<size_t>(own)].inv_freq;
+            require(!inv_freq.empty() && static_cast<int>(2 * inv_freq.size()) <= a.head_dim, "a rope has ",
+                    inv_freq.size(), " frequencies for head_dim ", a.head_dim);
+        }
+    }
+}
+
+// What a model has that GPUs have no kernels for; null: nothing.
+const char* only_on_cpus(const ModelSpec& spec) {
+    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
+        return "layers that differ in their cache";
+    return nullptr;
 }
 
 }  // namespace
 
 // A task that every rank runs. The last one to be done tells how it went.
 struct InferEngine::Joint {
-    Joint(Task task, size_t num_ranks) : task(std::move(task)), errors(num_ranks), left(num_ranks) {}
+    Joint(Task task, bool is_step, size_t num_ranks)
+        : task(std::move(task)), is_step(is_step), errors(num_ranks), left(num_ranks) {}
     const Task task;
+    const bool is_step;
     std::promise<StepOutput> promise;
     StepOutput output;                       // of rank 0
     std::vector<std::exception_ptr> errors;  // [num_ranks]
@@ -86,12 +100,17 @@ struct InferEngine::Joint {
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
+    for (const Device& device : options.devices)
+        if (const char* const what = only_on_cpus(spec); what && device.kind == DeviceKind::cuda)
+            throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
+                                     " in this version; use device 'cpu'"));
     for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
     group_ = make_group({.devices = options.devices,
                          .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
                          .nccl_library = options.nccl_library});
     for (int r = 0; r < size; ++r) {
         workers_.push_back(std::make_unique<RankWorker>(r, cpus_to_bind(options, r)));
+        ranks_[static_cast<size_t>(r)]->worker = workers_.back().get();
     }
     try {
         on_ranks([&](Rank& rank) { together([&] { start(rank, options); }); });
@@ -118,16 +137,16 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
 }
 
-std::future<StepOutput> InferEngine::submit_to_ranks(Task task) {
+std::future<StepOutput> InferEngine::submit_to_ranks(Task task, bool is_step) {
     process_.check();              // before the lock, which a thread that is not here may hold
     std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
     if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
     if (dead_) cause_.throw_dead();
-    const auto joint = std::make_shared<Joint>(std::move(task), ranks_.size());
+    const auto joint = std::make_shared<Joint>(std::move(task), is_step, ranks_.size());
     std::future<StepOutput> future = joint->promise.get_future();
     try {
         for (size_t r = 0; r < workers_.size(); ++r)
-            workers_[r]->post([this, joint, rank = ranks_[r].get()] { run_task(*joint, *rank); });
+            workers_[r]->post([this, joint, rank = ranks_[r].get()] { run_task(joint, *rank); });
     } catch (...) {  // some have the task and would wait for the others
         fail(std::current_exception());
         throw;
@@ -135,11 +154,32 @@ std::future<StepOutput> InferEngine::submit_to_ranks(Task task) {
     return future;
 }
 
-void InferEngine::run_task(Joint& joint, Rank& rank) {
-    try {
+// A step whose result is still to come is left under way as soon as another task waits: if that is a step whose graph
+// is there, it is launched behind the first, so that the device goes from one to the other. Everything else settles
+// first.
+void InferEngine::run_task(const std::shared_ptr<Joint>& joint, Rank& rank) {
+    Arrival* arrival = nullptr;
+    attempt(*joint, rank, [&] {
         if (dead_) cause_.throw_dead();
-        StepOutput output = joint.task(rank);
-        if (rank.index == 0) joint.output = std::move(output);
+        if (!joint->is_step) settle(rank);
+        StepOutput output = joint->task(rank);
+        arrival = std::exchange(rank.arrival, nullptr);
+        if (rank.index == 0) joint->output = std::move(output);
+    });
+    settle(rank);  // what came before is told before
+    if (!arrival) return conclude(*joint);
+    rank.under_way.push_back({joint, arrival});
+    while (!arrival->done()) {
+        if (rank.worker->has_more()) return;
+        std::this_thread::yield();
+    }
+    settle(rank);
+}
+
+template <class F>
+void InferEngine::attempt(Joint& joint, Rank& rank, F part) {
+    try {
+        part();
     } catch (const Error&) {
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
     } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
@@ -147,11 +187,29 @@ void InferEngine::run_task(Joint& joint, Rank& rank) {
         if (num_ranks() > 1) fail(std::current_exception());
     }
     if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
+}
+
+void InferEngine::conclude(Joint& joint) {
     if (joint.left.fetch_sub(1) != 1) return;
     if (const std::exception_ptr error = outcome(joint.errors))
         joint.promise.set_exception(error);
     else
         joint.promise.set_value(std::move(joint.output));
+}
+
+void InferEngine::settle(Rank& rank) {
+    while (!rank.under_way.empty()) settle_oldest(rank);
+}
+
+void InferEngine::settle_oldest(Rank& rank) {
+    const UnderWay step = std::move(rank.under_way.front());
+    rank.under_way.pop_front();
+    attempt(*step.joint, rank, [&] {
+        Tensor ids = step.arrival->take();
+        rank.communicator->check();
+        if (rank.index == 0) step.joint->output.ids = std::move(ids);
+    });
+    conclude(*step.joint);
 }
 
 void InferEngine::on_ranks(const std::function<void(Rank&)>& task) {
@@ -234,6 +292,7 @@ void InferEngine::prepare(Rank& rank) {
 }
 
 void InferEngine::make_decoder(Rank& rank, Backend& backend) {
+    if (backend.queue()) rank.previous_ids = {};  // which are the old one's
     rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator);
 }
 
@@ -291,7 +350,10 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
         if (error) std::rethrow_exception(error);
     on_ranks([&](Rank& rank) {
         rank.graphs->clear();  // of steps that others have submitted since the new one was allocated
-        while_quiet(*rank.backend, [&] { rank.cache = std::move(made[static_cast<size_t>(rank.index)]); });
+        while_quiet(*rank.backend, [&] {
+            rank.cache = std::move(made[static_cast<size_t>(rank.index)]);
+            rank.table = {};  // whose blocks are of the old one
+        });
     });
 }
 
@@ -318,9 +380,9 @@ void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
 
 std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<StepAbort> abort,
                                             std::shared_ptr<LateMasks> masks) {
-    return submit_to_ranks([this, &batch, abort = std::move(abort), masks = std::move(masks)](Rank& rank) {
-        return run(rank, batch, abort.get(), masks.get());
-    });
+    return submit_to_ranks([this, &batch, abort = std::move(abort), masks = std::move(masks)](
+                               Rank& rank) { return run(rank, batch, abort.get(), masks.get()); },
+                           true);
 }
 
 StepOutput InferEngine::forward(const Batch& batch) {
@@ -339,6 +401,7 @@ StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap)
 // there, and all go on.
 StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks) {
     if (!staged.allowed) return computed;
+    settle(rank);  // masks depend on the tokens of the step before
     if (masks) {
         masks->wait([&] { return staged.abort->requested() || closing_ || dead_; });
         if (!masks->given()) staged.abort->request();
@@ -369,29 +432,37 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
-        check_values(step, spec_, rank.cache.spec());
+        check_values(step, spec_, rank.cache.spec(), rank.table);
     LoraStep lora(rank.adapters, step);
     StepOutput output = together([&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
         };
         const auto stage_step = [&rank](const Batch& batch) {
-            return stage(*rank.backend, rank.params.spec(), rank.cache, batch);
+            return stage(*rank.backend, rank.params.spec(), rank.cache, rank.table, batch);
         };
         if (rank.tap || lora) {
+            settle(rank);
             const Batch staged = stage_step(step);
             lora.stage(*rank.backend);
             const StepTap tap{.lora = lora ? &lora : nullptr, .hooks = rank.tap.get()};
             return finish(staged, compute(rank, staged, tap));
         }
         return rank.graphs->run(
-            step, rank.cache.spec().block_size, stage_step,
+            step, stage_step, [&] { settle(rank); },
             [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
     });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
+    DeviceQueue* const queue = rank.backend->queue();
+    rank.previous_ids = Tensor(output.ids, nullptr);
+    if (queue && !output.logits) {
+        rank.num_ahead += !rank.under_way.empty();
+        rank.arrival = &queue->fetch(rank.index == 0 ? rank.previous_ids : Tensor());
+        return {};
+    }
     output = to_host(*rank.backend, output, spec_.vocab_size);
     rank.communicator->check();
-    rank.previous_ids = output.ids;
+    if (!queue) rank.previous_ids = output.ids;
     return output;
 }
 
@@ -402,7 +473,11 @@ int64_t InferEngine::weight_bytes() const {
 }
 
 GraphCounts InferEngine::graph_counts() {
-    return of_rank0([](Rank& rank) { return rank.graphs->counts(); });
+    return of_rank0([](Rank& rank) {
+        GraphCounts counts = rank.graphs->counts();
+        counts.launched_ahead = rank.num_ahead;
+        return counts;
+    });
 }
 
 void InferEngine::abandon() {
@@ -437,6 +512,7 @@ void InferEngine::close() {
         rank->adapters.clear();
         rank->params.clear();
         rank->cache = {};
+        rank->table = {};
         rank->previous_ids = {};
         rank->backend.reset();
     }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <future>
 #include <memory>
@@ -25,6 +26,7 @@
 #include "model/kv_cache.h"
 #include "model/late_masks.h"
 #include "model/params.h"
+#include "ops/device_queue.h"
 #include "ops/timed_backend.h"
 
 namespace infinilm {
@@ -91,6 +93,12 @@ public:
     void abandon();
 
 private:
+    struct Joint;
+    // A step that a device works on while the rank goes on.
+    struct UnderWay {
+        std::shared_ptr<Joint> joint;
+        Arrival* arrival;
+    };
     // What a rank has. Only its worker touches it.
     struct Rank {
         Rank(int index, const ModelSpec& model, int size) : index(index), params(model, {index, size}) {}
@@ -104,11 +112,17 @@ private:
         std::unique_ptr<StepGraphs> graphs;
         Adapters adapters;
         KvCache cache;
-        Tensor previous_ids;           // [num_rows] int32: what the last step sampled; absent if it did not or failed
-        std::unique_ptr<HookTap> tap;  // null: no hooks
+        BlockTable table;  // of steps on a GPU
+        // [num_rows] int32 where the backend is: what the last step samples; absent if it does not or failed. On a GPU
+        // a view of memory of the decoder.
+        Tensor previous_ids;
+        std::unique_ptr<HookTap> tap;    // null: no hooks
+        RankWorker* worker = nullptr;    // that this is a rank of
+        Arrival* arrival = nullptr;      // of the step that has just been enqueued, if it is left under way
+        std::deque<UnderWay> under_way;  // enqueued and not concluded: at most steps_under_way, the oldest first
+        int64_t num_ahead = 0;           // steps enqueued behind one under way
     };
     using Task = std::function<StepOutput(Rank&)>;
-    struct Joint;
 
     void start(Rank& rank, const EngineOptions& options);
     void prepare(Rank& rank);
@@ -121,8 +135,15 @@ private:
     // The output of compute() with its ids, once the masks are there. masks: null if they were there from the start.
     StepOutput sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks);
     // Runs the task on every rank, after what was submitted before; the future has rank 0's output.
-    std::future<StepOutput> submit_to_ranks(Task task);
-    void run_task(Joint& joint, Rank& rank);
+    // is_step: it may begin while the device works on the step before.
+    std::future<StepOutput> submit_to_ranks(Task task, bool is_step = false);
+    void run_task(const std::shared_ptr<Joint>& joint, Rank& rank);
+    // A part of a task on a rank, whose errors the task is told.
+    template <class F>
+    void attempt(Joint& joint, Rank& rank, F part);
+    void conclude(Joint& joint);  // by each rank when it is done
+    void settle(Rank& rank);      // waits for what is under way
+    void settle_oldest(Rank& rank);
     void on_ranks(const std::function<void(Rank&)>& task);  // the same without an output, and waits
     template <class F>
     auto of_rank0(F f);  // f(rank) on every rank; returns what it is on rank 0

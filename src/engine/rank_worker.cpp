@@ -62,6 +62,7 @@ void RankWorker::post(std::function<void()> task) {
     {
         std::lock_guard lock(queue_->mutex);
         queue_->tasks.push_back(std::move(task));
+        ++queue_->waiting;
     }
     queue_->wake.notify_one();
 }
@@ -73,6 +74,7 @@ void RankWorker::work(Queue& queue) {
         if (queue.tasks.empty()) return;
         std::function<void()> task = std::move(queue.tasks.front());
         queue.tasks.pop_front();
+        --queue.waiting;
         lock.unlock();
         task();
     }

@@ -2,6 +2,7 @@
 // the order submitted. The lock guards the queue only; an idle worker sleeps.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -28,7 +29,9 @@ public:
     // Runs task(), which does not throw, on the worker's thread. EngineDeadError: in a process that was forked from the
     // worker's.
     void post(std::function<void()> task);
-    // The same; the future carries its result or its exception.
+    // Whether a task waits behind the one that runs. By any thread.
+    bool has_more() const { return queue_->waiting > 0; }
+    // As post; the future carries its result or its exception.
     template <class F>
     auto submit(F task) -> std::future<decltype(task())> {
         auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
@@ -44,6 +47,7 @@ private:
         std::mutex mutex;
         std::condition_variable wake;
         std::deque<std::function<void()>> tasks;
+        std::atomic<int> waiting = 0;  // of them, for who does not have the lock
         bool stop = false;
         std::thread thread;
     };

@@ -28,10 +28,11 @@ StepOutput views(const StepOutput& output) {
 
 }  // namespace
 
-StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& stage, const Compute& compute,
+StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle& settle, const Compute& compute,
                            const Finish& finish) {
     if (!recorder_ || !is_decode(batch)) {
         const Batch staged = stage(batch);
+        settle();
         return finish(staged, compute(staged));
     }
     Key key{.num_seqs = batch.context_lens.shape(0),
@@ -42,20 +43,19 @@ StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& 
             .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed)};
-    Batch padded = batch;
-    padded.table_columns = (key.context_len + block_size - 1) / block_size;
-    Batch staged = stage(padded);
+    Batch staged = stage(batch);
     for (AttentionList& list : staged.attention_lists) {
         if (list.num_decode > 0)
             list.num_decode = static_cast<int64_t>(
                 std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(list.num_decode), least_items)));
         key.most_items.push_back(list.num_decode);
     }
-    check_generation();
+    check_generation(settle);
     Entry* const entry = find(key);
+    if (!entry || !entry->graph) settle();
     if (!entry) {
         StepOutput output = finish(staged, compute(staged));
-        check_generation();
+        check_generation(settle);
         entries_.insert(entries_.begin(), Entry{.key = key, .graph = nullptr, .output = {}});
         keep(max_entries);
         return output;
@@ -66,8 +66,9 @@ StepOutput StepGraphs::run(const Batch& batch, int64_t block_size, const Stage& 
     return finish(staged, entry->output);
 }
 
-void StepGraphs::check_generation() {
+void StepGraphs::check_generation(const Settle& settle) {
     if (generation_ == recorder_->generation()) return;
+    settle();
     generation_ = recorder_->generation();
     clear();
 }

@@ -3,8 +3,8 @@
 //
 // The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
 // then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
-// counts as the next power of two, and the block table gets as many columns as that needs. What attention has to do is
-// a list that comes with the step's arrays, and its length counts as the next power of two, too.
+// counts as the next power of two. What attention has to do is a list that comes with the step's arrays, and its length
+// counts as the next power of two, too. The block table stays where it is (model/block_table.h).
 //
 // Masks come while the step runs, so a graph of a step with masks ends with the logits, and its tokens are sampled
 // behind it.
@@ -15,11 +15,12 @@
 //
 // Ranks: all record and launch in the same steps. They get the same batches, and whether memory is asked for depends
 // on shapes, which are the same on every rank; a failed attempt counts, too. A rank's stream is idle when a step
-// begins, so no kernel of a peer waits for this rank then. Whenever it has made or destroyed graphs, all meet at a
-// barrier of the host before any enqueues more: the driver takes or gives back memory, for which it may wait for
-// devices, and a kernel of a peer that were ahead would wait for this rank. Behind the barrier a launch allocates
-// nothing (graph.cpp). Ideas: graphs for decode steps of padded shapes, vLLM (vllm/worker/model_runner.py); PyTorch
-// does not free memory while ranks of a process launch NCCL's kernels (torch/csrc/cuda/nccl.cpp).
+// begins, unless all that it does is to launch a graph, so no kernel of a peer waits for this rank then. Whenever it
+// has made or destroyed graphs, all meet at a barrier of the host before any enqueues more: the driver takes or gives
+// back memory, for which it may wait for devices, and a kernel of a peer that were ahead would wait for this rank.
+// Behind the barrier a launch allocates nothing (graph.cpp). Ideas: graphs for decode steps of padded shapes, vLLM
+// (vllm/worker/model_runner.py); PyTorch does not free memory while ranks of a process launch NCCL's kernels
+// (torch/csrc/cuda/nccl.cpp).
 #pragma once
 
 #include <functional>
@@ -36,6 +37,7 @@ namespace infinilm {
 // What has become of graphs, for tests and benchmarks.
 struct GraphCounts {
     int64_t recorded = 0, launched = 0;
+    int64_t launched_ahead = 0;  // of these, of steps without masks, behind a step that was under way
     int64_t kept = 0;
     std::string failure;  // why steps could not be recorded and all run eagerly; "": nothing failed
 };
@@ -53,8 +55,10 @@ public:
     using Stage = std::function<Batch(const Batch& batch)>;
     // What follows the graph, which waits for the host: the output of compute() and what it lacks.
     using Finish = std::function<StepOutput(const Batch& staged, const StepOutput& computed)>;
-    // The batch is in host memory; block_size: of the cache.
-    StepOutput run(const Batch& batch, int64_t block_size, const Stage& stage, const Compute& compute,
+    // Waits for the step before, if it is still under way.
+    using Settle = std::function<void()>;
+    // The batch is in host memory. A graph that is there is launched behind the step before.
+    StepOutput run(const Batch& batch, const Stage& stage, const Settle& settle, const Compute& compute,
                    const Finish& finish);
     void clear() { keep(0); }
     GraphCounts counts() const;
@@ -73,7 +77,7 @@ private:
         StepOutput output;             // of the graph; views
     };
     // Drops what an allocation may have made invalid.
-    void check_generation();
+    void check_generation(const Settle& settle);
     void keep(size_t count);  // the entries of latest use
     // The entry of a shape that came before, which becomes the first; else null.
     Entry* find(const Key& key);

@@ -25,11 +25,11 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
-    const AttentionSpec& attention = spec.attention;
+    const int q_dim = spec.widest(&AttentionSpec::q_dim);
     const ExpertsSpec& experts = spec.experts;
     std::vector<cpu::LargestCalls::Linears> linears;
     for (const int64_t in_features :
-         {spec.hidden_size, spec.q_dim(), spec.mlp.intermediate_size, experts.shared_intermediate_size})
+         {spec.hidden_size, q_dim, spec.mlp.intermediate_size, experts.shared_intermediate_size})
         linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
     if (experts.count > 0)
         for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
@@ -37,15 +37,15 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                 {.num_tokens = step.num_tokens * experts.top_k, .in_features = in_features, .count = experts.count});
     if (step.num_adapters > 0)
         for (const int64_t in_features :
-             {int64_t{spec.hidden_size}, int64_t{spec.q_dim()}, int64_t{spec.mlp.intermediate_size}, step.most_rank})
+             {int64_t{spec.hidden_size}, int64_t{q_dim}, int64_t{spec.mlp.intermediate_size}, step.most_rank})
             linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features, .count = step.num_adapters});
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
                            {.num_tokens = step.num_tokens,
                             .linears = std::move(linears),
-                            .num_heads = attention.num_heads,
-                            .num_kv_heads = attention.num_kv_heads,
-                            .head_dim = attention.head_dim,
+                            .num_heads = spec.attention.num_heads,
+                            .num_kv_heads = spec.widest(&AttentionSpec::num_kv_heads),
+                            .head_dim = spec.widest(&AttentionSpec::head_dim),
                             .max_context_len = spec.max_model_len});
     const int threads = std::max(size, plan.num_threads > 0 ? plan.num_threads : default_num_threads());
     return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;

@@ -180,13 +180,18 @@ struct IQ4_XS : Quantised<256, 136, 32> {  // scale; upper 2 bits of 8 scales; l
     static void integers(const uint8_t* b, uint8_t* q) {
         for (int j = 0; j < 8; ++j) nibbles(b + 8 + 16 * j, q + 32 * j);
     }
-    static void scales(const uint8_t* b, float* scales, float*) {
-        const float d = half(b);
+    static void scale_numbers(const uint8_t* b, int8_t* numbers) {
         const int high = b[2] | b[3] << 8;
         for (int j = 0; j < 8; ++j) {
             const int scale = (b[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4;
-            scales[j] = d * static_cast<float>(scale - 32);
+            numbers[j] = static_cast<int8_t>(scale - 32);
         }
+    }
+    static void scales(const uint8_t* b, float* scales, float*) {
+        const float d = half(b);
+        int8_t numbers[8];
+        scale_numbers(b, numbers);
+        for (int j = 0; j < 8; ++j) scales[j] = d * static_cast<float>(numbers[j]);
     }
     static int value(uint8_t q) { return iq4_values[q]; }
 };
@@ -210,6 +215,22 @@ struct TQ2_0 : Quantised<256, 66, 256> {  // 2 bits each, plus 1; scale
     static void scales(const uint8_t* b, float* scales, float*) { *scales = half(b + 64); }
     static int value(uint8_t q) { return q - 1; }
 };
+
+// 4 bits with zero points, as AWQ and GPTQ have them: scale, float16; zero point, int8; nibbles of each 32. ggml has no
+// such type.
+template <int size>
+struct Z4 : Quantised<size, size / 2 + 3, size, true> {
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < size / 32; ++i) nibbles(b + 3 + 16 * i, q + 32 * i);
+    }
+    static void scales(const uint8_t* b, float* scales, float* minima) {
+        *scales = half(b), *minima = *scales * static_cast<float>(static_cast<int8_t>(b[2]));
+    }
+    static int value(uint8_t q) { return q; }
+};
+using Z4_32 = Z4<32>;
+using Z4_64 = Z4<64>;
+using Z4_128 = Z4<128>;
 
 inline constexpr int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 struct MXFP4 : Quantised<32, 17, 32> {  // exponent of 2, plus 127; 4-bit floats (E2M1), here twice as large

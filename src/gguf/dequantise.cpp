@@ -48,6 +48,9 @@ ReadBlocks reader_of(const Type& type) {
     INFINILM_BLOCK(TQ1_0)
     INFINILM_BLOCK(TQ2_0)
     INFINILM_BLOCK(MXFP4)
+    INFINILM_BLOCK(Z4_32)
+    INFINILM_BLOCK(Z4_64)
+    INFINILM_BLOCK(Z4_128)
 #undef INFINILM_BLOCK
     throw WeightError(concat("weights of type ", type.name, " are not read in this version, only ", readable_types()));
 }

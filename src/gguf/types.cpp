@@ -23,6 +23,9 @@ constexpr Type types[] = {
     {34, "TQ1_0", 256, 54, true},
     {35, "TQ2_0", 256, 66, true},
     {39, "MXFP4", 32, 17, true},
+    {in_no_file, "Z4_32", 32, 19, true},
+    {in_no_file, "Z4_64", 64, 35, true},
+    {in_no_file, "Z4_128", 128, 67, true},
     // Known by their sizes, so that a file with one of them has a readable header.
     {9, "Q8_1", 32, 40, false},
     {15, "Q8_K", 256, 292, false},
@@ -55,7 +58,7 @@ constexpr Type types[] = {
 
 const Type* find_type(uint32_t number) {
     for (const Type& type : types)
-        if (type.number == number) return &type;
+        if (type.number == number && number != in_no_file) return &type;
     return nullptr;
 }
 
@@ -68,7 +71,7 @@ const Type* find_type(std::string_view name) {
 std::string readable_types() {
     std::string out;
     for (const Type& type : types)
-        if (type.readable) out += (out.empty() ? "" : ", ") + std::string(type.name);
+        if (type.readable && type.number != in_no_file) out += (out.empty() ? "" : ", ") + std::string(type.name);
     return out;
 }
 

@@ -8,8 +8,10 @@
 
 namespace infinilm::gguf {
 
+constexpr uint32_t in_no_file = 0xffffffff;
+
 struct Type {
-    uint32_t number;  // in the file
+    uint32_t number;  // in the file, or in_no_file: blocks that quantised safetensors are made
     std::string_view name;
     int block;      // weights of a block; 0: ggml has removed the type
     int bytes;      // of a block
@@ -19,7 +21,7 @@ struct Type {
 const Type* find_type(uint32_t number);        // null: ggml has no such type
 const Type* find_type(std::string_view name);  // likewise
 
-// The names of those that dequantise() reads: "F32, F16, ..".
+// The names of those in files that dequantise() reads: "F32, F16, ..".
 std::string readable_types();
 
 }  // namespace infinilm::gguf

@@ -5,14 +5,15 @@
 #include <bit>
 
 #include "ops/device_queue.h"
+#include "ops/ops.h"
 #include "ops/values.h"
 
 namespace infinilm {
 
 namespace {
 
-// input_ids with the tokens of the step before in their places.
-Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
+// A copy of input_ids, which stage() writes to, with an id that there is wherever the token comes from the step before.
+Tensor copy_input_ids(const Batch& b, const Tensor& previous_ids) {
     Check check("forward");
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("previous_rows", b.previous_rows, {"num_tokens"}, DType::int32);
@@ -23,9 +24,7 @@ Tensor resolve_input_ids(const Batch& b, const Tensor& previous_ids) {
         if (previous_ids && rows[t] >= num_rows)
             throw Error(concat("forward: previous_rows[", t, "] is ", rows[t], ", but the step before sampled ",
                                num_rows, " rows"));
-        // What a row without an id leads to is computed for nothing, but with an id that there is.
-        const int32_t previous = previous_ids && rows[t] >= 0 ? previous_ids.as<const int32_t>()[rows[t]] : 0;
-        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : std::max(previous, 0);
+        ids.as<int32_t>()[t] = rows[t] < 0 ? given[t] : 0;
     }
     return ids;
 }
@@ -61,7 +60,10 @@ Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
 
 Batch resolve(const Batch& batch, const Tensor& previous_ids) {
     Batch step = batch;
-    if (batch.previous_rows) step.input_ids = resolve_input_ids(batch, previous_ids);
+    if (batch.previous_rows) {
+        step.input_ids = copy_input_ids(batch, previous_ids);
+        step.previous_ids = previous_ids;
+    }
     const auto* lens = batch.context_lens.as<const int32_t>();
     for (int64_t s = 0; s < batch.context_lens.shape(0); ++s)
         step.max_context_len = std::max(step.max_context_len, lens[s]);
@@ -72,8 +74,9 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids) {
     return step;
 }
 
-void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cache) {
+void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table) {
     Check check("forward");
+    b.table_spans.clear();
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
     check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
@@ -96,7 +99,9 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
                             .num_tokens = check["num_tokens"],
                             .num_blocks = cache.num_blocks,
                             .block_size = cache.block_size,
-                            .sliding_window = all ? 0 : widest});
+                            .sliding_window = all ? 0 : widest,
+                            .known_table = table.known(),
+                            .others = &b.table_spans});
     check.require(b.temperature || !b.allowed, "allowed: a step that samples nothing has no masks");
     if (!b.temperature) return;
     check_sampling_arrays(check, b);
@@ -105,35 +110,54 @@ void check_values(const Batch& b, const ModelSpec& spec, const KvCacheSpec& cach
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
 }
 
-Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const Batch& batch) {
+Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, BlockTable& table, const Batch& batch) {
     Batch staged = batch;
+    if (!staged.previous_ids) staged.previous_rows = {};
+    UpdateStepParams update{.previous_ids = staged.previous_ids, .rows = {}, .ids = {}, .table = {}, .entries = {}};
     DeviceQueue* const queue = backend.queue();
-    if (!queue) return staged;
-    AttentionWork work =
-        list_attention_work({.num_seqs = batch.context_lens.shape(0),
-                             .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
-                             .context_lens = batch.context_lens.as<const int32_t>()},
-                            heads_of(spec.attention), windows_of(spec), queue->num_sms(), cache.workspace().bytes());
-    staged.attention_lists = std::move(work.lists);
-    Tensor* const fields[] = {&staged.input_ids,    &staged.positions,    &staged.slot_mapping, &staged.block_table,
-                              &staged.cu_seqlens_q, &staged.context_lens, &staged.logits_rows,  &staged.temperature,
-                              &staged.top_k,        &staged.top_p,        &staged.min_p,        &staged.random_val,
-                              &staged.allowed_row};
-    std::vector<UploadArray> arrays;
-    for (const Tensor* field : fields)
-        arrays.push_back({*field, field == &staged.block_table ? batch.table_columns : 0});
-    // Last: its size is that of the step, and graphs find all arrays where they were.
-    arrays.push_back({TensorView(work.array.data(), DType::int32, {static_cast<int64_t>(work.array.size() / 4), 4})});
-    const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
-    staged.attention_work = Tensor(uploaded.back(), nullptr);
-    for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = Tensor(uploaded[i], nullptr);
+    if (queue) {
+        const int64_t most_columns = (spec.max_model_len + cache.spec().block_size - 1) / cache.spec().block_size;
+        table.reserve(backend, batch.block_table.shape(0), std::max(batch.block_table.shape(1), most_columns));
+        const std::vector<int32_t> entries = table.list(batch.block_table, batch.table_spans);
+        AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
+                                                  .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
+                                                  .context_lens = batch.context_lens.as<const int32_t>()},
+                                                 heads_of(spec.attention), windows_of(spec), queue->num_sms(),
+                                                 cache.workspace().bytes());
+        staged.attention_lists = std::move(work.lists);
+        Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
+                                  &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
+                                  &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row};
+        const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
+            void* const data = const_cast<int32_t*>(values.data());
+            return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});
+        };
+        std::vector<TensorView> arrays;
+        for (const Tensor* field : fields) arrays.push_back(*field);
+        // Its size is that of the step, and graphs find all arrays where they were. What is behind is in no graph.
+        arrays.push_back(pairs(work.array, 4));
+        arrays.push_back(staged.previous_rows);
+        arrays.push_back(entries.empty() ? TensorView() : pairs(entries, 2));
+        const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
+        const size_t behind = std::size(fields);
+        for (size_t i = 0; i < behind; ++i) *fields[i] = Tensor(uploaded[i], nullptr);
+        staged.attention_work = Tensor(uploaded[behind], nullptr);
+        staged.previous_rows = Tensor(uploaded[behind + 1], nullptr);
+        update.table = table.on_device();
+        update.entries = uploaded[behind + 2];
+        staged.block_table = Tensor(table.on_device().slice(0, 0, batch.block_table.shape(0)), nullptr);
+    }
+    update.rows = staged.previous_rows;
+    update.ids = staged.input_ids;
+    if (update.rows || update.entries) ops::update_step(backend, update);
+    if (queue) table.remember(batch.block_table, batch.table_spans);
     return staged;
 }
 
 Batch stage_allowed(Backend& backend, const Batch& staged) {
     Batch out = staged;
     if (DeviceQueue* const queue = backend.queue())
-        out.allowed = Tensor(queue->upload(Upload::masks, std::array{UploadArray{staged.allowed}})[0], nullptr);
+        out.allowed = Tensor(queue->upload(Upload::masks, std::array<TensorView, 1>{staged.allowed})[0], nullptr);
     return out;
 }
 
@@ -143,8 +167,6 @@ int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks) {
 
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
     StepOutput host = output;
-    // A step that gives nothing is waited for, too: the next one overwrites what it was uploaded from.
-    if (!output.ids && !output.logits && backend.queue()) backend.queue()->synchronize();
     if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
         host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);

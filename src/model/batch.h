@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/tensor.h"
+#include "model/block_table.h"
 #include "model/kv_cache.h"
 #include "model/spec.h"
 #include "model/step_abort.h"
@@ -38,8 +39,10 @@ struct Batch {
     // Set by stage() on a device with a queue: for each window of the layers, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
-    int64_t table_columns = 0;  // of block_table on a device, where the host's has others; 0: the same
+    // Set by check_values(): what of block_table its sequences use and BlockTable has not.
+    std::vector<TableSpan> table_spans = {};
     // Set by resolve().
+    Tensor previous_ids = {};  // what previous_rows are rows of, where the backend is; absent: no token is taken
     int max_query_len = 0, max_context_len = 0;
     int num_candidates = 0;      // so many of the best logits of a row decide all that is wanted; 0: all of them may
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
@@ -51,20 +54,21 @@ struct StepOutput {
     bool aborted = false;  // nothing else is here, and the cache may hold some of the step's keys and values, or none
 };
 
-// The batch with the tokens of the step before in their places. previous_ids: what that sampled, [num_rows] int32 in
-// host memory, or absent.
+// The batch with what is set here. previous_ids: what the step before sampled, [num_rows] int32 where the backend is,
+// or absent. They may still be on their way: stage() puts them into their places.
 Batch resolve(const Batch& batch, const Tensor& previous_ids);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
-// that others run would let them wait. All ranks find the same.
-void check_values(const Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache);
-// The batch on the backend's device, in one transfer, valid until the next call; but for `allowed`, which stays. spec:
-// of the rank.
-Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, const Batch& batch);
+// that others run would let them wait. All ranks find the same. table: of the rank; what it has was checked before.
+void check_values(Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table);
+// The batch, checked, on the backend's device, in one transfer, valid until the next call; but for `allowed`, which
+// stays. The tokens of the step before are in their places. spec: of the rank.
+Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, BlockTable& table, const Batch& batch);
 // A staged batch with `allowed` on the device, too, valid until the next call.
 Batch stage_allowed(Backend& backend, const Batch& staged);
 // Bytes that it takes on a device, at most, for steps with so many masks; nothing on a CPU.
 int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks);
-// The output in host memory; the step is done then.
+// The output in host memory; the step is done then. Of a device with a queue a step that gives no logits need not be
+// waited for: DeviceQueue::fetch.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
 
 }  // namespace infinilm

@@ -45,8 +45,8 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     std::vector<BufferShape<Workspace>> shapes{{&Workspace::x, 1, spec.hidden_size, activation},
                                                {&Workspace::normed, 1, spec.hidden_size, activation},
                                                {&Workspace::last, 1, spec.hidden_size, activation},
-                                               {&Workspace::qkv, 1, spec.q_dim() + 2 * spec.kv_dim(), activation},
-                                               {&Workspace::attn, 1, spec.q_dim(), activation},
+                                               {&Workspace::qkv, 1, spec.widest(&AttentionSpec::qkv_dim), activation},
+                                               {&Workspace::attn, 1, spec.widest(&AttentionSpec::q_dim), activation},
                                                {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
                                                {&Workspace::inner, 1, inner, activation},
                                                {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
@@ -70,7 +70,8 @@ std::vector<BufferShape<Decoder::TapWorkspace>> Decoder::tap_shapes(const ModelS
 
 std::vector<BufferShape<Decoder::LoraWorkspace>> Decoder::lora_shapes(const ModelSpec& spec, DType activation,
                                                                       int64_t most_rank) {
-    const int widest = std::max({spec.hidden_size, spec.q_dim(), spec.kv_dim(), spec.mlp.intermediate_size});
+    const int widest = std::max({spec.hidden_size, spec.widest(&AttentionSpec::q_dim),
+                                 spec.widest(&AttentionSpec::kv_dim), spec.mlp.intermediate_size});
     return {{&LoraWorkspace::inner, 1, (most_rank + 7) / 8 * 8, activation},
             {&LoraWorkspace::delta, 1, widest, activation}};
 }
@@ -106,18 +107,23 @@ void Decoder::add_lora(const Tap& tap, Site site, int layer, const TensorView& x
 }
 
 Decoder::Activations Decoder::activations(int64_t num_tokens) const {
-    const AttentionSpec& attention = spec_.attention;
     auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, num_tokens); };
-    const TensorView qkv = rows(work_.qkv);
-    const int64_t heads[] = {num_tokens, attention.num_heads, attention.head_dim};
-    const int64_t q_strides[] = {qkv.stride(0), attention.head_dim, 1};
     const int64_t inner_size = spec_.mlp.intermediate_size;
     return {.x = rows(work_.x),
             .normed = rows(work_.normed),
-            .qkv = qkv,
-            .q = TensorView(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device()),
-            .attn = rows(work_.attn),
             .inner = rows(work_.inner).slice(1, 0, std::min<int64_t>(work_.inner.shape(1), inner_size))};
+}
+
+// Rows of a layer that is narrower than the widest are neighbours, too.
+TensorView Decoder::qkv(const Step& s, int layer) const {
+    return {
+        work_.qkv.data(), work_.qkv.dtype(), {s.a.x.shape(0), spec_.attention_of(layer).qkv_dim()}, work_.qkv.device()};
+}
+TensorView Decoder::attn(const Step& s, int layer) const {
+    return {work_.attn.data(),
+            work_.attn.dtype(),
+            {s.a.x.shape(0), spec_.attention_of(layer).q_dim()},
+            work_.attn.device()};
 }
 
 TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
@@ -130,8 +136,9 @@ TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
 RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     const LayerWeights& w = weights_.layers[layer];
     const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
-    const bool wide = spec_.attention.qk_norm == QkNorm::all;  // done before
-    return {.qkv = s.a.qkv,
+    const AttentionSpec attention = spec_.attention_of(layer);
+    const bool wide = attention.qk_norm == QkNorm::all;  // done before
+    return {.qkv = qkv(s, layer),
             .cos_sin = spec.rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.rope),
             .q_cos_sin = spec.q_rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.q_rope),
             .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
@@ -141,9 +148,9 @@ RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
             .v_cache = s.cache.v(layer),
             .k_scales = s.cache.k_scales(layer),
             .v_scales = s.cache.v_scales(layer),
-            .num_heads = spec_.attention.num_heads,
-            .num_kv_heads = spec_.attention.num_kv_heads,
-            .head_dim = spec_.attention.head_dim,
+            .num_heads = attention.num_heads,
+            .num_kv_heads = attention.num_kv_heads,
+            .head_dim = attention.head_dim,
             .eps = spec_.rms_norm_eps};
 }
 
@@ -165,10 +172,10 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                 .norm_site = Site::post_attention_layernorm,
                 .sum_site = Site::attention_residual},
                [&](const TensorView& residual, const TensorView& out) {
-                   ops::linear(
-                       backend_,
-                       {.x = s.a.attn, .weight = *w.o_proj.prepared, .norm = {}, .residual = residual, .out = out});
-                   add_lora(tap, Site::o_proj, layer, s.a.attn, out);
+                   const TensorView x = attn(s, layer);
+                   ops::linear(backend_,
+                               {.x = x, .weight = *w.o_proj.prepared, .norm = {}, .residual = residual, .out = out});
+                   add_lora(tap, Site::o_proj, layer, x, out);
                });
     begin_mlp(s.batch, layer);
     if (w.experts)
@@ -210,31 +217,32 @@ template <class Tap>
 void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
     const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
-    const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = s.a.qkv};
     const RopeStoreParams params = rope_store(s, layer);
-    const bool wide = spec_.attention.qk_norm == QkNorm::all;
+    const TensorView qkv = params.qkv;
+    const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
+    const AttentionSpec attention = spec_.attention_of(layer);
+    const bool wide = attention.qk_norm == QkNorm::all;
     if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
 
-    const int num_heads = spec_.attention.num_heads, num_kv_heads = spec_.attention.num_kv_heads;
-    const int64_t head_dim = spec_.attention.head_dim, q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
+    const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
+    const int64_t head_dim = attention.head_dim, q_dim = attention.q_dim(), kv_dim = attention.kv_dim();
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
-        const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {s.a.qkv.stride(0), head_dim, 1};
-        std::byte* data = s.a.qkv.as<std::byte>() + first * head_dim * size_bytes(s.a.qkv.dtype());
-        tap_own(tap, site, layer, TensorView(data, s.a.qkv.dtype(), shape, strides, s.a.qkv.device()), s.a.qkv,
-                work_.qkv);
+        const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {qkv.stride(0), head_dim, 1};
+        std::byte* data = qkv.as<std::byte>() + first * head_dim * size_bytes(qkv.dtype());
+        tap_own(tap, site, layer, TensorView(data, qkv.dtype(), shape, strides, qkv.device()), qkv, work_.qkv);
     };
     auto tap_q_and_k = [&](Site q, Site k) {
         tap_heads(q, 0, num_heads);
         tap_heads(k, num_heads, num_kv_heads);
     };
     ops::linear(backend_, linear);
-    add_lora(tap, Site::q_proj, layer, x, s.a.qkv.slice(1, 0, q_dim));
-    add_lora(tap, Site::k_proj, layer, x, s.a.qkv.slice(1, q_dim, q_dim + kv_dim));
-    add_lora(tap, Site::v_proj, layer, x, s.a.qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
+    add_lora(tap, Site::q_proj, layer, x, qkv.slice(1, 0, q_dim));
+    add_lora(tap, Site::k_proj, layer, x, qkv.slice(1, q_dim, q_dim + kv_dim));
+    add_lora(tap, Site::v_proj, layer, x, qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
     tap_q_and_k(Site::q_proj, Site::k_proj);
     tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
     if (wide) {
-        norm_all_heads(s, w);
+        norm_all_heads(s, layer);
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
     }
     // One op norms, turns and stores; here it does one after the other.
@@ -255,9 +263,12 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
 
 // Ranks have as many columns each, and each kv head as often as the others: the mean over all of these is that over the
 // model's.
-void Decoder::norm_all_heads(const Step& s, const LayerWeights& w) {
-    const int64_t num_tokens = s.a.qkv.shape(0), q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
-    const TensorView parts[] = {s.a.qkv.slice(1, 0, q_dim), s.a.qkv.slice(1, q_dim, q_dim + kv_dim)};
+void Decoder::norm_all_heads(const Step& s, int layer) {
+    const LayerWeights& w = weights_.layers[layer];
+    const TensorView qkv = this->qkv(s, layer);
+    const int64_t num_tokens = qkv.shape(0), q_dim = spec_.attention_of(layer).q_dim(),
+                  kv_dim = spec_.attention_of(layer).kv_dim();
+    const TensorView parts[] = {qkv.slice(1, 0, q_dim), qkv.slice(1, q_dim, q_dim + kv_dim)};
     const TensorView means = work_.mean_squares.slice(0, 0, 2 * num_tokens);
     const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
     const bool several = num_ranks() > 1;
@@ -277,11 +288,16 @@ void Decoder::norm_all_heads(const Step& s, const LayerWeights& w) {
 
 template <class Tap>
 void Decoder::attend(const Step& s, const Tap& tap, int layer) {
-    const TensorView out(s.a.attn.data(), s.a.attn.dtype(), s.a.q.shape(), s.a.attn.device());
+    const AttentionSpec attention = spec_.attention_of(layer);
+    const TensorView qkv = this->qkv(s, layer), attn = this->attn(s, layer);
+    const int64_t heads[] = {qkv.shape(0), attention.num_heads, attention.head_dim};
+    const int64_t q_strides[] = {qkv.stride(0), attention.head_dim, 1};
+    const TensorView q(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device());
+    const TensorView out(attn.data(), attn.dtype(), heads, attn.device());
     const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
     const auto& lists = s.batch.attention_lists;
     const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
-    ops::paged_attention(backend_, {.q = s.a.q,
+    ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
                                     .k_scales = s.cache.k_scales(layer),
@@ -291,15 +307,15 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .context_lens = s.batch.context_lens,
                                     .out = out,
                                     .sinks = weights_.layers[layer].sinks.prepared,
-                                    .softmax_scale = spec_.attention.softmax_scale,
-                                    .score_cap = spec_.attention.score_cap,
+                                    .softmax_scale = attention.softmax_scale,
+                                    .score_cap = attention.score_cap,
                                     .sliding_window = window,
                                     .max_query_len = s.batch.max_query_len,
                                     .work = s.batch.attention_work,
                                     .list = static_cast<int>(list - lists.begin()),
                                     .known = list == lists.end() ? AttentionList() : *list,
                                     .workspace = s.cache.workspace()});
-    if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, s.a.attn, work_.attn);
+    if constexpr (Tap::active) tap_own(tap, Site::attention, layer, out, attn, work_.attn);
 }
 
 template <class Tap>

@@ -48,8 +48,8 @@ private:
     struct Workspace {
         int64_t capacity = 0;    // tokens
         Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
-        Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
-        Tensor attn;             // [num_tokens, num_heads * head_dim]
+        Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], of the widest layer
+        Tensor attn;             // [num_tokens, num_heads * head_dim], the same
         Tensor mean_squares;     // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
         Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
         // Of layers with experts:
@@ -81,7 +81,7 @@ private:
                                                                int64_t most_rank);
     // The activations of one step: the first rows of the workspace.
     struct Activations {
-        TensorView x, normed, qkv, q, attn, inner;  // q: [num_tokens, num_heads, head_dim], a part of qkv
+        TensorView x, normed, inner;
     };
     struct Step {
         Activations a;
@@ -110,6 +110,9 @@ private:
     template <class Tap>
     void add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out);
     Activations activations(int64_t num_tokens) const;
+    // [num_tokens, qkv_dim] and [num_tokens, q_dim] of a layer.
+    TensorView qkv(const Step& s, int layer) const;
+    TensorView attn(const Step& s, int layer) const;
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
     RopeStoreParams rope_store(const Step& s, int layer) const;
     void embed(const Batch& batch, const TensorView& x);
@@ -123,7 +126,7 @@ private:
     template <class Tap>
     void project_qkv(const Step& s, const Tap& tap, int layer);
     // RMSNorm over all heads of q, and of k: those of all ranks.
-    void norm_all_heads(const Step& s, const LayerWeights& w);
+    void norm_all_heads(const Step& s, int layer);
     template <class Tap>
     void attend(const Step& s, const Tap& tap, int layer);
     template <class Tap>

@@ -1,6 +1,7 @@
-// The KV cache of one rank: two tensors, cut into blocks, and two of scales where they are int8. No policy here: who
-// owns which block is the scheduler's. A static cache is the case block_size = max_cache_len and one block per batch
-// row. On a GPU it has the memory for partial results of attention, too, which depends on the number of its tokens.
+// The cache of one rank: for each layer what its CacheSpec says. Keys and values are cut into blocks, whose numbers are
+// the same in all layers; where they are int8, each row has a scale. No policy here: who owns which block is the
+// scheduler's. A static cache is the case block_size = max_cache_len and one block per batch row. On a GPU it has the
+// memory for partial results of attention, too, which depends on the number of its tokens.
 #pragma once
 
 #include "model/spec.h"
@@ -23,20 +24,29 @@ public:
     KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec);
 
     const KvCacheSpec& spec() const { return spec_; }
-    TensorView k(int layer) const { return k_.select(0, layer); }  // [num_blocks, num_kv_heads, block_size, head_dim]
-    TensorView v(int layer) const { return v_.select(0, layer); }
+    TensorView k(int layer) const { return rows(k_, layer); }  // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v(int layer) const { return rows(v_, layer); }
     // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
-    TensorView k_scales(int layer) const { return k_scales_ ? k_scales_.select(0, layer) : TensorView(); }
-    TensorView v_scales(int layer) const { return v_scales_ ? v_scales_.select(0, layer) : TensorView(); }
+    TensorView k_scales(int layer) const { return scales(k_scales_, layer); }
+    TensorView v_scales(int layer) const { return scales(v_scales_, layer); }
     TensorView workspace() const { return workspace_; }                   // of attention on a GPU; else absent
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V
     static int64_t workspace_bytes(const ModelSpec& model,
                                    int64_t num_tokens);  // on a GPU, of a cache of so many tokens
 
 private:
+    // Where the rows of a layer begin: behind so many elements, and so many scales, of a token in the layers before.
+    struct Place {
+        int64_t num_kv_heads, head_dim;
+        int64_t elements_before, heads_before;
+    };
+    TensorView rows(const Tensor& all, int layer) const;
+    TensorView scales(const Tensor& all, int layer) const;
+
     KvCacheSpec spec_;
-    Tensor k_, v_;                // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-    Tensor k_scales_, v_scales_;  // [num_layers, num_blocks, num_kv_heads, block_size]
+    std::vector<Place> places_;   // [num_layers]
+    Tensor k_, v_;                // the layers one behind the other
+    Tensor k_scales_, v_scales_;  // the same
     Tensor workspace_;            // uint8
 };
 

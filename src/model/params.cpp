@@ -61,12 +61,11 @@ void fill_with_ones(Backend& backend, const TensorView& tensor) {
 
 Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local_spec(model, shard)), shard_(shard) {
     const int64_t hidden = model.hidden_size, vocab = model.vocab_size;
-    const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.attention.head_dim;
-    const AttentionSpec& attention = model.attention;
+    int of_layer = -1;  // the rows that follow
 
-    auto row = [this](std::string name, std::vector<int64_t> shape, Cut cut, Tensor& destination) {
+    auto row = [&](std::string name, std::vector<int64_t> shape, Cut cut, Tensor& destination) {
         by_name_[name] = rows_.size();
-        rows_.push_back({std::move(name), std::move(shape), cut, &destination});
+        rows_.push_back({std::move(name), std::move(shape), cut, &destination, of_layer});
     };
     // A linear of several checkpoint tensors: {name, out_features, cut} each.
     struct Part {
@@ -132,6 +131,9 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     weights_.layers.resize(model.num_layers);  // destinations stay where they are from here on
     for (int i = 0; i < model.num_layers; ++i) {
         LayerWeights& w = weights_.layers[i];
+        of_layer = i;
+        const AttentionSpec attention = model.attention_of(i);
+        const int64_t q_dim = attention.q_dim(), kv_dim = attention.kv_dim(), head_dim = attention.head_dim;
         const std::string layer = concat("model.layers.", i, ".");
         if (model.pre_norms) vector(w.attention_norm, layer + "input_layernorm", hidden);
         linear(w.qkv_proj, layer + "self_attn.qkv_proj", hidden, attention.qkv_bias,
@@ -157,22 +159,24 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             mlp(w.gate_up_proj, w.down_proj, layer + "mlp.", model.mlp.intermediate_size, model.mlp.bias);
         if (model.post_norms) vector(w.mlp_post_norm, layer + "post_feedforward_layernorm", hidden);
     }
+    of_layer = -1;
     vector(weights_.norm, "model.norm", hidden);
     if (!model.tie_word_embeddings)  // else prepare() shares embed_tokens
         linear(weights_.lm_head, "lm_head", hidden, false, {{"lm_head", vocab, Cut::vocab_rows}});
 }
 
 std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
-    const int64_t head_dim = model_.attention.head_dim;
+    const AttentionSpec attention = row.layer < 0 ? model_.attention : model_.attention_of(row.layer);
+    const int64_t head_dim = attention.head_dim;
     switch (row.cut) {
         case Cut::whole: break;
         case Cut::q_rows:
         case Cut::q_columns: {
-            const Range heads = q_heads_of(model_.attention, shard);
+            const Range heads = q_heads_of(attention, shard);
             return {{heads.begin * head_dim, heads.end * head_dim}};
         }
-        case Cut::q_heads: return {q_heads_of(model_.attention, shard)};
-        case Cut::kv_rows: return head_ranges(kv_heads_of(model_.attention, shard), head_dim);
+        case Cut::q_heads: return {q_heads_of(attention, shard)};
+        case Cut::kv_rows: return head_ranges(kv_heads_of(attention, shard), head_dim);
         case Cut::inner_rows:
         case Cut::inner_columns: return {inner_of(row.shape[is_columns(row.cut)], shard)};
         case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard)};
@@ -274,7 +278,8 @@ std::vector<std::string> Params::prepare_if_complete(Backend& backend, LinearWei
     if (linear.packed.panels || linear.packed.scales) return adopt_if_complete(backend, linear);
     for (const size_t index : linear.rows)
         if (!rows_[index].loaded) return {};
-    const int head_dim = linear.kind == LinearKind::qkv ? spec_.attention.head_dim : 0;
+    const bool is_qkv = linear.kind == LinearKind::qkv;
+    const int head_dim = is_qkv ? spec_.attention_of(rows_[linear.rows[0]].layer).head_dim : 0;
     linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, head_dim, linear.quantization);
     std::vector<std::string> prepared;
     for (const size_t index : linear.rows) {

@@ -82,6 +82,7 @@ struct ParamRow {
     std::vector<int64_t> shape;  // of the whole tensor
     Cut cut;
     Tensor* destination;              // the rank's part; absent once prepared, unless it is a file's
+    int layer = -1;                   // -1: outside layers
     LinearWeights* linear = nullptr;  // which it is part `part` of; null: a vector
     size_t part = 0;
     bool loaded = false;

@@ -46,6 +46,9 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     ModelSpec local = model;
     local.attention.num_heads = model.attention.num_heads / shard.size;
     local.attention.num_kv_heads = local.attention.num_heads / local_group(model.attention, shard);
+    for (size_t layer = 0; layer < local.layers.size(); ++layer)
+        if (int& own = local.layers[layer].cache.num_kv_heads; own > 0)
+            own = local.attention.num_heads / local_group(model.attention_of(static_cast<int>(layer)), shard);
     for (int* size :
          {&local.mlp.intermediate_size, &local.experts.intermediate_size, &local.experts.shared_intermediate_size})
         *size = static_cast<int>(inner_of(*size, shard).size());

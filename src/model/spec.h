@@ -2,7 +2,9 @@
 // config.json (infinilm/config/families.py); families differ only here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +43,10 @@ struct AttentionSpec {
     bool qkv_bias = false, out_bias = false;
     bool sinks = false;  // each head has a number that joins the softmax of its scores, with no value
     QkNorm qk_norm = QkNorm::none;
+
+    int q_dim() const { return num_heads * head_dim; }
+    int kv_dim() const { return num_kv_heads * head_dim; }
+    int qkv_dim() const { return q_dim() + 2 * kv_dim(); }
 };
 
 struct MlpSpec {
@@ -73,12 +79,31 @@ struct RopeSpec {
     int scale_positions = 1;
 };
 
+// What a layer keeps of the tokens before.
+enum class CacheKind : uint8_t {
+    paged,  // the keys and values of each, in the blocks of its sequence
+};
+constexpr std::string_view name(CacheKind kind) {
+    switch (kind) {
+        case CacheKind::paged: return "paged";
+    }
+    return "?";
+}
+
+// The cache of one layer.
+struct CacheSpec {
+    CacheKind kind = CacheKind::paged;
+    int num_kv_heads = 0, head_dim = 0;  // of paged keys and values; 0: as ModelSpec::attention has them
+    bool operator==(const CacheSpec&) const = default;
+};
+
 // What differs from layer to layer.
 struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
     int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
     int q_rope = -1;         // which turns q, where that is another; else -1
     bool experts = false;    // it has ModelSpec::experts in place of the MLP
+    CacheSpec cache = {};
 };
 
 struct ModelSpec {
@@ -103,8 +128,21 @@ struct ModelSpec {
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
 
-    int q_dim() const { return attention.num_heads * attention.head_dim; }
-    int kv_dim() const { return attention.num_kv_heads * attention.head_dim; }
+    // With the sizes of one layer.
+    AttentionSpec attention_of(int layer) const {
+        AttentionSpec own = attention;
+        const CacheSpec& cache = layers[static_cast<size_t>(layer)].cache;
+        if (cache.num_kv_heads > 0) own.num_kv_heads = cache.num_kv_heads;
+        if (cache.head_dim > 0) own.head_dim = cache.head_dim;
+        return own;
+    }
+    // The largest of all layers: of q_dim, for instance.
+    template <class Size>
+    int widest(Size size) const {
+        int most = 0;
+        for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, std::invoke(size, attention_of(layer)));
+        return most;
+    }
 };
 
 }  // namespace infinilm

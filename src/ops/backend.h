@@ -204,6 +204,17 @@ struct GatherRowsParams {
     TensorView out;   // [num_rows, hidden_size] activation
 };
 
+// What a step changes in arrays that lie on the device, before all else. Either part may be absent.
+struct UpdateStepParams {
+    // ids[t] = previous_ids[rows[t]] wherever rows[t] is not negative; 0 for a SampleFault, so that there is an id.
+    TensorView previous_ids;  // [num_rows] int32: what the step before sampled
+    TensorView rows;          // [num_tokens] int32, below num_rows
+    TensorView ids;           // [num_tokens] int32, in place
+    // table[element] = entry, of each (element, entry); no element twice.
+    TensorView table;    // [rows, columns] int32, in place
+    TensorView entries;  // [num_entries, 2] int32
+};
+
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
 // good as its two best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
@@ -377,6 +388,7 @@ public:
     virtual void act_mul(const ActMulParams&) = 0;
     virtual void soft_cap(const SoftCapParams&) = 0;
     virtual void gather_rows(const GatherRowsParams&) = 0;
+    virtual void update_step(const UpdateStepParams&);  // unless it says otherwise, in memory of the host
     virtual void route(const RouteParams&);
     virtual void experts(const ExpertsParams&);
     virtual void lora(const LoraParams&);

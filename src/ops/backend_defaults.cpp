@@ -1,4 +1,6 @@
 // What a backend does unless it says otherwise. A file of its own: the CUDA library is linked with it, too.
+#include <algorithm>
+
 #include "ops/backend.h"
 
 namespace infinilm {
@@ -11,6 +13,15 @@ void Backend::check_packed(const PackedSource&) const {
 std::unique_ptr<PreparedLinear> Backend::adopt_linear(const PackedSource& source) {
     check_packed(source);
     return nullptr;
+}
+
+void Backend::update_step(const UpdateStepParams& p) {
+    const auto *rows = p.rows.as<const int32_t>(), *previous = p.previous_ids.as<const int32_t>();
+    for (int64_t t = 0; rows && t < p.ids.shape(0); ++t)
+        if (rows[t] >= 0) p.ids.as<int32_t>()[t] = std::max(previous[rows[t]], 0);
+    const auto* entries = p.entries.as<const int32_t>();
+    for (int64_t i = 0; entries && i < p.entries.shape(0); ++i)
+        p.table.as<int32_t>()[entries[2 * i]] = entries[2 * i + 1];
 }
 
 static DeviceError no_experts(const Backend& backend) {

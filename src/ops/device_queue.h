@@ -60,14 +60,16 @@ inline constexpr size_t num_uploads = 3;
 // Where upload() has to take more memory, it takes so many times what it needs, for steps that grow.
 inline constexpr int64_t upload_growth = 2;
 
-// An array of a step, in host memory.
-struct UploadArray {
-    TensorView source;  // contiguous, or absent
-    int64_t columns =
-        0;  // of a matrix on the device, where they are more, which are not written, or fewer; 0: the same
-    int64_t bytes() const {
-        return columns ? source.shape(0) * columns * size_bytes(source.dtype()) : source ? source.bytes() : 0;
-    }
+// Steps that may be in a queue at a time: one runs, and the next one is ready behind it.
+inline constexpr size_t steps_under_way = 2;
+
+// A place in the queue that the host can wait for, and what has come to the host by then.
+class Arrival {
+public:
+    virtual ~Arrival() = default;
+    virtual bool done() noexcept = 0;  // without waiting
+    // Waits; the ids, in memory of the host, once. DeviceError: work up to here has failed.
+    virtual Tensor take() = 0;
 };
 
 class DeviceQueue {
@@ -76,9 +78,12 @@ public:
     virtual void activate() = 0;       // makes the device current for the calling thread, for libraries it calls
     virtual void synchronize() = 0;    // waits until all work submitted is done
     virtual int num_sms() const = 0;   // multiprocessors of the device
-    // Arrays of a step, from the host to the device in one transfer; valid until the next call with the same purpose.
-    // Absent stays absent.
-    virtual std::vector<TensorView> upload(Upload purpose, std::span<const UploadArray> arrays) = 0;
+    // Arrays of a step, contiguous or absent, from the host to the device in one transfer; valid for work that is
+    // enqueued until the next call with the same purpose. Absent stays absent. The step before may be under way, and
+    // none before that.
+    virtual std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) = 0;
+    // Enqueues a copy of ids, [n] int32 on the device or absent, to the host. Valid until the second call after it.
+    virtual Arrival& fetch(const TensorView& ids) = 0;
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
     // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
     virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;

@@ -244,6 +244,20 @@ void gather_rows(Backend& backend, const GatherRowsParams& p) {
     backend.gather_rows(p);
 }
 
+void update_step(Backend& backend, const UpdateStepParams& p) {
+    OpCheck check("update_step", backend);
+    if (p.rows) {
+        check.tensor("previous_ids", p.previous_ids, {"num_rows"}, DType::int32);
+        check.tensor("rows", p.rows, {"num_tokens"}, DType::int32);
+        check.tensor("ids", p.ids, {"num_tokens"}, DType::int32);
+    }
+    if (p.entries) {
+        check.tensor("table", p.table, {"num_seqs", "num_columns"}, DType::int32);
+        check.tensor("entries", p.entries, {"num_entries", 2}, DType::int32);
+    }
+    backend.update_step(p);
+}
+
 void route(Backend& backend, const RouteParams& p) {
     OpCheck check("route", backend);
     check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);

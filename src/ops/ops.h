@@ -18,6 +18,7 @@ void paged_attention(Backend&, const AttentionParams&);
 void act_mul(Backend&, const ActMulParams&);
 void soft_cap(Backend&, const SoftCapParams&);
 void gather_rows(Backend&, const GatherRowsParams&);
+void update_step(Backend&, const UpdateStepParams&);
 void route(Backend&, const RouteParams&);
 void experts(Backend&, const ExpertsParams&);
 void lora(Backend&, const LoraParams&);

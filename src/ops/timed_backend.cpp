@@ -82,6 +82,9 @@ void TimedBackend::soft_cap(const SoftCapParams& p) {
 void TimedBackend::gather_rows(const GatherRowsParams& p) {
     timed("other", [&] { inner_.gather_rows(p); });
 }
+void TimedBackend::update_step(const UpdateStepParams& p) {
+    timed("other", [&] { inner_.update_step(p); });
+}
 void TimedBackend::route(const RouteParams& p) {
     timed("router", [&] { inner_.route(p); });
 }

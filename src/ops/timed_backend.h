@@ -50,6 +50,7 @@ public:
     void act_mul(const ActMulParams& p) override;
     void soft_cap(const SoftCapParams& p) override;
     void gather_rows(const GatherRowsParams& p) override;
+    void update_step(const UpdateStepParams& p) override;
     void route(const RouteParams& p) override;
     void experts(const ExpertsParams& p) override;
     void lora(const LoraParams& p) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace infinilm {
 
@@ -24,6 +25,26 @@ bool all_below(const int32_t* values, int64_t count, int64_t end) {
     bool any_beyond = false;
     for (int64_t i = 0; i < count; ++i) any_beyond |= static_cast<uint32_t>(values[i]) >= bound;
     return !any_beyond;
+}
+
+// f(begin, end) for entries [begin, end) of a row that are not the known ones, of which there are num_known. Those in
+// between may be among them.
+template <class F>
+void for_others(const int32_t* row, const int32_t* known, int64_t num_known, int64_t first, int64_t end, F f) {
+    constexpr int64_t piece = 64;
+    const auto same = [&](int64_t begin, int64_t stop) {
+        return std::memcmp(row + begin, known + begin, static_cast<size_t>(stop - begin) * sizeof(int32_t)) == 0;
+    };
+    const int64_t both = std::clamp(num_known, first, end);
+    if (first < both && !same(first, both))
+        for (int64_t begin = first; begin < both; begin += piece) {
+            int64_t changed = begin, stop = std::min(begin + piece, both);
+            if (same(begin, stop)) continue;
+            while (row[changed] == known[changed]) ++changed;
+            while (row[stop - 1] == known[stop - 1]) --stop;
+            f(changed, stop);
+        }
+    if (both < end) f(both, end);
 }
 
 }  // namespace
@@ -81,10 +102,16 @@ void check_sequences(const Check& check, const SequenceValues& p) {
             p.sliding_window ? std::max<int64_t>(0, context - num_queries + 1 - p.sliding_window) : 0;
         const int32_t* row = p.block_table.as<const int32_t>() + s * p.block_table.stride(0);  // [blocks_per_seq]
         const int64_t first = first_key / p.block_size, end = (context + p.block_size - 1) / p.block_size;
-        if (all_below(row + first, end - first, p.num_blocks)) continue;
-        for (int64_t b = first; b < end; ++b)
-            check.require(row[b] >= 0 && row[b] < p.num_blocks, "block_table[", s, "][", b, "] is ", row[b],
-                          ", expected 0 to ", p.num_blocks - 1, " (num_blocks is ", p.num_blocks, ")");
+        const bool is_known = p.known_table && s < p.known_table.shape(0);
+        for_others(row, is_known ? p.known_table.as<const int32_t>() + s * p.known_table.stride(0) : nullptr,
+                   is_known ? p.known_table.shape(1) : 0, first, end, [&](int64_t from, int64_t to) {
+                       if (!all_below(row + from, to - from, p.num_blocks))
+                           for (int64_t b = from; b < to; ++b)
+                               check.require(row[b] >= 0 && row[b] < p.num_blocks, "block_table[", s, "][", b, "] is ",
+                                             row[b], ", expected 0 to ", p.num_blocks - 1, " (num_blocks is ",
+                                             p.num_blocks, ")");
+                       if (p.others) p.others->push_back({s, from, to});
+                   });
     }
 }
 

@@ -3,6 +3,8 @@
 // arrays leave for another device. Both check shapes and dtypes first, which are templates here for the same reason.
 #pragma once
 
+#include <vector>
+
 #include "core/check.h"
 
 namespace infinilm {
@@ -44,11 +46,17 @@ void check_sequence_arrays(AnyCheck& check, const Params& p) {
     check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
     check.tensor("context_lens", p.context_lens, {"num_seqs"}, DType::int32);
 }
+// Entries [begin, end) of a row of a block table.
+struct TableSpan {
+    int64_t row, begin, end;
+};
 // Queries, keys and blocks of every sequence; see AttentionParams.
 struct SequenceValues {
     TensorView block_table, cu_seqlens_q, context_lens;
     int64_t num_tokens, num_blocks, block_size;
     int sliding_window;
+    TensorView known_table = {};  // [rows, columns] int32: entries that are as here are right, and are not looked at
+    std::vector<TableSpan>* others = nullptr;  // gets those that are looked at
 };
 void check_sequences(const Check&, const SequenceValues&);
 

@@ -91,7 +91,7 @@ def to_gguf(checkpoint: Path, out: Path) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     words, merges, special = read_tokenizer(checkpoint, config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
     kinds = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL)
     writer.add_token_types([kinds[i in special] for i in range(len(words))])

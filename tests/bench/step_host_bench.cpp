@@ -1,11 +1,12 @@
 // The host's part of a decode step for a GPU, without any call of a driver: what InferEngine and StepGraphs do between
 // a batch of the scheduler and the launch. Microseconds of the thread's CPU time, the least of 300.
 //   g++ -std=c++20 -O3 -DNDEBUG -Isrc -Itests/cpp tests/bench/step_host_bench.cpp
-//       src/model/{batch,kv_cache}.cpp src/ops/{attention_work,backend_defaults,values}.cpp src/core/{check,tensor}.cpp
+//       src/model/{batch,block_table,kv_cache}.cpp src/ops/{attention_work,backend_defaults,ops,values}.cpp
+//       src/core/{check,tensor}.cpp
 #include <time.h>
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cstdio>
 
 #include "fake_backend.h"
@@ -20,23 +21,20 @@ class HostMemory final : public test::FakeBackend {
 public:
     using FakeBackend::FakeBackend;
     int num_sms() const override { return 132; }
-    std::vector<TensorView> upload(Upload, std::span<const UploadArray> arrays) override {
+    std::vector<TensorView> upload(Upload, std::span<const TensorView> arrays) override {
         std::vector<TensorView> out;
         size_t offset = 0;
-        for (const UploadArray& array : arrays) {
-            const TensorView& source = array.source;
-            if (source && !array.columns) std::memcpy(pinned_.data() + offset, source.data(), source.bytes());
-            if (source && array.columns) {
-                const int64_t given = 4 * source.shape(1), kept = 4 * array.columns;
-                for (int64_t row = 0; row < source.shape(0); ++row)
-                    std::memcpy(pinned_.data() + offset + row * kept, source.as<const std::byte>() + row * given,
-                                std::min(given, kept));
-            }
-            out.push_back(source);
+        for (const TensorView& array : arrays) {
+            out.push_back(array ? TensorView(array.data(), array.dtype(), array.shape(), device()) : TensorView());
+            if (!array) continue;
+            std::memcpy(pinned_.data() + offset, array.data(), array.bytes());
             offset += (array.bytes() + 255) / 256 * 256;
         }
+        uploaded = offset;
         return out;
     }
+    void update_step(const UpdateStepParams&) override {}
+    size_t uploaded = 0;  // bytes, of the last step
 
 private:
     std::vector<std::byte> pinned_ = std::vector<std::byte>(64 << 20);
@@ -74,22 +72,25 @@ void measure(int num_seqs, int context) {
     spec.dtype = DType::bfloat16;
     spec.vocab_size = 128256;
     spec.num_layers = 1;
+    spec.max_model_len = 16384;
     spec.attention = {.num_heads = 32, .num_kv_heads = 8, .head_dim = 128};
     spec.layers.resize(1);
     constexpr KvCacheSpec in_use{.num_blocks = 100000, .block_size = 16, .dtype = DType::bfloat16};
     const KvCache cache(device, spec, {.num_blocks = 20000, .block_size = 1, .dtype = DType::bfloat16});  // smaller
     const Batch batch = make_batch(num_seqs, context);
-    const Tensor previous_ids = allocate_host(DType::int32, {num_seqs});
+    const Tensor previous_ids = device.allocate(DType::int32, std::array<int64_t, 1>{num_seqs});
     double least = 1e9;
-    for (int call = 0; call < 300; ++call) {
+    BlockTable table;
+    for (int call = 0; call < 300; ++call) {  // every sixteenth sequence begins a block in each of them
+        for (int s = call % 16; s < num_seqs; s += 16)
+            batch.block_table.as<int32_t>()[(s + 1) * batch.block_table.shape(1) - 1] = call;
         const double begin = now_us();
         Batch step = resolve(batch, previous_ids);
-        check_values(step, spec, in_use);
-        step.table_columns = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(step.max_context_len))) / 16;
-        stage(device, spec, cache, step);
-        least = std::min(least, now_us() - begin);
+        check_values(step, spec, in_use, table);
+        stage(device, spec, cache, table, step);
+        if (call > 0) least = std::min(least, now_us() - begin);
     }
-    std::printf("%3d sequences of %5d tokens: %6.1f us\n", num_seqs, context, least);
+    std::printf("%3d sequences of %5d tokens: %6.1f us, %zu bytes\n", num_seqs, context, least, device.uploaded);
 }
 
 }  // namespace

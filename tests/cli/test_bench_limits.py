@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from infinilm.bench.plot import fastest
 from infinilm.bench.work import OpWork, Work, count_work
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
-from infinilm.errors import WeightError
+from infinilm.errors import ConfigError, WeightError
 
 SMALL = ["--prompt-len", "16", "--decode-tokens", "4", "--decode-context", "8,20", "--batch-sizes", "1,3"]
 SMALL += ["--repeats", "1", "--num-threads", "1"]
@@ -233,6 +234,29 @@ def test_ops_on_the_command_line(folder: str, quick_limits: None, capsys: pytest
     assert out.count("norm, gate, up, silu") == 5 and "other processes" in out
     assert run("bench", folder, *SMALL) == 0
     assert "norm, gate" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_late", [1, 1000])
+def test_a_reader_that_is_late(folder: str, num_late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that has made all tokens before its steps are timed: the run is done again, ten times at most."""
+    with LLM(folder, max_model_len=64) as model:
+        stream, num_runs = model.stream, 0
+
+        def late(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            nonlocal num_runs
+            num_runs += 1
+            events = stream(*args, **kwargs)
+            return iter([*events]) if num_runs <= num_late else events
+
+        monkeypatch.setattr(model, "stream", late)
+        rng = np.random.default_rng(0)
+        if num_late == 1:
+            assert set(OPS) <= set(bench.measure_decode_ops(model, 2, 8, 4, rng).ops)
+            assert num_runs == 2
+        else:
+            with pytest.raises(ConfigError, match="4 steps of 2 sequences were over before one could be timed"):
+                bench.measure_decode_ops(model, 2, 8, 4, rng)
+            assert num_runs == 10
 
 
 @pytest.mark.parametrize("options", [["--quantization", "int8"], ["--kv-cache-dtype", "bfloat16"]], ids=lambda o: o[0])

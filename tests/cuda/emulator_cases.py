@@ -51,7 +51,7 @@ def conversions(gpu: Gpu, kind: str) -> None:
 
 
 def reductions(gpu: Gpu) -> None:
-    """block_sum and warp_max, sizes that are no multiple of anything."""
+    """warp_sum and warp_max, sizes that are no multiple of anything."""
     for rows, n in [(1, 1), (3, 127), (2, 989)]:
         x = _normal(n, rows, n)
         out = gpu.empty((2, rows))
@@ -108,7 +108,7 @@ def wide_copies(gpu: Gpu) -> None:
 
 def named_barriers(gpu: Gpu) -> None:
     out = gpu.empty(1, np.int32)
-    gpu.call("ring", out, 5)
+    gpu.call("turns", out, 5)
     assert gpu.download(out)[0] == 5 * (1 + 2 + 3 + 4)
 
 
@@ -248,21 +248,11 @@ def hopper_gemm(gpu: Gpu, m: int, n: int, k: int, bug: int = 0) -> None:
     _close(gpu.download(c), from_16(a, "bf16").astype(F64) @ from_16(b, "bf16").T, k)
 
 
-def bulk_copies(gpu: Gpu, by_cp_async: bool, bug: int = 0) -> None:
+def bulk_copies(gpu: Gpu) -> None:
     x = _normal(14, 7, 512)
     y = gpu.empty((7, 512))
-    gpu.call("stream_chunks", gpu.upload(x), y, 7, int(by_cp_async), bug)
+    gpu.call("stream_chunks", gpu.upload(x), y, 7)
     np.testing.assert_array_equal(gpu.download(y), 2 * x + 1)
-
-
-def cluster(gpu: Gpu) -> None:
-    x = _normal(15, 4, 32)
-    out = gpu.empty((2, 4))
-    gpu.call("cluster", gpu.upload(x), out, 4)
-    pairs = np.repeat(x.astype(F64).reshape(2, 64).sum(1), 2)
-    got = gpu.download(out)
-    _close(got, np.stack([pairs, pairs]), 64)
-    np.testing.assert_array_equal(got[0], got[1])
 
 
 def dependent_launches(gpu: Gpu, bug: int = 0) -> None:

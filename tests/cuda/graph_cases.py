@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from device_cases import make_model
-from emulation import HERE, Gpu
+from emulation import HERE, ON_GPU, Gpu
 from numpy.typing import NDArray
 
+import infinilm
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
@@ -62,6 +64,7 @@ class Sequences:
         logits: bool = True,
         top_k: int | None = None,
         masked: bool = False,
+        previous_rows: list[int] | None = None,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
@@ -91,17 +94,19 @@ class Sequences:
             self.masks = oracle.random_mask(self.rng, num_rows, self.vocab_size)
             self.masks.allowed_row[0] = self.rng.integers(5)
             draws = draws | {"allowed": self.masks.allowed, "allowed_row": self.masks.allowed_row}
-        return _core.Batch(
-            input_ids=self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
-            positions=positions.reshape(-1).astype(np.int32),
-            slot_mapping=(blocks.astype(np.int64) * self.block_size + positions % self.block_size).reshape(-1),
-            block_table=np.ascontiguousarray(self.tables[seqs, :columns]),
-            cu_seqlens_q=np.arange(len(seqs) + 1, dtype=np.int32) * count,
-            context_lens=after.astype(np.int32),
-            logits_rows=np.arange(1, num_rows + 1, dtype=np.int32) * count - 1,
-            return_logits=logits,
+        self.arrays: dict[str, Any] = {
+            "input_ids": self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
+            "positions": positions.reshape(-1).astype(np.int32),
+            "slot_mapping": (blocks.astype(np.int64) * self.block_size + positions % self.block_size).reshape(-1),
+            "block_table": np.ascontiguousarray(self.tables[seqs, :columns]),
+            "cu_seqlens_q": np.arange(len(seqs) + 1, dtype=np.int32) * count,
+            "context_lens": after.astype(np.int32),
+            "logits_rows": np.arange(1, num_rows + 1, dtype=np.int32) * count - 1,
+            "previous_rows": None if previous_rows is None else np.array(previous_rows, np.int32),
+            "return_logits": logits,
             **draws,
-        )
+        }
+        return _core.Batch(**self.arrays)
 
 
 def outputs(engine: _core.InferEngine, batch: _core.Batch) -> list[NDArray[Any] | None]:
@@ -248,6 +253,91 @@ def late_masks(twins: Twins) -> None:
                 allowed[:] = final
                 ids = twins.recording.forward(batch).ids
             assert ids is not None and want is not None and ids.numpy().tolist() == want.tolist()
+
+
+def ahead(_: Gpu, folder: str) -> None:
+    """Steps are launched behind one that is under way, with its tokens, and give what they give one by one."""
+    twins = Twins(folder, "llama", "bfloat16")
+    twins.step([0, 1, 2, 3], 5)
+    run_ahead(twins)
+    twins.close()
+
+
+def run_ahead(twins: Twins) -> None:
+    """A step that waits for its masks, and behind it others whose tokens are those of the step before."""
+    options: dict[str, Any] = {"logits": False, "top_k": 5}
+    for masked in (True, False):  # both shapes are recorded; masks take memory, which ends graphs
+        for _ in range(3):
+            twins.step([0, 1, 2], masked=masked, **options)
+    rows = [[0, 1, 2], [2, -1, 0], [1, 1, 1], [-1, -1, -1], [0, 2, 1]]
+    for _ in range(2):
+        batches = [twins.sequences.batch([0, 1, 2], masked=True, **options)]
+        arrays = [twins.sequences.arrays]
+        for previous_rows in rows:
+            seqs = twins.sequences.rng.permutation(3).tolist()
+            batches.append(twins.sequences.batch(seqs, previous_rows=previous_rows, **options))
+            arrays.append(twins.sequences.arrays)
+        refused = _core.Batch(**twins.sequences.arrays | {"previous_rows": np.array([0, 3, 0], np.int32)})
+        before = twins.recording.graph_counts().launched_ahead
+        steps = [twins.recording.submit(batch, late_masks=i == 0) for i, batch in enumerate(batches)]
+        last = twins.recording.submit(refused)
+        steps[0].give_masks()
+        want = np.zeros(3, np.int32)
+        for i, (step, own) in enumerate(zip(steps, arrays, strict=True)):
+            if i > 0:
+                taken = np.where(own["previous_rows"] < 0, own["input_ids"], want[own["previous_rows"]])
+                own = own | {"input_ids": taken, "previous_rows": None}
+            want = outputs(twins.eager, _core.Batch(**own))[0]
+            got = step.result().ids
+            assert want is not None and got is not None and got.numpy().tolist() == want.tolist(), i
+        assert ON_GPU or twins.recording.graph_counts().launched_ahead == before + len(rows)
+        try:
+            last.result()
+        except infinilm.InfinilmError as error:
+            assert "previous_rows[1] is 3, but the step before sampled 3 rows" in str(error), error
+        else:
+            raise AssertionError("a row that is not there was taken")
+
+
+def uploads(gpu: Gpu, folder: str) -> None:
+    """A step brings the entries of the block table that have changed; a wrong one is refused wherever it is."""
+    if ON_GPU:
+        return
+    gpu.lib.infinilm_emulator_uploaded_bytes.restype = ctypes.c_uint64
+    engine = open_engine(make_model("llama", Path(folder), num_hidden_layers=1), "bfloat16", graphs=True)
+    sequences = Sequences(engine.spec.vocab_size, num_seqs=8, block_size=1)
+    engine.reset_cache(sequences.num_blocks, sequences.block_size)
+    everybody = list(range(8))
+
+    def step(seqs: list[int], count: int = 1) -> int:
+        before = gpu.lib.infinilm_emulator_uploaded_bytes()
+        engine.forward(sequences.batch(seqs, count, logits=False))
+        return int(gpu.lib.infinilm_emulator_uploaded_bytes() - before)
+
+    rounding, entry, item = 256, 8, 16  # bytes: of an array, of an element and what it becomes, of attention's list
+    step(everybody, 5)
+    short = [step(everybody) for _ in range(3)][-1]
+    step(everybody, 240)
+    long = [step(everybody) for _ in range(3)]
+    assert max(long) <= short + 2 * rounding + 2 * 8 * item, (short, long)
+    moved = step([*everybody[1:], 0])  # every row is that of another sequence
+    assert moved >= long[0] - rounding + 8 * 250 * entry, (moved, long)
+    assert step([*everybody[1:], 0]) <= max(long) + rounding
+    one = step([1, 2, 3, 4, 5, 6, 0, 7])  # two rows
+    assert long[0] - rounding + 2 * 250 * entry <= one <= max(long) + 2 * 256 * entry + rounding, (long, one)
+
+    sequences.batch([1, 2, 3, 4, 5, 6, 0, 7])
+    for at, wrong in ((0, -1), (100, sequences.num_blocks), (252, 1 << 30)):
+        table = sequences.arrays["block_table"].copy()
+        table[3, at] = wrong
+        try:
+            engine.forward(_core.Batch(**sequences.arrays | {"block_table": table}))
+        except infinilm.InfinilmError as error:
+            assert f"block_table[3][{at}] is {wrong}" in str(error), error
+        else:
+            raise AssertionError("a block that is not there was taken")
+    engine.forward(_core.Batch(**sequences.arrays))
+    engine.close()
 
 
 def a_bound(_: Gpu, folder: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from device_cases import make_model
 from emulation import Gpu
-from graph_cases import Sequences, Twins, check_masks, late_masks, open_engine
+from graph_cases import Sequences, Twins, check_masks, late_masks, open_engine, run_ahead
 from rank_cases import FakeNccl
 
 import infinilm
@@ -110,6 +110,14 @@ def masks(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -
         assert twins.counts()[1] > before
     check_masks(twins, [0, 1, 2])
     late_masks(twins)
+    twins.close()
+
+
+def ahead(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: int) -> None:
+    """Every rank launches a step behind the one that is under way, and takes the tokens from its own device."""
+    twins = RankTwins(nccl, folder, name, dtype, tp_size)
+    twins.step([0, 1, 2, 3], 5)
+    run_ahead(twins)
     twins.close()
 
 

@@ -324,6 +324,26 @@ def gather_rows(gpu: Gpu, shapes: list[Shape]) -> None:
             assert_bitwise(out.get(), x[index])
 
 
+def update_step(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Ids of the step before, where there are any, and entries of the table; either part may be empty."""
+    for shape in shapes:
+        num_tokens, num_rows, num_entries = shape["tokens"], shape["rows"], shape["entries"]
+        rng = np.random.default_rng(shape["seed"])
+        previous = rng.integers(-3, 1000, num_rows).astype(np.int32)
+        rows = rng.integers(-1, num_rows, num_tokens + 1).astype(np.int32)
+        ids, table = rng.integers(0, 1000, num_tokens + 1).astype(np.int32), np.arange(501, dtype=np.int32)
+        entries = np.stack([rng.permutation(501), rng.integers(0, 9, 501)], 1).astype(np.int32)[: num_entries + 1]
+        dids, dtable = gpu.upload(ids), gpu.upload(table)
+        gpu.call(
+            "update", gpu.upload(previous), gpu.upload(rows), dids, num_tokens, dtable, gpu.upload(entries), num_entries
+        )
+        table[entries[:num_entries, 0]] = entries[:num_entries, 1]
+        taken = np.where(rows < 0, ids, np.maximum(previous[rows], 0))
+        taken[num_tokens:] = ids[num_tokens:]
+        assert_bitwise(gpu.download(dids), taken)
+        assert_bitwise(gpu.download(dtable), table)
+
+
 def sum_parts(gpu: Gpu, shapes: list[Shape]) -> None:
     """float32 additions in the order of the parts, rounded once: exact to the bit; minus zeros stay."""
     for shape in shapes:

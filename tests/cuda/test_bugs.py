@@ -74,15 +74,9 @@ FINDINGS: dict[str, Finding] = {
         "[mbarrier]",
         RACE,
     ),
-    "accumulators read before the wait": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 7}, WRONG, None),
-    "bulk store not waited for": (
-        "emulator_cases:bulk_copies",
-        {"by_cp_async": False, "bug": 6},
-        "[async-in-flight]",
-        None,
-    ),
+    "accumulators read before the wait": ("emulator_cases:hopper_gemm", {**HOPPER, "bug": 6}, WRONG, None),
 }
-SOURCES = {"gemm": "gemm.cu", "hopper_gemm": "hopper.cu", "bulk_copies": "hopper.cu", "dependent_launches": "hopper.cu"}
+SOURCES = {"gemm": "gemm.cu", "hopper_gemm": "hopper.cu", "dependent_launches": "hopper.cu"}
 
 
 def _source(case: str) -> str:

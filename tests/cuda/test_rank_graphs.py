@@ -67,6 +67,12 @@ def test_masks(run: Run, tp_size: int, peers: bool, streams: str) -> None:
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("tp_size", "peers"), [(2, True), (4, False)])
+def test_ahead(run: Run, tp_size: int, peers: bool) -> None:
+    outcome = run("ahead", tp_size=tp_size, peers=peers, name="llama", dtype="bfloat16")
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "peers"), [("llama", "bfloat16", True), ("mistral-window", "float16", False)]
 )

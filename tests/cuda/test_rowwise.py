@@ -86,6 +86,13 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "act_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "soft_cap": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
+    "update_step": {
+        "shapes": shapes(
+            tokens=st.sampled_from((0, 1, 130)),
+            rows=st.sampled_from((1, 64)),
+            entries=st.sampled_from((0, 1, 257, 500)),
+        )
+    },
     "sum_parts": {"shapes": shapes(rows=rows, width=widths, scale=scales)},
     "convert": {"counts": st.lists(st.sampled_from((1, 7, 97, 1000)), min_size=2, max_size=2)},
     "pack_weight": {"shapes": weight_shapes()},

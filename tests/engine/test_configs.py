@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llm.support import PATIENCE
 
 import infinilm
 from engine.support import Foreign
@@ -232,4 +233,4 @@ def test_names_are_at_the_top_and_in_their_modules() -> None:
         "assert infinilm.engine.infer_engine.InferEngine is infinilm.InferEngine\n"
         "assert infinilm.engine.hooks.HookRegistry is infinilm.HookRegistry\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd="/")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, cwd="/")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llm import tiny
+from llm.support import PATIENCE
 
 from engine.support import GOLDEN, Foreign, make_engine, run
 from infinilm import ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
@@ -415,16 +416,16 @@ def test_registering_while_another_thread_runs(engine: InferEngine, registry: Ho
 
     def wait(name: str, tensor: _core.Tensor, layer_idx: int) -> None:
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
 
     handle = registry.register_hook("embedding", wait)
     thread = threading.Thread(target=lambda: run(engine, **GREEDY))
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(PATIENCE)
     registry.register_hook("logits", later)
     handle.remove()
     go_on.set()
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not later.calls
     run(engine, **GREEDY)
     assert later.names == ["logits"]

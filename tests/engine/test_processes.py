@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 60  # seconds: what hangs is the failure these tests look for
+LIMIT = 300  # seconds: what hangs is the failure these tests look for
 
 FORK = """
 import gc, os, signal, sys, threading, time
@@ -41,7 +41,7 @@ if pid == 0:
 {child}
     sys.exit(7)
 {parent}
-end = time.monotonic() + 20
+end = time.monotonic() + 100
 while True:
     done, status = os.waitpid(pid, os.WNOHANG)
     if done:
@@ -95,11 +95,11 @@ BUSY = """
 inside, go_on = threading.Event(), threading.Event()
 from infinilm import HookRegistry
 registry = HookRegistry()
-registry.register_hook("logits", lambda *_: (inside.set(), go_on.wait(20)) and None)
+registry.register_hook("logits", lambda *_: (inside.set(), go_on.wait(200)) and None)
 engine.set_hook_registry(registry)
 thread = threading.Thread(target=step)
 thread.start()
-assert inside.wait(20)
+assert inside.wait(100)
 """
 BUSY_PARENT = """
 go_on.set()

@@ -32,6 +32,10 @@ SIZES = {
     "TQ1_0": (256, 54),
     "TQ2_0": (256, 66),
     "MXFP4": (32, 17),
+    # In no file: what 4 bits with zero points become.
+    "Z4_32": (32, 19),
+    "Z4_64": (64, 35),
+    "Z4_128": (128, 67),
 }
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -114,6 +118,10 @@ def _tq1_0(b: Blocks) -> Weights:
     return _half(b, 52) * np.concatenate([digits(b[:, :32], 5), digits(b[:, 32:48], 5), digits(b[:, 48:52], 4)], axis=1)
 
 
+def _z4(b: Blocks) -> Weights:
+    return _half(b, 0) * (_nibbles(b, 3) - b[:, 2:3].view(np.int8).astype(np.int64))
+
+
 FORMULAS: dict[str, Callable[[Blocks], Weights]] = {
     "F32": lambda b: np.ascontiguousarray(b).view("<f4").astype(np.float64),
     "F16": lambda b: _half(b, 0),
@@ -133,6 +141,9 @@ FORMULAS: dict[str, Callable[[Blocks], Weights]] = {
     "TQ1_0": _tq1_0,
     "TQ2_0": lambda b: _half(b, 64) * (_crumbs(b, 0, 64) - 1),
     "MXFP4": lambda b: 2.0 ** (b[:, :1].astype(np.float64) - 127) * E2M1[_nibbles(b, 1)],
+    "Z4_32": _z4,
+    "Z4_64": _z4,
+    "Z4_128": _z4,
 }
 
 

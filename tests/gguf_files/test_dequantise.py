@@ -40,7 +40,7 @@ def test_rows(type_name: str, dtype: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("type_name", [name for name in TYPES if not name.startswith("Z4")])
 def test_against_the_gguf_package(type_name: str) -> None:
     gguf = pytest.importorskip("gguf")
     raw = random_blocks(type_name, 64, seed=2)

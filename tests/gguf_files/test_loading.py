@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quantised_files.conversion import resized
 
 from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, interleave, quantised, write_folder
+from gguf_files.families import FAMILIES as OTHER_FAMILIES, convert_family, known_config
 from gguf_files.writer import As, File
 from infinilm import LLM, _core
 from infinilm.checkpoint import resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.sources import Source
 from infinilm.cli.describe import describe_plan, plan_any, plan_lines
 from infinilm.config import AutoConfig
 from infinilm.config.families import build_spec
@@ -37,6 +40,14 @@ SAME = sorted(set(FOLDERS) - NOT_IN_A_FILE)
 IDS = [1, 5, 9, 77, 3, 21, 40, 8, 2, 6, 13, 90]
 
 
+def sources_of(path: Path) -> dict[str, Source]:
+    """Where the parameters are in a file."""
+    spec = build_spec(AutoConfig.from_pretrained(path), dtype="float32", max_model_len=32)
+    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+    with GgufCheckpoint(path) as checkpoint:
+        return checkpoint.find(shapes).sources
+
+
 def logits(model: Path, dtype: str = "float32", **settings: Any) -> np.ndarray:
     """[tokens, vocab_size]"""
     with LLM(model, dtype=dtype, max_model_len=32, max_num_seqs=2, use_tqdm=False, **settings) as llm:
@@ -52,6 +63,35 @@ def test_the_same_bits(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     else:
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_FAMILIES))
+def test_other_families(name: str, tmp_path: Path) -> None:
+    """Written as llama.cpp's converter does: experts in one tensor, norms plus 1, permuted rows, windows, sinks."""
+    pytest.importorskip("gguf")
+    rules, source = OTHER_FAMILIES[name], tmp_path / "source"
+    shutil.copytree(GOLDEN / name, source)
+    (source / "config.json").write_text(json.dumps(known_config(GOLDEN / name, rules)))
+    path = convert_family(source, rules).write(tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "type_name"), [("gpt-oss", "MXFP4"), ("phi3", "Q4_0"), ("glm4", "Q8_0"), ("qwen2-moe", "Q5_0")]
+)
+def test_other_families_natively(name: str, type_name: str, tmp_path: Path) -> None:
+    """Experts of one tensor, and rows of several modules in one, in another order."""
+    pytest.importorskip("gguf")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "head_dim": 32}
+    sizes |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64} if name == "qwen2-moe" else {}
+    source = resized(GOLDEN / name, tmp_path / "source", **sizes, num_key_value_heads=1)
+    path = convert_family(source, OTHER_FAMILIES[name], quantised(type_name)).write(tmp_path / "model.gguf")
+    exact = logits(path)
+    for ranks in (1, 2) if name == "gpt-oss" else (1,):
+        with LLM(path, max_model_len=32, use_tqdm=False, tensor_parallel_size=ranks) as llm:
+            got = np.array(llm.forward(IDS))
+            assert llm._plan.native_types == (type_name,)
+        assert 2e-3 < np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean()) < 0.05
 
 
 def test_what_a_config_says_of_it(tmp_path: Path) -> None:
@@ -79,8 +119,8 @@ def test_quantised_weights(type_name: str, tmp_path: Path) -> None:
     path = file.write(tmp_path / "model.gguf")
     weights: dict[str, np.ndarray] = {}
     with open_checkpoint(path) as checkpoint:
-        for name in checkpoint.tensors:
-            array, dtype = checkpoint.read(name, "float32")
+        for name, where in sources_of(path).items():
+            array, dtype = checkpoint.read(where, "float32")
             weights[name] = (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
     for name, stored in file.tensors.items():
         if ".attn_v.weight" in name or ".ffn_down.weight" in name or ".attn_k.weight" in name:
@@ -152,8 +192,9 @@ def test_native_weights(types: Any, ranks: int, tmp_path: Path) -> None:
     if ranks > 1:
         return
     with open_checkpoint(path) as checkpoint:
+        sources = sources_of(path)
         for name, tensor in states[0].items():
-            np.testing.assert_array_equal(tensor.numpy(), checkpoint.read(name, "float32")[0], name)
+            np.testing.assert_array_equal(tensor.numpy(), checkpoint.read(sources[name], "float32")[0], name)
     np.testing.assert_array_equal(logits(path, "auto", num_threads=1), got)
     if types is as_q4_k_m:
         assert "Q4_K and Q6_K used as they are" in plan_lines(describe_plan(plan_any(str(path), {})))[0]
@@ -170,7 +211,7 @@ def test_where_blocks_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert 1e-3 < np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean()) < 0.05
         with GgufCheckpoint(path) as checkpoint:
             spec = build_spec(AutoConfig.from_pretrained(path), dtype="float16", max_model_len=32)
-            native = checkpoint.native_weights(_core.linears(spec, ranks))
+            native = checkpoint.native_weights(_core.linears(spec, ranks), sources_of(path))
         assert {n.split(".")[4].removesuffix("_proj") for n in native if "layers" in n} == kept
         assert f"{4 if ranks == 1 else 6} weights are computed as float16, such as" in caplog.text
 
@@ -180,7 +221,7 @@ def test_quantised_again(quantization: str, tmp_path: Path) -> None:
     """From the exact numbers: the same bits as from a checkpoint in float32 that holds them."""
     path = convert(DEMO, quantised("Q8_0")).write(tmp_path / "model.gguf")
     with open_checkpoint(path) as checkpoint:
-        weights = {name: checkpoint.read(name, "float32")[0] for name in checkpoint.tensors}
+        weights = {name: checkpoint.read(source, "float32")[0] for name, source in sources_of(path).items()}
     same = write_folder(tmp_path / "folder", DEMO, weights)
     expected = logits(same, quantization=quantization)
     np.testing.assert_array_equal(logits(path, quantization=quantization), expected)
@@ -240,7 +281,7 @@ def changed(metadata: dict[str, Any] | None = None, without: str = "", types: An
 @pytest.mark.parametrize(
     ("file", "error", "message"),
     [
-        (changed({"general.architecture": "mamba"}), ConfigError, "architecture 'mamba' .* supported: llama, granite"),
+        (changed({"general.architecture": "mamba"}), ConfigError, "architecture 'mamba' .* supported: llama, mistral3"),
         (changed(without="general.architecture"), ConfigError, "architecture None"),
         (changed(without="qwen3.block_count"), ConfigError, r"qwen3.block_count must be an integer in .*; got None"),
         (changed({"qwen3.attention.head_count": "4"}), ConfigError, r"qwen3.attention.head_count must be an integer"),
@@ -277,10 +318,11 @@ def test_types_that_are_not_read(tmp_path: Path) -> None:
 def test_a_file_that_changes(tmp_path: Path) -> None:
     file = convert(GOLDEN / "qwen2")
     path = file.write(tmp_path / "model.gguf")
+    source = sources_of(path)["model.norm.weight"]
     with GgufCheckpoint(path) as checkpoint:
         path.write_bytes(file.to_bytes() + bytes(32))
         with pytest.raises(WeightError, match="was changed or replaced while it was being read"):
-            checkpoint.read("model.norm.weight", "float32")
+            checkpoint.read(source, "float32")
 
 
 def test_an_engine(tmp_path: Path) -> None:

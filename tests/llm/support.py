@@ -21,8 +21,11 @@ def texts(outputs: list[infinilm.RequestOutput]) -> list[str]:
     return [output.outputs[0].text for output in outputs]
 
 
+PATIENCE = 300  # seconds, for what takes far less than one; also where a machine has much else to do
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.001)
@@ -40,8 +43,8 @@ def one(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:
     return llm.generate(prompt, use_tqdm=False, **sampling)[0].outputs[0]
 
 
-def run_program(text: str, timeout: float = 60) -> str:
+def run_program(text: str) -> str:
     """What a Python program prints, whose end is that it ends by itself, well and in time."""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout

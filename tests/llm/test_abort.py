@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from infinilm import LLM, HookRegistry, _core
 from llm import tiny
-from llm.support import idle, one, wait_for
+from llm.support import PATIENCE, idle, one, wait_for
 
 NUM_LAYERS = 8
 LONG = [1 + i % 200 for i in range(100)]
@@ -75,7 +76,7 @@ class Stop:
         self.layers.append(layer)
         if layer == self.at and not self.reached.is_set():
             self.reached.set()
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(PATIENCE)
 
 
 @pytest.fixture(params=[1, 2], ids="tp{}".format)
@@ -98,7 +99,7 @@ def test_a_cancelled_prompt_ends_between_layers(llm: LLM, registry: HookRegistry
     stop = Stop(3, watch.asked)
     handle = registry.register_hook("layer?_residual", stop)
     request = llm.submit(LONG, max_tokens=4, temperature=0, ignore_eos=True)
-    assert stop.reached.wait(60)
+    assert stop.reached.wait(PATIENCE)
     request.cancel()
     wait_for(lambda: idle(llm))
     assert request.result().outputs[0].finish_reason == "abort"
@@ -121,7 +122,7 @@ def test_what_was_cached_before_stays(llm: LLM, registry: HookRegistry) -> None:
     assert len(known) == 4
     stop.at = 2
     request = llm.submit([*LONG[:64], *LONG[:30]], max_tokens=4)
-    assert stop.reached.wait(60)
+    assert stop.reached.wait(PATIENCE)
     request.cancel()
     wait_for(lambda: idle(llm))
     assert watch.num_aborted == 1
@@ -138,7 +139,7 @@ def test_a_step_for_others_too_goes_on(llm: LLM, registry: HookRegistry) -> None
         cancelled = llm.submit(LONG, max_tokens=4)
         kept = llm.submit([7, 8, 9], max_tokens=12, temperature=0, ignore_eos=True)
         handle = registry.register_hook("layer?_residual", stop)
-    assert stop.reached.wait(60)
+    assert stop.reached.wait(PATIENCE)
     cancelled.cancel()
     assert not watch.asked.wait(0.1)  # a hundred looks
     go_on.set()
@@ -159,7 +160,9 @@ def test_cancelling_at_any_time(folder: Path, monkeypatch: pytest.MonkeyPatch, a
         alone = [one(llm, p, max_tokens=6, temperature=0, ignore_eos=True).token_ids for p in prompts]
     with LLM(folder, **settings) as llm:
         watch = Watch(llm)
-        for _ in range(400):
+        for turn in itertools.count():  # some step is aborted sooner or later; on a busy machine it may be later
+            if turn >= 400 and (watch.num_aborted or turn >= 100_000):
+                break
             chosen = rng.sample(range(len(prompts)), rng.choice([1, 1, 1, 2, 3]))
             requests = [llm.submit(prompts[i], max_tokens=6, temperature=0, ignore_eos=True) for i in chosen]
             threading.Event().wait(rng.choice([0, 0, 0.0005, 0.001, 0.003]))
@@ -167,7 +170,7 @@ def test_cancelling_at_any_time(folder: Path, monkeypatch: pytest.MonkeyPatch, a
             for request in requests[kept:]:
                 request.cancel()
             if kept:
-                assert requests[0].result(60).outputs[0].token_ids == alone[chosen[0]]
+                assert requests[0].result(PATIENCE).outputs[0].token_ids == alone[chosen[0]]
             if rng.random() < 0.05:
                 llm._thread.reset_prefix_cache()
         assert watch.num_aborted > 0

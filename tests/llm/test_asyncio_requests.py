@@ -16,7 +16,7 @@ import pytest
 from infinilm import LLM, RequestError
 from infinilm.requests import mailbox
 from infinilm.text.tokenizer import Tokenizer
-from llm.support import idle, wait_for
+from llm.support import PATIENCE, idle, wait_for
 
 SETTINGS: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 30, "ignore_eos": True}
 
@@ -56,7 +56,7 @@ def test_two_loops_and_a_thread_follow_one_request(llm: LLM) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert len(found) == 3 and found[0] == found[1] == found[2] and len(found[0]) >= 30
 
 
@@ -64,21 +64,21 @@ def test_output_before_the_end(llm: LLM) -> None:
     gate = threading.Event()
 
     def wait(token_ids: Any, logits: Any) -> Any:
-        assert len(token_ids) < 6 or gate.wait(60)
+        assert len(token_ids) < 6 or gate.wait(PATIENCE)
         return logits
 
     request = llm.submit([1, 2, 3], max_tokens=9, ignore_eos=True, logits_processor=wait)
     wait_for(lambda: len(request.output().outputs[0].token_ids) == 3)
     assert not request.output().finished and not request.done
     gate.set()
-    assert request.result(60) == request.output() and request.output().finished
+    assert request.result(PATIENCE) == request.output() and request.output().finished
 
 
 def test_a_task_that_is_cancelled_leaves_the_request(llm: LLM) -> None:
     gate = threading.Event()
 
     def wait(token_ids: Any, logits: Any) -> Any:
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE)
         return logits
 
     async def main() -> Any:
@@ -121,7 +121,7 @@ def test_a_loop_that_was_closed_harms_nobody(llm: LLM) -> None:
 
     loop.run_until_complete(begin())
     loop.close()
-    assert request.result(60).outputs[0].finish_reason == "length"
+    assert request.result(PATIENCE).outputs[0].finish_reason == "length"
     wait_for(lambda: idle(llm))
 
 
@@ -195,7 +195,7 @@ def test_nothing_put_from_threads_is_lost() -> None:
         for thread in threads:
             thread.join()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
     for who in range(4):
         assert [i for w, i in got if w == who] == list(range(2000))
 
@@ -281,9 +281,11 @@ def test_a_long_text_does_not_stop_other_threads(llm: LLM) -> None:
     count = 0
 
     def tokenise() -> None:
-        before = count
-        llm.tokenize(text)
-        during.append(count - before)
+        end = time.monotonic() + PATIENCE
+        while max(during, default=0) <= 20 and time.monotonic() < end:  # on a busy machine once may not tell
+            before = count
+            llm.tokenize(text)
+            during.append(count - before)
 
     thread = threading.Thread(target=tokenise)
     thread.start()
@@ -291,7 +293,7 @@ def test_a_long_text_does_not_stop_other_threads(llm: LLM) -> None:
         count += 1
         time.sleep(0)
     # While the library holds the GIL there is one turn or two, at its begin and end; else there are thousands.
-    assert during[0] > 20
+    assert max(during) > 20
 
 
 def test_no_ids_change_and_no_warning_comes_of_a_fork(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:

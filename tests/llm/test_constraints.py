@@ -14,7 +14,7 @@ import pytest
 from infinilm import LLM, InfinilmError, RequestError, SamplingParams
 from llm import constraints, tiny
 from llm.constraints import Toy, constrain, generate
-from llm.support import one, wait_for
+from llm.support import PATIENCE, one, wait_for
 from llm.test_run_ahead import Recorder, set_ahead
 
 VOCAB_SIZE = tiny.VOCAB_SIZE  # no multiple of 32, and a half of it is none either
@@ -255,22 +255,23 @@ def test_while_a_mask_is_awaited(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     def act(name: str, tokens: list[int]) -> None:
         if name == "fill" and len(tokens) == 5:
             begun.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(PATIENCE)
 
     constrain(monkeypatch, lambda ids: Toy(VOCAB_SIZE, act=act))
     model = LLM(folder, use_tqdm=False)
     try:
         requests = [model.submit([i, 2], temperature=0, max_tokens=50) for i in range(3)]
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         closer = threading.Thread(target=model.close)
         if how == "close":
             closer.start()
+            wait_for(lambda: model._thread._closed)
         else:
             for request in requests:
                 request.cancel()
         may_go_on.set()
         if how == "close":
-            closer.join(60)
+            closer.join(PATIENCE)
             assert not closer.is_alive()
             for request in requests:
                 with pytest.raises(InfinilmError, match="closed"):

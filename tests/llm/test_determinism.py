@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 import infinilm
 from infinilm import LLM, SamplingParams
 from llm import tiny
-from llm.support import wait_for
+from llm.support import PATIENCE, wait_for
 
 MAX_MODEL_LEN = 96
 BLOCK_SIZE = 16
@@ -214,10 +214,10 @@ def ask_all(llm: LLM, jobs: list[Job]) -> list[Callable[[], Any]]:
                     pass
             if job.kind == "generate":
                 previous = request = llm.submit(job.prompt, job.params)
-                answers.append(lambda request=request: answer(request.result(60)))
+                answers.append(lambda request=request: answer(request.result(PATIENCE)))
             else:
                 future: Future[Any] = pool.submit(job.ask, llm)
-                answers.append(lambda future=future: future.result(60))
+                answers.append(lambda future=future: future.result(PATIENCE))
     return answers
 
 

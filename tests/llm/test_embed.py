@@ -15,7 +15,7 @@ from reference.model import ReferenceModel
 from infinilm import LLM, HookRegistry, RequestError
 from infinilm.config.llama_config import LlamaConfig
 from llm import tiny
-from llm.support import one
+from llm.support import PATIENCE, one, wait_for
 
 PROMPTS: list[Any] = ["the", "Once upon a time there was", list(range(3, 60)), [5]]
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
@@ -53,7 +53,7 @@ def test_a_cancelled_aembed_is_not_computed(llm: LLM) -> None:
     gate = threading.Event()
 
     def wait(token_ids: Any, logits: Any) -> Any:
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE)
         return logits
 
     async def main() -> None:
@@ -66,15 +66,14 @@ def test_a_cancelled_aembed_is_not_computed(llm: LLM) -> None:
 
     holder = llm.submit("the", logits_processor=wait, **(SETTINGS | {"max_tokens": 2}))
     try:
-        while llm.metrics().num_running == 0:  # in a step that is held up, which nobody can join
-            pass
+        wait_for(lambda: llm.metrics().num_running > 0)  # in a step that is held up, which nobody can join
         before = llm.metrics().num_prompt_tokens
         asyncio.run(main())
     finally:
         gate.set()
-    holder.result(60)
+    holder.result(PATIENCE)
     assert llm.metrics().num_prompt_tokens - before <= len(llm.tokenize("the"))
-    assert llm.metrics().num_waiting == 0
+    wait_for(lambda: llm.metrics().num_waiting == 0)
 
 
 def test_does_not_depend_on_the_batch(folder: Path, llm: LLM) -> None:
@@ -90,11 +89,11 @@ def test_does_not_depend_on_the_batch(folder: Path, llm: LLM) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         for vectors in found:
             np.testing.assert_array_equal(vectors, expected)
         for handle in handles:
-            assert handle.result(60).outputs[0] == text
+            assert handle.result(PATIENCE).outputs[0] == text
         np.testing.assert_array_equal(np.stack([model.embed(prompt)[0] for prompt in PROMPTS]), expected)
 
 

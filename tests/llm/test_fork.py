@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 
 # The child ends by sys.exit, with everything still there.
 PROGRAM = """
-import gc, os, signal, sys, time
+import gc, os, signal, sys, threading, time
 import infinilm
 
 llm = infinilm.LLM({folder!r}, seed=0)
@@ -24,7 +24,8 @@ next(stream)
 unused = infinilm.LLM({folder!r})
 done = llm.submit("the", **settings)
 done.result(30)
-running = llm.submit("the", logits_processor=lambda ids, logits: time.sleep(0.05) or logits, **settings)
+child_ended = threading.Event()
+running = llm.submit("the", logits_processor=lambda ids, logits: child_ended.wait() and logits, **settings)
 
 pid = os.fork()
 if pid == 0:
@@ -34,7 +35,7 @@ if pid == 0:
         words = f"made in process {{os.getppid()}}", "fork", "'spawn' start method"
         sys.exit(3 if all(word in str(error) for word in words) else 4)
     sys.exit(0)
-end = time.monotonic() + 20
+end = time.monotonic() + 100
 ended = 0
 while not ended and time.monotonic() < end:
     ended, status = os.waitpid(pid, os.WNOHANG)
@@ -44,6 +45,7 @@ if not ended:
     print("hangs")
 else:
     print(os.waitstatus_to_exitcode(status))
+child_ended.set()
 assert running.result(30).outputs == expected
 assert llm.generate("the", use_tqdm=False, **settings)[0].outputs == expected
 """

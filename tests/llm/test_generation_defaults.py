@@ -12,7 +12,7 @@ from cli.support import run
 
 from infinilm import LLM, AutoLlamaModel, ConfigError, RequestError, SamplingParams
 from llm import tiny
-from llm.support import tokens
+from llm.support import PATIENCE, tokens
 
 PROMPT = [5, 6, 7]
 FILE = {
@@ -61,7 +61,7 @@ def test_streams_and_requests_have_them_too(folder: Path) -> None:
     with LLM(folder, use_tqdm=False) as llm:
         want = generated(llm, seed=3)
         assert [e.token_id for e in llm.stream(PROMPT, seed=3, ignore_eos=True)] == want
-        assert list(llm.submit(PROMPT, seed=3, ignore_eos=True).result(60).outputs[0].token_ids) == want
+        assert list(llm.submit(PROMPT, seed=3, ignore_eos=True).result(PATIENCE).outputs[0].token_ids) == want
 
 
 def test_the_command_line_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

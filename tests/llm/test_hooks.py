@@ -13,7 +13,7 @@ import pytest
 
 import infinilm
 from infinilm import LLM, HookRegistry
-from llm.support import idle, one, wait_for
+from llm.support import PATIENCE, idle, one, wait_for
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
@@ -76,7 +76,7 @@ def test_a_hook_that_raises_fails_the_requests_of_its_step(folder: Path) -> None
             model.generate("the", **SETTINGS)
         outputs = model.submit("the", **SETTINGS)
         with pytest.raises(ValueError, match="on purpose"):
-            outputs.result(30)
+            outputs.result(PATIENCE)
         handle.remove()
         assert one(model, "the", **SETTINGS) == expected
         assert idle(model)

@@ -14,7 +14,7 @@ import pytest
 
 import infinilm
 from infinilm import LLM
-from llm.support import one
+from llm.support import PATIENCE, one
 
 SETTINGS: dict[str, Any] = {"temperature": 1, "seed": 3, "max_tokens": 6, "ignore_eos": True}
 # Where the code that waits and reads is; threading's, in case it is used again.
@@ -57,7 +57,7 @@ def poll(request: infinilm.Request) -> object:
 
 
 @pytest.mark.parametrize(
-    "read", [list, poll, lambda request: request.result(30)], ids=["events", "result in time", "result"]
+    "read", [list, poll, lambda request: request.result(PATIENCE)], ids=["events", "result in time", "result"]
 )
 @pytest.mark.parametrize("more", [{}, {"stop": ["zzz"]}, {"n": 2}], ids=str)
 def test_interrupted_anywhere(llm: LLM, read: Callable[[infinilm.Request], Any], more: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def test_interrupted_anywhere(llm: LLM, read: Callable[[infinilm.Request], Any],
             break  # there are no more places
         except Interrupt:
             pass
-        assert request.result(30).outputs == expected
+        assert request.result(PATIENCE).outputs == expected
         events = list(request)
         for completion in expected:
             mine = [event for event in events if event.completion == completion.index]
@@ -93,7 +93,7 @@ def test_several_readers(llm: LLM) -> None:
         threads = [threading.Thread(target=read, args=(request,)) for _ in range(3)]
         for thread in threads:
             thread.start()
-        assert request.result(30).outputs == [expected]
+        assert request.result(PATIENCE).outputs == [expected]
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
     assert seen == [expected.text] * 60

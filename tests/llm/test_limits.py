@@ -11,7 +11,7 @@ import pytest
 
 import infinilm
 from infinilm import LLM, RequestLimits
-from llm.support import one, wait_for
+from llm.support import PATIENCE, one, wait_for
 from llm.test_requests import Gate
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
@@ -72,7 +72,7 @@ def test_a_full_queue(small: LLM, waiting: list[dict[str, Any]]) -> None:
     gate = Gate()
     expected = one(small, "the", **SETTINGS)
     requests = [small.submit("the", logits_processor=gate, **SETTINGS)]
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(PATIENCE)
     requests += [small.submit("an", **more, **SETTINGS) for more in waiting]
     assert small.metrics().num_waiting == 3
     for call in CALLS.values():
@@ -80,7 +80,7 @@ def test_a_full_queue(small: LLM, waiting: list[dict[str, Any]]) -> None:
             call(small)
         assert isinstance(caught.value, infinilm.RequestError)
     gate.open()
-    assert {len(c.token_ids) for r in requests for c in r.result(30).outputs} == {5}
+    assert {len(c.token_ids) for r in requests for c in r.result(PATIENCE).outputs} == {5}
     assert requests[0].result().outputs == [expected]
     wait_for(lambda: small.metrics().num_waiting == 0)
     for call in CALLS.values():

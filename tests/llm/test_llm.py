@@ -19,7 +19,7 @@ import infinilm
 from infinilm import LLM, AutoConfig, SamplingParams
 from infinilm.config.families import model_facts
 from llm import tiny
-from llm.support import idle, one, run_program, texts, tokens, wait_for
+from llm.support import PATIENCE, idle, one, run_program, texts, tokens, wait_for
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PROMPTS = ["the", "Once upon a time there was an answer", "ü", "a " * 25, "the other one in the inner"]
@@ -92,7 +92,7 @@ def test_leaving_a_stream_frees_its_slot(folder: Path, how: str) -> None:
         gate = threading.Event()
 
         def wait(token_ids: Any, logits: Any) -> Any:
-            assert token_ids.size < 4 or gate.wait(30)  # the prompt and two tokens
+            assert token_ids.size < 4 or gate.wait(PATIENCE)  # the prompt and two tokens
             return logits
 
         stream = model.stream([[1, 2]], temperature=0, ignore_eos=True, logits_processor=wait)
@@ -131,7 +131,7 @@ def test_a_stream_may_be_collected_in_the_middle_of_a_step(folder: Path, monkeyp
         monkeypatch.setattr(model._thread.scheduler, "update", collect_and_update)
         thread = threading.Thread(target=one, args=(model, "an"), kwargs={"max_tokens": 3}, daemon=True)
         thread.start()
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the collector waits for the lock of its own thread"
         wait_for(lambda: idle(model))
 
@@ -176,7 +176,7 @@ def test_two_threads_at_once(folder: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert got == expected
 
 
@@ -414,7 +414,7 @@ def test_dummy_weights(tmp_path: Path) -> None:
 def test_the_process_ends_well(folder: Path, code: str) -> None:
     setup = "import sys, threading, time; from infinilm import LLM; llm = LLM(sys.argv[1])\n"
     command = [sys.executable, "-c", setup + code, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd="/")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -444,5 +444,7 @@ def test_import_is_light() -> None:
         "print(sorted(heavy & set(sys.modules)))"
     )
     # From "/": in the root of the source tree, that would be imported instead of the installed package.
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True, cwd="/"
+    )
     assert run.stdout.strip() == "[]"

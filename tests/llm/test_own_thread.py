@@ -12,7 +12,7 @@ import pytest
 
 import infinilm
 from infinilm import LLM
-from llm.support import engine_threads, one, run_program, wait_for
+from llm.support import PATIENCE, engine_threads, one, run_program, wait_for
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 Call = Callable[[LLM, infinilm.Request], object]
@@ -43,7 +43,7 @@ def test_calls_that_would_wait_for_themselves(folder: Path, name: str, place: st
         earlier: list[infinilm.Request] = []
 
         def call(*_: Any) -> None:
-            assert started.wait(30)
+            assert started.wait(PATIENCE)
             CALLS[name](llm, earlier[0])
 
         if place == "hook":
@@ -51,20 +51,20 @@ def test_calls_that_would_wait_for_themselves(folder: Path, name: str, place: st
             earlier.append(llm.submit("the", **SETTINGS))
             started.set()
             with pytest.raises(infinilm.InfinilmError, match="hook"):
-                earlier[0].result(30)
+                earlier[0].result(PATIENCE)
             handle.remove()
         else:
             earlier.append(llm.submit("the", logits_processor=lambda _, logits: wait(started, logits), **SETTINGS))
             caller = llm.submit("an", logits_processor=call, **SETTINGS)
             started.set()
             with pytest.raises(infinilm.InfinilmError, match="logits_processor"):
-                caller.result(30)
-            assert earlier[0].result(30).outputs == [expected]
+                caller.result(PATIENCE)
+            assert earlier[0].result(PATIENCE).outputs == [expected]
         assert one(llm, "the", **SETTINGS) == expected
 
 
 def wait(event: threading.Event, value: Any) -> Any:
-    assert event.wait(30)
+    assert event.wait(PATIENCE)
     return value
 
 
@@ -99,7 +99,7 @@ def test_what_never_waits_is_allowed(llm: LLM) -> None:
     started = threading.Event()
 
     def look(ids: Any, logits: Any) -> Any:
-        assert started.wait(30)
+        assert started.wait(PATIENCE)
         llm.metrics()
         llm.detokenize(llm.tokenize("the"))
         requests[0].cancel()
@@ -107,7 +107,7 @@ def test_what_never_waits_is_allowed(llm: LLM) -> None:
 
     requests.append(llm.submit("the", logits_processor=look, ignore_eos=True))
     started.set()
-    assert requests[0].result(30).outputs[0].finish_reason == "abort"
+    assert requests[0].result(PATIENCE).outputs[0].finish_reason == "abort"
 
 
 @pytest.mark.parametrize("place", ["processor", "hook"])
@@ -119,7 +119,7 @@ def test_an_llm_that_is_collected_on_its_own_threads_is_closed(folder: Path, pla
 
         def collect(*args: Any, reached: threading.Event = reached, go: threading.Event = go) -> Any:
             reached.set()
-            assert go.wait(30)
+            assert go.wait(PATIENCE)
             gc.collect()
             return args[1] if len(args) == 2 else None
 
@@ -130,7 +130,7 @@ def test_an_llm_that_is_collected_on_its_own_threads_is_closed(folder: Path, pla
         sampling = {"logits_processor": collect} if place == "processor" else {}
         request = llm.submit("the", **sampling, **SETTINGS)
         engine = llm._engine
-        assert reached.wait(30)
+        assert reached.wait(PATIENCE)
         del request, llm
         go.set()
         wait_for(lambda: len(engine_threads()) == before)

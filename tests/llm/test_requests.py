@@ -19,7 +19,7 @@ from infinilm import LLM, SamplingParams
 from infinilm.text.detokenize import OutputText
 from infinilm.text.tokenizer import Tokenizer
 from llm import tiny
-from llm.support import engine_threads, wait_for
+from llm.support import PATIENCE, engine_threads, wait_for
 from llm.tiny import SYSTEM
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -39,7 +39,7 @@ class Gate:
     def __call__(self, token_ids: Any, logits: Any) -> Any:
         if len(token_ids) >= self.num_tokens:
             self.reached.set()
-            assert self._open.wait(30)
+            assert self._open.wait(PATIENCE)
         return logits
 
 
@@ -53,7 +53,7 @@ def broken(token_ids: Any, logits: Any) -> Any:
 def test_submit(llm: LLM) -> None:
     expected = llm.generate("the", use_tqdm=False, **SETTINGS)[0]
     request = llm.submit("the", **SETTINGS)
-    output = request.result(30)
+    output = request.result(PATIENCE)
     assert (output.outputs, output.prompt, output.finished) == (expected.outputs, "the", True)
     assert output.request_id == request.request_id
     assert request.done
@@ -95,19 +95,19 @@ def test_cancel_anywhere(folder: Path) -> None:
         expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
         gate = Gate(len(model.tokenize("the")) + 5)
         decoding = model.submit("the", logits_processor=gate, **SETTINGS)
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE)
         long = model.submit([1] * 100, **SETTINGS)  # in chunks of at most 8 tokens: cancelled between them
         waiting = [model.submit("an", n=2, **SETTINGS) for _ in range(3)]
         for request in (long, *waiting[:2], decoding):
             request.cancel()
         gate.open()
         for request, count in ((long, 0), (waiting[0], 0), (decoding, 6)):
-            output = request.result(30)
+            output = request.result(PATIENCE)
             assert output.finished
             assert {c.finish_reason for c in output.outputs} == {"abort"}
             assert len(output.outputs[0].token_ids) == count
             assert "".join(e.text for e in request if e.completion == 0) == output.outputs[0].text
-        assert [len(c.token_ids) for c in waiting[2].result(30).outputs] == [20, 20]
+        assert [len(c.token_ids) for c in waiting[2].result(PATIENCE).outputs] == [20, 20]
         assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
         assert model.metrics().num_used_blocks == 0
 
@@ -119,7 +119,7 @@ def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
         gate = Gate()
         running = model.submit("the", logits_processor=gate, **SETTINGS)
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE)
         waiting = [model.submit("an", n=1 + i % 3, prompt_logprobs=[None, 1][i % 2], **SETTINGS) for i in range(20)]
         metrics = model.metrics()
         assert metrics.num_running + metrics.num_waiting == 1 + sum(1 + i % 3 + i % 2 for i in range(20))
@@ -128,8 +128,8 @@ def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             request.cancel()
         gate.open()
         for request in waiting:
-            assert {c.finish_reason for c in request.result(30).outputs} == {"abort"}
-        assert running.result(30).outputs == expected
+            assert {c.finish_reason for c in request.result(PATIENCE).outputs} == {"abort"}
+        assert running.result(PATIENCE).outputs == expected
         wait_for(lambda: model.metrics().num_waiting == 0)
         model.reset_cache("1MiB")  # nothing is left that runs
         assert not model._thread._works
@@ -206,7 +206,7 @@ def test_cancel_between_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(model._thread.scheduler, "update", cancel_and_update)
         requests.append(model.submit([1] * 100, **SETTINGS))
-        output = requests[0].result(30)
+        output = requests[0].result(PATIENCE)
         assert (output.outputs[0].finish_reason, list(output.outputs[0].token_ids)) == ("abort", [])
         assert model.metrics().num_prompt_tokens < 100
 
@@ -217,7 +217,7 @@ def test_letting_go_of_a_handle_cancels(folder: Path) -> None:
             gate = Gate(3)
             request = model.submit([1, 2], logits_processor=gate, ignore_eos=True)
             leave(request)
-            assert gate.reached.wait(30)
+            assert gate.reached.wait(PATIENCE)
             del request
             gc.collect()
             gate.open()
@@ -230,7 +230,7 @@ def test_a_handle_keeps_its_llm(folder: Path) -> None:
     request = model.submit("the", **SETTINGS)
     del model
     gc.collect()
-    assert request.result(30).outputs[0].finish_reason == "length"
+    assert request.result(PATIENCE).outputs[0].finish_reason == "length"
 
 
 # ---- the thread ----
@@ -242,10 +242,9 @@ def test_the_thread_starts_late_sleeps_and_goes(folder: Path) -> None:
     assert len(engine_threads()) == before
     model.generate("the", **SETTINGS)
     assert len(engine_threads()) == before + 1
-    steps, started = model.metrics().num_steps, time.thread_time()
+    steps = model.metrics().num_steps
     time.sleep(0.05)
     assert model.metrics().num_steps == steps
-    assert time.thread_time() - started < 0.04
     reference = weakref.ref(model)
     del model
     gc.collect()
@@ -279,16 +278,16 @@ def test_close_fails_what_runs(folder: Path) -> None:
     model = LLM(folder, max_num_seqs=1)
     gate = Gate()
     requests = [model.submit("the", logits_processor=gate, **SETTINGS), model.submit("an", n=2, prompt_logprobs=0)]
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(PATIENCE)
     closing = threading.Thread(target=model.close)
     closing.start()
     wait_for(lambda: model._thread._closed)
     gate.open()
-    closing.join(30)
+    closing.join(PATIENCE)
     for request in requests:
         events: list[infinilm.TokenEvent] = []
         with pytest.raises(infinilm.EngineDeadError, match="closed"):
-            request.result(30)
+            request.result(PATIENCE)
         with pytest.raises(infinilm.EngineDeadError, match="closed"):
             for event in request:
                 events.append(event)
@@ -341,7 +340,7 @@ def test_a_bad_processor_fails_its_request_alone(llm: LLM, processor: Any, error
     for call in (
         lambda: llm.generate("an", bad),
         lambda: list(llm.stream("an", bad)),
-        lambda: llm.submit("an", bad).result(30),
+        lambda: llm.submit("an", bad).result(PATIENCE),
         lambda: list(llm.submit("an", bad)),
     ):
         with pytest.raises(error):
@@ -394,7 +393,7 @@ def test_a_failure_keeps_nothing_of_those_who_hear_of_it(llm: LLM, error: BaseEx
         lengths.append(len(caught.traceback))
 
     for _ in range(5):
-        ask(lambda: request.result(30))
+        ask(lambda: request.result(PATIENCE))
     assert len(set(lengths)) == 1
     for _ in range(5):
         ask(lambda: list(request))
@@ -414,7 +413,7 @@ def test_requests_of_a_failed_step_share_no_exception(folder: Path) -> None:
         errors: list[BaseException] = []
         for request in requests:
             with pytest.raises(ValueError, match="on purpose") as caught:
-                request.result(30)
+                request.result(PATIENCE)
             errors.append(caught.value)
             errors += [c.error for c in request._request.completions if c.error is not None]
         assert len({id(error) for error in errors}) == len(errors) == 4 + 2 * 2 + 2
@@ -546,14 +545,14 @@ def test_metrics(folder: Path) -> None:
         assert (fresh.num_running, fresh.num_waiting, fresh.num_steps, fresh.output_tps) == (0, 0, 0, None)
         gate = Gate()
         requests = [model.submit([1, 2, 3], logits_processor=gate, **SETTINGS) for _ in range(5)]
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE)
         during = model.metrics()
         assert during.num_running + during.num_waiting == 5
         assert 1 <= during.num_running <= 2
         assert 1 <= during.num_used_blocks <= during.num_blocks
         gate.open()
         for request in requests:
-            request.result(30)
+            request.result(PATIENCE)
         after = model.metrics()
         assert (after.num_running, after.num_waiting, after.num_used_blocks, after.num_finished) == (0, 0, 0, 5)
         assert (after.num_prompt_tokens, after.num_output_tokens) == (15, 100)
@@ -575,7 +574,7 @@ def test_many_threads_that_cancel(folder: Path) -> None:
                     for _ in zip(request, range(k), strict=False):
                         pass
                     request.cancel()
-                outputs = request.result(30).outputs
+                outputs = request.result(PATIENCE).outputs
                 cut = len(outputs[0].token_ids)
                 if list(outputs[0].token_ids) != list(expected[i][0].token_ids)[:cut] or (k % 2 == 0 and cut < 20):
                     failures.append(f"{i} {k}")
@@ -584,6 +583,6 @@ def test_many_threads_that_cancel(folder: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert not failures
         wait_for(lambda: model.metrics().num_running == 0)

@@ -13,6 +13,7 @@ import pytest
 import infinilm
 from infinilm import LLM, SamplingParams, _core
 from llm import tiny
+from llm.support import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +124,13 @@ def test_a_token_drawn_on_the_host_is_waited_for(
         recorder = record(model)
         biased = model.generate([1, 2, 3], logit_bias={9: 1.0}, **settings)
         assert recorder.num_ahead == 0
-        # Only until the minimum is reached do the logits change.
-        model.generate([1, 2, 3], min_tokens=10, **settings)
-        assert 5 <= recorder.num_ahead <= 10
+        masks: list[dict[str, Any]] = [{"min_tokens": 10}, {"allowed_token_ids": list(range(1, 30)), "min_tokens": 5}]
+        for mask in masks:  # which are applied where the model runs
+            before = recorder.num_ahead
+            masked = model.generate([1, 2, 3], **mask, **settings)
+            assert recorder.num_ahead - before > 10
+            drawn = model.generate([1, 2, 3], logit_bias={9: 0.0}, **mask, **settings)  # the same on the host
+            assert drawn[0].outputs[0].token_ids == masked[0].outputs[0].token_ids
         together = model.generate([[1, 2, 3], [4]], [SamplingParams(logit_bias={9: 1.0}), SamplingParams()], **settings)
         assert together[0].outputs == biased[0].outputs
 
@@ -164,8 +169,8 @@ def test_a_failed_step_does_not_touch_those_in_the_next(
 
         recorder.on_submit = arrive
         with pytest.raises(RuntimeError, match="on purpose"):
-            model.submit(prompt, **settings).result(60)
-        assert late[0].result(60).outputs == expected
+            model.submit(prompt, **settings).result(PATIENCE)
+        assert late[0].result(PATIENCE).outputs == expected
         assert recorder.num_steps > fail_at
         assert model.generate(prompt, use_tqdm=False, **settings)[0].outputs == expected
         assert model.metrics().num_used_blocks == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,25 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(
                 chosen = slice(begin, min(begin + batch, 70))
                 got = support.run_linear(b, weight, x[chosen], layer.out_features)
                 support.assert_bitwise(got, want[chosen], f"rows {chosen}, {threads} threads")
+
+
+def test_tiles_have_the_bits_of_vectors() -> None:
+    """Integers in matrix tiles, from the smallest number of tokens and in every remainder of groups of k."""
+    pairs = [("emulated_amx", "emulated512"), ("amx", "avx512_vnni")]
+    runnable = [pair for pair in pairs if {*pair} <= {*support.ISAS}]
+    if not runnable:
+        pytest.skip("no matrix tiles here, nor their emulation")
+    rng = np.random.default_rng(5)
+    for pair, quantization, k in itertools.product(runnable, ("int8", "int4"), (32, 96, 130, 257, 600)):
+        layer = support.LinearCase(k, (61,), (True,), "plain", "bfloat16", 1, k)
+        x = support.activations(rng, 40, k, outliers=True)
+        weights = [(support.tensor(w, "bfloat16"), support.tensor(bias, "bfloat16")) for w, bias in layer.parts]
+        for num_tokens in (1, 6, 7, 16, 17, 40):
+            tiles, vectors = (
+                support.run_linear(b, b.prepare_linear(weights, quantization=quantization), x[:num_tokens], 61)
+                for b in map(backend, pair)
+            )
+            support.assert_bitwise(tiles, vectors, f"{pair}, {quantization}, {num_tokens} tokens of {k}")
 
 
 @each_isa

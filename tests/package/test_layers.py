@@ -24,6 +24,8 @@ FLOORS = (
     ("llm",),
     ("bench", "debug"),
     ("server",),
+    ("router",),
+    ("ray",),
     ("cli",),
     ("__main__",),
 )

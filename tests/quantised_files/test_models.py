@@ -62,9 +62,9 @@ def progress_of(model: Path) -> float:
 
 
 PLAIN = [
-    ct_packed(4, 64, sym=False),
+    ct_packed(8, 32, sym=False),
     gptq(3, 64),
-    awq(64),
+    gptq(4, 32, sym=False, act=True),
     fp8_block((128, 128), "F32"),
     bnb4(double=True),
     ct_fp4("nvfp4"),

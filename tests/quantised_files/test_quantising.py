@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -11,19 +12,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from infinilm import _core
+from infinilm import LLM, _core
 from infinilm.checkpoint import Checkpoint, resolve_model
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+from infinilm.checkpoint.quantised.rounding import quantise_linear
 from infinilm.checkpoint.quantised.writer import quantise_model
 from infinilm.checkpoint.sources import Source
 from infinilm.cli.main import main
+from infinilm.debug.calibration import Calibration
 from infinilm.debug.loss import measure_loss
+from infinilm.engine.hooks import HookRegistry
 from infinilm.errors import ConfigError
 from quantised_files.conversion import quantise
 from quantised_files.writers import awq, of_bf16
 
 DEMO = resolve_model("demo")
+GOLDEN = Path(__file__).parents[1] / "golden"
+IDS = [1, 5, 9, 77, 3, 21, 40, 8, 2, 6, 13, 90]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def stories() -> list[str]:
     finally:
         sys.path.remove(tools)
     rng = random.Random("heldout-99")
-    return [corpus.make_story(rng, "heldout")[1] for _ in range(6)]
+    return [corpus.make_story(rng, "heldout")[1] for _ in range(18)]
 
 
 @settings(deadline=None)
@@ -78,9 +84,70 @@ def test_what_it_costs(scheme: str, bar: float, tmp_path: Path, stories: list[st
         sources = {name: Source(name, 0, info.shape[0]) for name, info in plain.tensors.items()}
         native = {checkpoint.native_type(sources[n]) for n in sources if checkpoint.is_quantised(n)}
         assert native == {"Q4_0" if scheme.startswith("w4") else "Q8_0"}
-    loss = measure_loss("demo", out, stories)
+    loss = measure_loss("demo", out, stories[:6])
     assert loss.num_tokens > 500 and 1e-7 < loss.kl < bar
     assert loss.other_best < 0.03 and abs(loss.other_perplexity / loss.perplexity - 1) < 0.02
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    bits=st.sampled_from([4, 8]),
+    inputs=st.sampled_from([32, 96, 192, 288]),
+    tokens=st.sampled_from([3, 500]),
+    seed=st.integers(0, 99),
+)
+def test_rounding_with_a_gram_matrix(bits: int, inputs: int, tokens: int, seed: int) -> None:
+    """Outputs over the tokens change less than with each weight's nearest; inputs that are never there do no harm."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(size=(24, inputs)).astype(np.float32)
+    x = rng.normal(size=(tokens, 8)) @ rng.normal(size=(8, inputs)) + 0.1 * rng.normal(size=(tokens, inputs))
+    x[:, 5] = 0
+    group = 32 if bits == 4 else 0
+    changes = []
+    for gram in (None, (x.T @ x).astype(np.float32)):
+        integers, scales = quantise_linear(weights, bits, group, gram)
+        assert integers.shape == weights.shape and scales.shape == (24, inputs // (group or inputs))
+        assert integers.min() >= (-8 if bits == 4 else -127) and integers.max() <= (7 if bits == 4 else 127)
+        rounded = integers * np.repeat(of_bf16(scales), group or inputs, 1)
+        changes.append(float((((rounded - weights) @ x.T) ** 2).sum()))
+    assert changes[1] < 0.7 * changes[0]
+
+
+@pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe"])
+def test_what_a_calibration_sees(name: str) -> None:
+    """Sums over the tokens that the model computes: each linear's output is its weights times what was seen."""
+    model = DEMO if name == "demo" else GOLDEN / name
+    hooks, outputs = HookRegistry(), {}
+    sites = {"self_attn.v_proj": "v_proj", "self_attn.o_proj": "o_proj", "mlp.up_proj": "up_proj"}
+    sites |= {"mlp.down_proj": "down_proj"}
+    for site in sites.values():
+        with contextlib.suppress(ConfigError):
+            hooks.register_hook(f"layer1_{site}", lambda n, t, _: outputs.__setitem__(n, t.numpy().copy()))
+    with Calibration(model, IDS) as calibration:
+        with LLM(model, dtype="float32", hooks=hooks, max_num_seqs=1, use_tqdm=False) as llm:
+            state = {}
+            llm.forward(IDS)
+            state = {n: t.numpy().astype(np.float64) for n, t in llm._engine.state_dict()[0].items()}
+        for module, site in sites.items():
+            gram = calibration.gram(f"model.layers.1.{module}.weight")
+            if f"layer1_{site}" not in outputs:
+                assert gram is None or module == "mlp.up_proj"
+                continue
+            assert gram is not None
+            out = outputs[f"layer1_{site}"].reshape(len(IDS), -1) - state.get(f"model.layers.1.{module}.bias", 0)
+            weight = state[f"model.layers.1.{module}.weight"]
+            np.testing.assert_allclose(weight @ gram @ weight.T, out.T @ out, rtol=1e-3, atol=1e-3 * (out**2).sum())
+        assert calibration.gram("lm_head.weight") is None
+
+
+def test_calibration_costs_less(tmp_path: Path, stories: list[str]) -> None:
+    """Of the bundled model, with stories that are not those it is judged by."""
+    out = tmp_path / "searched", tmp_path / "calibrated"
+    quantise_model("demo", out[0], "w4a16-g32", use_tqdm=False)
+    with Calibration("demo", "\n".join(stories[4:])) as calibration:
+        quantise_model("demo", out[1], "w4a16-g32", use_tqdm=False, gram_of=calibration.gram)
+    searched, calibrated = (measure_loss("demo", folder, stories[:4]).kl for folder in out)
+    assert calibrated < 0.85 * searched
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

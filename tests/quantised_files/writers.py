@@ -46,9 +46,7 @@ def of_bf16(bits: Array) -> Array:
 
 def pack(codes: Array, bits: int) -> Array:
     """Along the last axis, in words of 32 bits, lowest first."""
-    count = codes.shape[-1] * bits
-    assert count % 32 == 0
-    words = np.zeros((*codes.shape[:-1], count // 32), object)
+    words = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] * bits // 32)), object)
     for i in range(codes.shape[-1]):
         for bit in range(bits):
             at = i * bits + bit
@@ -117,7 +115,7 @@ def gptq(bits: int, group: int, sym: bool = True, v2: bool = False, act: bool = 
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": act}
     config["checkpoint_format"] = "gptq_v2" if v2 else "gptq"
-    native = sym and not act and (bits == 4 or bits == 8)
+    native = not act and (bits == 4 or (bits == 8 and sym))
     name = f"gptq-{bits}-g{group}{'' if sym else '-asym'}{'-v2' if v2 else ''}{'-act' if act else ''}-{dtype}"
     return Format(write, config, name, native)
 
@@ -139,7 +137,28 @@ def awq(group: int) -> Format:
         }, weights.T
 
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
-    return Format(write, config, f"awq-g{group}")
+    return Format(write, config, f"awq-g{group}", native=True)
+
+
+def awq_gemv(group: int) -> Format:
+    """Rows of words, and room for more groups than there are."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        groups = inputs // group
+        width = {32: 4, 64: 2, 128: 1}[group] * math.ceil(groups / 8 / {32: 4, 64: 2, 128: 1}[group])
+        q, zeros = rng.integers(0, 16, (outputs, inputs)), rng.integers(0, 16, (outputs, groups))
+        scales, s = draw_scales(rng, (outputs, groups), "F16", 0.004)
+        stored, filled = np.zeros((outputs, 8 * width), np.float16), np.zeros((outputs, 8 * width), int)
+        stored[:, :groups], filled[:, :groups] = scales, zeros
+        weights = (q - np.repeat(zeros, group, 1)) * np.repeat(s, group, 1)
+        return {
+            ".qweight": ("I32", pack(q, 4)),
+            ".qzeros": ("I32", pack(filled, 4)),
+            ".scales": ("F16", stored),
+        }, weights
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemv"}
+    return Format(write, config, f"awq-gemv-g{group}", native=True)
 
 
 def ct_config(stored: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -167,16 +186,14 @@ def ct_packed(bits: int, group: int, sym: bool = True, act: bool = False, dtype:
             ".weight_shape": ("I64", np.array([outputs, inputs])),
         }
         if not sym:
-            padded = np.zeros((groups, -(-outputs * bits // 32) * 32 // bits), int)
-            padded[:, :outputs] = (zeros + middle).T
-            tensors[".weight_zero_point"] = ("I32", pack(padded, bits).T)
+            tensors[".weight_zero_point"] = ("I32", pack((zeros + middle).T, bits).T)
         if act:
             tensors[".weight_g_idx"] = ("I32", g_idx.astype(np.int32))
         return tensors, (q - zeros[:, g_idx]) * s[:, g_idx]
 
     strategy = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
     weights = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": "group" if act else None, **strategy}
-    native = sym and not act
+    native = (bits == 4 or (bits == 8 and sym)) and not act
     name = f"ct-packed-{bits}-g{group}{'' if sym else '-asym'}{'-act' if act else ''}-{dtype}"
     return Format(write, ct_config("pack-quantized", weights), name, native)
 
@@ -341,7 +358,15 @@ FORMATS = [
     gptq(4, 32, sym=False, act=True),
     gptq(4, 32, dtype="BF16"),
     awq(64),
+    awq(32),
     awq(-1),
+    awq_gemv(64),
+    awq_gemv(32),
+    ct_packed(2, 64),
+    ct_packed(3, 32, sym=False),
+    ct_packed(5, 64, sym=False),
+    ct_packed(6, -1),
+    ct_packed(7, 32, act=True),
     bnb4(double=True),
     bnb4(double=False),
     bnb8(),

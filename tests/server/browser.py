@@ -17,7 +17,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SECONDS = 90  # for anything to happen, on machines with much else to do
+SECONDS = 300  # for anything to happen, on machines with much else to do
 
 
 class Browser:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
 KEY = "a key for tests"
-SECONDS = 120  # for anything to happen, on machines with much else to do
+SECONDS = 300  # for anything to happen, on machines with much else to do
+http_get, http_post, http_options = (partial(call, timeout=SECONDS) for call in (httpx.get, httpx.post, httpx.options))
 
 
 class ServerProcess:

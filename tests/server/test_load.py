@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from infinilm import LLM, EngineDeadError
-from server.support import SECONDS, Hosted, gauge, hosted, wait_for
+from server.support import SECONDS, Hosted, gauge, hosted, http_get, http_options, http_post, wait_for
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
 MAX_NUM_SEQS = 4
@@ -145,7 +146,7 @@ def test_a_full_queue(llm: LLM) -> None:
             assert int(refused.headers["retry-after"]) > 0
             assert refused.json()["error"]["type"] == "rate_limit_error"
         assert gauge(host.url, "requests_refused_total") == 2
-        assert httpx.get(f"{host.url}/health").status_code == 200
+        assert http_get(f"{host.url}/health").status_code == 200
         gate.open()
         for connection in running + waiting:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
@@ -179,13 +180,12 @@ def test_a_prompt_that_is_computed_waits_no_more(llm: LLM) -> None:
 def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
     """They wait in the same queue, have the same time, and end with their client."""
     body = {"model": "tiny", "input": "x" * 40}
-    with Gate(llm) as gate:
-        with hosted(llm, max_queued_tokens=50, request_timeout=0.2) as host:
-            holder = raw(host, "/v1/completions", LONG)
-            wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+    with Gate(llm) as gate, hosted(llm, max_queued_tokens=50) as holding:
+        holder = raw(holding, "/v1/completions", LONG)
+        wait_for(lambda: gauge(holding.url, "num_requests_running") == 1)
+        with hosted(llm, request_timeout=0.2) as host:
             answer = httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS)
             assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-            holder.close()
             wait_for(lambda: host.service._num_admitted == 0)
         with hosted(llm, max_queued_tokens=50) as host:
             leaver = raw(host, "/v1/embeddings", body)
@@ -196,6 +196,7 @@ def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
             wait_for(lambda: host.service._num_admitted == 0)
             gate.open()
             assert httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS).status_code == 200
+        holder.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -280,6 +281,42 @@ def test_a_stream_that_breaks_has_no_end(host: Hosted, monkeypatch: pytest.Monke
         post(host, stream=True)
 
 
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "the", "logprobs": 2, "echo": True, "max_tokens": 8},
+    "/v1/chat/completions": {"messages": [], "logprobs": True, "top_logprobs": 2, "max_tokens": 8},
+    "/v1/responses": {"input": "the", "max_output_tokens": 8},
+    "/v1/messages": {"messages": [], "max_tokens": 8},
+    "/v1/embeddings": {"input": "the"},
+}
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_what_runs_ends_well_while_the_server_drains(llm: LLM, path: str) -> None:
+    """Whatever its answer is made of."""
+    body = {"model": "tiny", **ANSWERS[path]}
+    if "messages" in body:
+        body["messages"] = [{"role": "user", "content": "the"}]
+    streams = [{}] if path.endswith("embeddings") else [{}, {"stream": True}]
+    with (
+        hosted(llm) as host,
+        ThreadPoolExecutor(len(streams)) as pool,
+        Gate(llm) as gate,
+        raw(host, "/v1/completions", LONG),
+    ):
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        asked = [pool.submit(http_post, f"{host.url}{path}", json=body | more) for more in streams]
+        wait_for(lambda: host.service._num_admitted == 1 + len(streams))
+        host.call(lambda: setattr(host.service, "is_draining", True))
+        wait_for(lambda: http_get(f"{host.url}/health").status_code == 503)
+        assert gauge(host.url, "num_requests_running") >= 1
+        gate.open()
+        for one in asked:
+            answer = one.result(SECONDS)
+            assert answer.status_code == 200 and "draining" not in answer.text, answer.text
+        refused = http_post(f"{host.url}{path}", json=body)
+        assert refused.status_code == 503 and refused.json()["error"].get("code") == "draining"
+
+
 def test_constraints_are_compiled_beside_all_else(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
     matcher = llm.grammars.matcher
@@ -325,7 +362,7 @@ def test_metrics(tiny_folder: Path) -> None:
             "request_generation_tokens_sum": 10,
         }
         assert {name: gauge(host.url, name) for name in expected} == expected
-        text = httpx.get(f"{host.url}/metrics").text
+        text = http_get(f"{host.url}/metrics").text
         assert 'infinilm:request_success_total{finished_reason="length",model_name="tiny"} 2.0' in text
         with Gate(llm) as gate:
             one = raw(host, "/v1/completions", LONG)
@@ -333,7 +370,7 @@ def test_metrics(tiny_folder: Path) -> None:
             assert 0 < gauge(host.url, "kv_cache_usage_perc") < 1
             gate.open()
         one.close()
-        wait_for(lambda: "abort" in httpx.get(f"{host.url}/metrics").text)
+        wait_for(lambda: "abort" in http_get(f"{host.url}/metrics").text)
 
 
 def test_what_nobody_foresaw(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,24 +387,24 @@ def test_what_nobody_foresaw(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dead_engine(tiny_folder: Path, stream: bool) -> None:
     with LLM(tiny_folder) as llm, hosted(llm) as host:
-        assert httpx.get(f"{host.url}/health").status_code == 200
+        assert http_get(f"{host.url}/health").status_code == 200
         llm.close()
         assert post(host, stream=stream).status_code == 503
-        health = httpx.get(f"{host.url}/health")
+        health = http_get(f"{host.url}/health")
         assert (health.status_code, health.json()) == (503, {"status": "dead"})
-        assert httpx.get(f"{host.url}/metrics").status_code == 200
+        assert http_get(f"{host.url}/metrics").status_code == 200
         assert isinstance(host.service.death, EngineDeadError)
 
 
 def test_loading(llm: LLM) -> None:
     with hosted(None) as host:
-        health = httpx.get(f"{host.url}/health")
+        health = http_get(f"{host.url}/health")
         assert (health.status_code, health.json()) == (503, {"status": "loading"})
-        for answer in (post(host), httpx.get(f"{host.url}/v1/models")):
+        for answer in (post(host), http_get(f"{host.url}/v1/models")):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "loading")
             assert "retry-after" in answer.headers
         host.call(lambda: host.service.serve(llm))
-        wait_for(lambda: httpx.get(f"{host.url}/health").status_code == 200)
+        wait_for(lambda: http_get(f"{host.url}/health").status_code == 200)
         assert post(host, max_tokens=1).status_code == 200
 
 
@@ -383,33 +420,34 @@ def test_guards(llm: LLM) -> None:
             assert set(found) == {"message", "type", "param", "code"}
             return found
 
-        assert httpx.post(url, json=body, headers=key).status_code == 200
-        assert httpx.post(url, json=body, headers={"x-api-key": "one"}).status_code == 200
+        assert http_post(url, json=body, headers=key).status_code == 200
+        assert http_post(url, json=body, headers={"x-api-key": "one"}).status_code == 200
         both = {"Authorization": "Bearer of another server", "x-api-key": "one"}
-        assert httpx.post(url, json=body, headers=both).status_code == 200
+        assert http_post(url, json=body, headers=both).status_code == 200
         for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "Basic one"}, {"x-api-key": ""}):
-            assert error(httpx.post(url, json=body, headers=headers), 401)["code"] == "invalid_api_key"
-        assert httpx.get(f"{host.url}/metrics").status_code == 401
-        assert httpx.get(f"{host.url}/").status_code == httpx.get(f"{host.url}/health").status_code == 200
-        error(httpx.post(url, content="x" * 1001, headers=key | {"content-type": "application/json"}), 413)
+            assert error(http_post(url, json=body, headers=headers), 401)["code"] == "invalid_api_key"
+        assert http_get(f"{host.url}/metrics").status_code == 401
+        assert http_get(f"{host.url}//metrics/").status_code == 401
+        assert http_get(f"{host.url}/").status_code == http_get(f"{host.url}/health").status_code == 200
+        error(http_post(url, content="x" * 1001, headers=key | {"content-type": "application/json"}), 413)
 
         def chunks() -> Iterator[bytes]:
             for _ in range(20):
                 yield b" " * 100
 
-        error(httpx.post(url, content=chunks(), headers=key | {"content-type": "application/json"}), 413)
-        error(httpx.post(url, content=json.dumps(body), headers=key | {"content-type": "text/plain"}), 415)
-        error(httpx.get(url, headers=key), 405)
-        error(httpx.get(f"{host.url}/v2/models", headers=key), 404)
-        error(httpx.get(f"{host.url}/v1/models", headers=key | {"Host": "evil.example"}), 403)
+        error(http_post(url, content=chunks(), headers=key | {"content-type": "application/json"}), 413)
+        error(http_post(url, content=json.dumps(body), headers=key | {"content-type": "text/plain"}), 415)
+        error(http_get(url, headers=key), 405)
+        error(http_get(f"{host.url}/v2/models", headers=key), 404)
+        error(http_get(f"{host.url}/v1/models", headers=key | {"Host": "evil.example"}), 403)
         for content in (b"{", b"[1]", b"\xff", b"[" * 900, b'"x"', b""):
-            error(httpx.post(url, content=content, headers=key | {"content-type": "application/json"}), 400)
+            error(http_post(url, content=content, headers=key | {"content-type": "application/json"}), 400)
         for origin, allowed in (("https://good.example", True), ("https://evil.example", False)):
-            answer = httpx.post(url, json=body, headers=key | {"Origin": origin})
+            answer = http_post(url, json=body, headers=key | {"Origin": origin})
             assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
             names = "authorization,content-type,x-stainless-lang"  # OpenAI's client in a browser sends more of them
             asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
-            answer = httpx.options(url, headers=asked)
+            answer = http_options(url, headers=asked)
             assert answer.status_code == (204 if allowed else 403)
             assert answer.headers.get("access-control-allow-headers") == (names if allowed else None)
 
@@ -418,4 +456,4 @@ def test_keys_may_hold_any_characters(llm: LLM) -> None:
     with hosted(llm, api_keys=("clé",)) as host:
         for key, status in (("clé", 200), ("cle", 401)):
             headers = {b"Authorization": f"Bearer {key}".encode()}
-            assert httpx.get(f"{host.url}/v1/models", headers=headers).status_code == status
+            assert http_get(f"{host.url}/v1/models", headers=headers).status_code == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import signal
 import socket
 import ssl
@@ -17,7 +18,7 @@ import pytest
 
 from infinilm import LLM
 from infinilm.server.settings import ServerSettings
-from server.support import KEY, SECONDS, ServerProcess, served, started, wait_for
+from server.support import KEY, SECONDS, ServerProcess, http_get, served, started, wait_for
 
 BROKEN = """
 import sys, infinilm.llm
@@ -46,56 +47,91 @@ def test_the_log_says_why(tmp_path: Path) -> None:
     assert "private" not in log and KEY not in log
 
 
-def start_long(server: ServerProcess) -> threading.Thread:
-    """A stream of many tokens; the thread's `lines` are what came of it."""
-    thread: Any = None
+class LongStream(threading.Thread):
+    """A stream that does not end before its reader goes on: it is more than the system takes in between.
 
-    def read() -> None:
+    `lines`: what has come.
+    """
+
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.go_on = threading.Event()
+        self._url = f"{server.url}/v1/completions"
+        self.start()
+        wait_for(lambda: len(self.lines) == 4)
+
+    def run(self) -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
-        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 128}
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "n": 32, "logprobs": 20}
+        small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)])
         try:
-            url = f"{server.url}/v1/completions"
-            with httpx.stream("POST", url, json=body, headers=headers, timeout=SECONDS) as answer:
+            with (
+                httpx.Client(transport=small, timeout=SECONDS) as client,
+                client.stream("POST", self._url, json=body | {"stream": True}, headers=headers) as answer,
+            ):
                 for line in answer.iter_lines():
-                    thread.lines.append(line)
+                    self.lines.append(line)
+                    assert len(self.lines) != 4 or self.go_on.wait(SECONDS)
         except httpx.HTTPError as error:
-            thread.lines.append(repr(error))
+            self.lines.append(repr(error))
 
-    thread = threading.Thread(target=read)
-    thread.lines = []
-    thread.start()
-    wait_for(lambda: len(thread.lines) > 3)
-    return thread
+    def finish(self) -> str:
+        """Read on to the end; the last line."""
+        self.go_on.set()
+        self.join(SECONDS)
+        return [line for line in self.lines if line][-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_what_runs_end(tmp_path: Path, number: signal.Signals) -> None:
-    with served(folder=tmp_path) as server:
-        reader: Any = start_long(server)
+    with served("--drain-timeout", str(SECONDS), folder=tmp_path) as server:
+        stream = LongStream(server)
         server.process.send_signal(number)
-        wait_for(lambda: not reader.is_alive() or httpx.get(f"{server.url}/health").status_code == 503)
+        wait_for(lambda: http_get(f"{server.url}/health").status_code == 503)
+        assert stream.finish() == "data: [DONE]"
         assert server.wait() == 0, server.lines
-        reader.join(SECONDS)
-        assert [line for line in reader.lines if line][-1] == "data: [DONE]"
+
+
+def test_a_slow_reader_gets_all_of_an_answer(tmp_path: Path) -> None:
+    """Also of one that was made before the signal, and is larger than what the system takes in for it."""
+    body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "n": 32, "logprobs": 20}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    with served("--drain-timeout", str(SECONDS), folder=tmp_path) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        client.settimeout(SECONDS)
+        client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        client.sendall(head.encode() + data)
+        answer = client.makefile("rb")
+        assert answer.readline().startswith(b"HTTP/1.1 200")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(3)
+        length = 0
+        while line := answer.readline().strip():
+            name, _, value = line.lower().partition(b": ")
+            length = int(value) if name == b"content-length" else length
+        assert length > 1 << 22 and len(answer.read(length)) == length
+        answer.close()
+        assert server.wait() == 0, server.lines
 
 
 def test_draining_has_an_end(tmp_path: Path) -> None:
     with served("--drain-timeout", "0.01", folder=tmp_path) as server:
-        reader: Any = start_long(server)
+        stream = LongStream(server)
         assert server.stop() == 0, server.lines
-        reader.join(SECONDS)
-        assert "data: [DONE]" not in reader.lines
+        assert stream.finish() != "data: [DONE]"
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with served(folder=tmp_path) as server:
-        reader: Any = start_long(server)
+        stream = LongStream(server)
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 503)
-        assert reader.is_alive()
+        wait_for(lambda: http_get(f"{server.url}/health").status_code == 503)
         assert server.stop() == 0, server.lines
-        reader.join(SECONDS)
-        assert "data: [DONE]" not in reader.lines
+        assert stream.finish() != "data: [DONE]"
         assert not any("Traceback" in line for line in server.lines), server.lines
 
 
@@ -189,9 +225,11 @@ def test_https(tmp_path: Path) -> None:
         (["--ssl-keyfile", "x"], "--ssl-certfile"),
         (["--ssl-keyfile", "x", "--ssl-certfile", "y"], "there is no file"),
         (["--port", "1", "--host", "192.0.2.1"], "cannot listen at 192.0.2.1:1"),
+        (["--host", "192.0.2.1"], "choose another --host"),
+        (["--served-model-name", ""], "--served-model-name"),
         (["no/such/model"], "no/such/model"),
         (["--port", "65536"], "65535"),
-        (["--host", "nowhere.invalid"], "nowhere.invalid"),
+        (["--host", "nowhere.invalid"], "choose another --host"),
         (["--request-timeout", "-1"], "seconds >= 0"),
         (["--drain-timeout", "nan"], "seconds >= 0"),
         (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "--ssl-certfile"),
@@ -199,6 +237,7 @@ def test_https(tmp_path: Path) -> None:
         (["--api-key-file", "no/such/file"], "no/such/file"),
         (["--api-key-file", "/dev/null"], "a key is empty"),
         (["--chat-template", "no/such/template"], "no/such/template"),
+        (["--chat-template", "{% if %}"], "not valid Jinja"),
     ],
 )
 def test_what_cannot_start_says_why(

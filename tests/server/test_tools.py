@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -21,7 +21,7 @@ from infinilm.server.chat import read_chat
 from infinilm.server.messages import MessageBuilder
 from infinilm.server.responses import ResponseBuilder
 from infinilm.text.tool_calls import tool_call_format
-from server.support import SECONDS, Hosted, ScriptedLLM, hosted
+from server.support import SECONDS, Hosted, ScriptedLLM, hosted, http_post
 from server.templates import TEMPLATES, THINKING, WRITERS
 
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -130,6 +130,59 @@ def test_results_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == tokens
         counted = other.messages.count_tokens(model="tiny", messages=blocks, tools=schemas)
         assert counted.input_tokens == tokens
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "no JSON", "[1]", '{"city": "\\ud83d"}'])
+def test_a_conversation_goes_on_behind_broken_arguments(
+    family: tuple[str, ScriptedLLM, Hosted], arguments: str
+) -> None:
+    """The model's own, that an agent sends back with the complaint of its tool: the model reads what it wrote."""
+    _, llm, host = family
+    llm.script = "I try again."
+    call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    complaint = "the arguments are no JSON"
+    turns: list[Any] = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns.append({"role": "tool", "tool_call_id": "abcdefgh1", "content": complaint})
+    prompt = read_chat(host.service, {"model": "tiny", "messages": turns, "tools": TOOLS}).prompt
+    assert json.dumps({"INVALID_JSON": arguments}) in prompt and complaint in prompt
+    items: Any = [
+        *QUESTION,
+        {"type": "function_call", "call_id": "abcdefgh1", "name": "weather", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "abcdefgh1", "output": complaint},
+    ]
+    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    with chat(host) as client:
+        answer = client.chat.completions.create(model="tiny", messages=turns, tools=TOOLS).choices[0].message
+        assert answer.content == llm.script
+        assert client.responses.create(model="tiny", input=items, tools=flat).output_text == llm.script
+
+
+def test_a_conversation_that_began_elsewhere_goes_on(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """With ids of calls as other servers make them; Mistral's templates take nine letters and digits."""
+    name, llm, host = family
+    llm.script = "Rain, it seems."
+    ids = ["call_abc0DEF1ghi2JKL3", "toolu_01A09q90qw90lq917835lq9", "chatcmpl-tool-0a1b2c3d4e5f", "abcdefgh1"]
+    turns: list[Any] = list(QUESTION)
+    for call_id in ids:
+        call = {"id": call_id, "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+        turns.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        turns.append({"role": "tool", "tool_call_id": call_id, "content": "Rain"})
+    prompt = read_chat(host.service, {"model": "tiny", "messages": turns, "tools": TOOLS}).prompt
+    if name == "mistral":
+        shown = re.findall(r'"id": "(\w{9})"', prompt)
+        assert shown == re.findall(r'"call_id": "(\w{9})"', prompt)
+        assert len(set(shown)) == len(ids) and shown[-1] == ids[-1]
+    blocks: list[Any] = list(QUESTION)
+    for call_id in ids:
+        use = {"type": "tool_use", "id": call_id, "name": "weather", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": call_id, "content": "Rain"}
+        blocks += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tools: Any = [{"name": f["function"]["name"], "description": "It is", "input_schema": PARAMETERS} for f in TOOLS]
+    with chat(host) as client, claude(host) as other:
+        answer = client.chat.completions.create(model="tiny", messages=turns, tools=TOOLS)
+        assert answer.choices[0].message.content == llm.script and answer.usage is not None
+        counted = other.messages.count_tokens(model="tiny", messages=blocks, tools=tools).input_tokens
+        assert counted == answer.usage.prompt_tokens
 
 
 def test_results_that_are_errors(family: tuple[str, ScriptedLLM, Hosted]) -> None:
@@ -400,6 +453,6 @@ def test_messages_are_chats(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         image = {"type": "image", "source": {"type": "url", "url": "x"}}
         with pytest.raises(anthropic.BadRequestError, match="image"):
             client.messages.create(**{**call, "messages": [{"role": "user", "content": [image]}]})
-    answer = httpx.post(f"{host.url}/v1/messages", json={"model": "tiny", "messages": QUESTION})
+    answer = http_post(f"{host.url}/v1/messages", json={"model": "tiny", "messages": QUESTION})
     assert answer.status_code == 400
     assert answer.json()["type"] == "error" and "max_tokens" in answer.json()["error"]["message"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -142,11 +144,61 @@ def test_no_content_beside_tool_calls() -> None:
     assert render("{% if messages[0].content is none %}none{% endif %}", messages) == "none"
 
 
-@pytest.mark.parametrize("arguments", ["{", "5", "[1]", "[" * 100_000], ids=lambda text: text[:5])
-def test_arguments_that_are_no_object(arguments: str) -> None:
-    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
-    with pytest.raises(RequestError, match=r"messages\[0\]\['tool_calls'\]\[0\]\['function'\]\['arguments'\] must be"):
-        render(CALLS, messages)
+AS_OBJECTS = "{% for k, v in messages[0].tool_calls[0].function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+AS_EITHER = (
+    "{% set call = messages[0].tool_calls[0].function %}{% if call.arguments is string %}{{ call.arguments }}"
+    "{% else %}{{ call.arguments | tojson }}{% endif %}"
+)
+AS_TEXTS = "{{ 'call: ' + messages[0]['tool_calls'][0]['function']['arguments'] + '.' }}"  # as DeepSeek's
+BROKEN = ["{", '{"city": "Par', "5", "[1]", "no JSON", '{"a": "\\ud83d"}', '{"a":' * 100_000]
+
+
+def calling(**function: Any) -> list[Any]:
+    return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", **function}}]}]
+
+
+@pytest.mark.parametrize("arguments", BROKEN, ids=lambda text: text[:5])
+def test_a_conversation_goes_on_behind_arguments_that_are_no_object(arguments: str) -> None:
+    """The model reads what it wrote."""
+    messages = calling(arguments=arguments)
+    assert render(AS_EITHER, messages) == arguments
+    assert render(AS_TEXTS, messages) == f"call: {arguments}."
+    assert render(AS_OBJECTS, messages) == f"INVALID_JSON={arguments}"
+    wrapped = render(CALLS, messages).removeprefix("<assistant>f(").removesuffix(")")
+    assert json.loads(wrapped) == {"INVALID_JSON": arguments}
+    for template in (AS_EITHER, AS_TEXTS, AS_OBJECTS, CALLS):
+        render(template, messages).encode()  # it is Unicode
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Zürich"}, '{"city": "Zürich"}'], ids=["object", "text"])
+def test_arguments_are_what_a_template_reads(arguments: Any) -> None:
+    messages = calling(arguments=arguments)
+    for template, expected in (
+        (AS_OBJECTS, "city=Zürich"),
+        (AS_EITHER, '{"city": "Zürich"}'),
+        (AS_TEXTS, 'call: {"city": "Zürich"}.'),
+    ):
+        assert render(template, messages) == expected
+    for nothing in ({"arguments": None}, {"arguments": " "}, {}):
+        assert render(AS_EITHER, calling(**nothing)) == "{}" and render(AS_TEXTS, calling(**nothing)) == "call: {}."
+    assert render(AS_EITHER, calling(arguments="null")) == "{}"
+
+
+IDS = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}{{ m.tool_call_id }} {% endfor %}"
+
+
+@given(st.lists(st.text(max_size=40) | st.from_regex("[a-z0-9]{9}", fullmatch=True), min_size=1, unique=True))
+def test_ids_of_calls_as_a_template_takes_them(ids: list[str]) -> None:
+    """Nine letters and digits for Mistral's, others for others; a result keeps that of its call."""
+    calls = [{"id": call_id, "function": {"name": "f", "arguments": "{}"}} for call_id in ids]
+    messages: list[Any] = [{"role": "assistant", "tool_calls": calls}]
+    messages += [{"role": "tool", "tool_call_id": call_id, "content": "x"} for call_id in ids]
+    shown = render(IDS + "{# [TOOL_CALLS] #}", messages).split()
+    assert shown[: len(ids)] == shown[-len(ids) :] and len(set(shown) - {""}) == len(ids)
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", one) for one in shown)
+    for one, call_id in zip(shown[: len(ids)], ids, strict=True):
+        assert one == call_id or not re.fullmatch("[a-zA-Z0-9]{9}", call_id)
+    assert render(IDS, messages) == "".join(f"{call_id} " for call_id in ids) + " " + "".join(f"{i} " for i in ids)
 
 
 @pytest.mark.parametrize("calls", ["f", {"a": 1}, ["f"]])
@@ -170,6 +222,12 @@ def test_tool_calls_that_are_none(calls: Any) -> None:
         ("{% if m['content'] is not none %}{% endif %}", TemplateTraits(reads_none=True)),
         ("{% if m.role == 'developer' %}{% endif %}", TemplateTraits(knows_developer=True)),
         ("{% generation %}{{ m.content }}{% endgeneration %}", TemplateTraits()),
+        (AS_OBJECTS, TemplateTraits()),
+        (AS_EITHER, TemplateTraits(reads_text_arguments=True)),
+        (AS_TEXTS, TemplateTraits(reads_text_arguments=True, needs_text_arguments=True)),
+        ("{{ '(' ~ c.arguments ~ ')' }}", TemplateTraits(reads_text_arguments=True, needs_text_arguments=True)),
+        ("{% set a = c.arguments | tojson %}{{ '(' + a + (c.arguments | tojson) }}", TemplateTraits()),
+        ("[TOOL_CALLS]{{ c | tojson }}", TemplateTraits(needs_short_ids=True)),
     ],
 )
 def test_what_a_template_reads(template: str, traits: TemplateTraits) -> None:

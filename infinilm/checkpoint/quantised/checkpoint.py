@@ -182,20 +182,27 @@ class QuantisedCheckpoint(Checkpoint):
 
     # ---- integers as they are ----
 
-    def native_type(self, source: Source) -> str | None:
-        """Return the type of a GGUF file's blocks that a weight can be kept in, by its headers; None: there is none."""
+    def native_type(self, source: Source, unit: int = 0) -> str | None:
+        """Return the type of blocks that a weight can be kept in, by its headers; None: there is none.
+
+        `unit`: what ranks cut its inputs at multiples of; 0: they do not.
+        """
         weight = self._weights.get(source.tensor)
         if weight is None:
             return None
         scheme = weight.scheme
         if scheme.kind == "mxfp4":
-            return "MXFP4" if weight.shape[-1] % 32 == 0 else None
+            return "MXFP4" if weight.shape[-1] % 32 == 0 and unit % 32 == 0 else None
         if not scheme.kind.startswith("int") or not weight.layout.scale:
             return None
-        if not scheme.symmetric or scheme.reordered or scheme.block or weight.shape[-1] % 32 or scheme.group_size % 32:
-            return None
-        if weight.parts[weight.layout.scale].dtype == "float32":
+        if scheme.reordered or scheme.block or weight.parts[weight.layout.scale].dtype == "float32":
             return None  # blocks have scales of 16 bits
+        sizes = weight.shape[-1], scheme.group_size, unit
+        block = next((n for n in (128, 64, 32) if not any(size % n for size in sizes)), None)
+        if block is None:
+            return None
+        if not scheme.symmetric:
+            return f"Z4_{block}" if scheme.bits == 4 else None
         return {4: "Q4_0", 8: "Q8_0"}.get(scheme.bits)
 
     def native_weights(self, linears: Linears, sources: Sources, *, by_headers: bool = True) -> dict[str, str]:
@@ -214,10 +221,10 @@ class QuantisedCheckpoint(Checkpoint):
         """
         native: dict[str, str] = {}
         for names, pairs, unit in linears.values():
-            types = {name: self.native_type(sources[name]) for name in names if name in sources}
+            types = {name: self.native_type(sources[name], unit) for name in names if name in sources}
             if not by_headers:
                 types = {name: t if t and self._fits_blocks(sources[name], t) else None for name, t in types.items()}
-            if unit % 32 == 0 and not (pairs and len(set(types.values())) > 1):
+            if not (pairs and len(set(types.values())) > 1):
                 native |= {name: t for name, t in types.items() if t}
         return native
 
@@ -225,11 +232,12 @@ class QuantisedCheckpoint(Checkpoint):
         codes, _, _ = self._codes(source)
         return codes.block_scales(block_type) is not None
 
-    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
-        """Give an engine a weight's integers and scales; return the names of those that it does not read again."""
+    def load_blocks(self, engine: _core.InferEngine, name: str, source: Source, type_name: str) -> list[str]:
+        """Give an engine a weight's integers and scales; return the names of those that it does not read again.
+
+        `type_name`: as `native_weights` gives it.
+        """
         codes, begin, end = self._codes(source)
-        type_name = self.native_type(source)
-        assert type_name is not None
         blocks = _rows_of(source, codes.blocks(type_name, begin, end))
         self.release(source.tensor, source.places)
         return engine.load_param(name, _core.from_numpy(blocks), type_name)

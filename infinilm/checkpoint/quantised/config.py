@@ -187,13 +187,14 @@ def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
 
 def _awq(config: _Keys) -> QuantisedLinears:
     version = config.get("version", "gemm")
-    if not isinstance(version, str) or version.lower() != "gemm":
-        raise config.fail("version", "'gemm' (weights of 'gemv', 'gemv_fast' and 'marlin' are packed otherwise)")
+    layout = {"gemm": "awq", "gemv": "awq, gemv"}.get(version.lower() if isinstance(version, str) else "")
+    if layout is None:
+        raise config.fail("version", "'gemm' or 'gemv' (weights of 'gemv_fast' and 'marlin' are packed otherwise)")
     if config.first(("bits", "w_bit"), 4) != 4:
         raise config.fail("bits" if config.get("bits") is not None else "w_bit", "4")
     config.one_of("zero_point", (True,), True)
     key = "group_size" if config.get("group_size") is not None else "q_group_size"
-    scheme = Scheme("awq", "awq", "int4", 4, config.group_size(key, 128), symmetric=False)
+    scheme = Scheme("awq", layout, "int4", 4, config.group_size(key, 128), symmetric=False)
     return QuantisedLinears("awq", ((_everything, (scheme,)),))
 
 
@@ -301,7 +302,7 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
     if stored not in _CT_FORMATS:
         raise ConfigError(f"{group.path}: format {short_repr(stored)} is not read; read: {', '.join(_CT_FORMATS)}")
     layout, allowed = {
-        ("pack-quantized", "int"): ("packed integers", (4, 8)),
+        ("pack-quantized", "int"): ("packed integers", tuple(range(2, 9))),
         ("int-quantized", "int"): ("int8", tuple(range(2, 9))),
         ("naive-quantized", "int"): ("int8", tuple(range(2, 9))),
         ("float-quantized", "float"): ("fp8", (8,)),
@@ -311,9 +312,9 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
     }.get((stored, kind), ("", ()))
     if bits not in allowed:
         raise ConfigError(
-            f"{weights.path}: {kind} weights of {bits} bits in the format {stored!r} are not read; read: int of 4 and "
-            "8 bits as pack-quantized, of up to 8 as int-quantized, float of 8 as float-quantized, of 4 as "
-            "nvfp4-pack-quantized and mxfp4-pack-quantized"
+            f"{weights.path}: {kind} weights of {bits} bits in the format {stored!r} are not read; read: int of 2 to "
+            "8 bits as pack-quantized and int-quantized, float of 8 as float-quantized, of 4 as nvfp4-pack-quantized "
+            "and mxfp4-pack-quantized"
         )
     if weights.get("dynamic", False) is not False:
         raise weights.fail("dynamic", "False: scales of weights are stored")
@@ -339,7 +340,7 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
         "compressed-tensors",
         layout,
         f"int{bits}" if kind == "int" else "fp8",
-        4 if layout == "packed integers" and bits == 4 else 8,
+        bits if layout == "packed integers" else 8,
         group_size,
         weights.boolean("symmetric", True),
         block,

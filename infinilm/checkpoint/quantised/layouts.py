@@ -44,8 +44,9 @@ def _bytes(array: Array) -> npt.NDArray[np.uint8]:
 
 
 def _fields(words: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """Codes of words [.., words * 32 / bits] that lie one behind the other, lowest bits first."""
+    """Codes of words [.., words * 32 // bits] that lie one behind the other, lowest bits first."""
     stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+    stream = stream[..., : stream.shape[-1] // bits * bits]
     digits = stream.reshape(*words.shape[:-1], -1, bits)
     fields: npt.NDArray[np.uint8] = digits @ (1 << np.arange(bits)).astype(np.uint8)
     return fields
@@ -132,6 +133,32 @@ def _awq_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
         np.arange(16, dtype=np.float32),
         np.ascontiguousarray(parts[".scales"].T),
         np.ascontiguousarray(zeros.reshape(-1, shape[0]).T.astype(np.float32)),
+        group_size=scheme.group_size or shape[1],
+    )
+
+
+def _gemv_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return codes[0], codes[1] * 8
+
+
+def _gemv_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    """Zero points and scales are filled up: to words, and where groups are small to as many as one kernel reads."""
+    outputs, inputs = shape
+    unit = {32: 4, 64: 2}.get(scheme.group_size, 1)
+    width = -(-_groups(inputs, scheme.group_size) // (8 * unit)) * unit
+    return {".qweight": ((outputs, inputs // 8),), ".qzeros": ((outputs, width),), ".scales": ((outputs, 8 * width),)}
+
+
+def _gemv_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    groups = _groups(shape[1], scheme.group_size)
+    return Codes(
+        _bytes(parts[".qweight"]),
+        "rows",
+        4,
+        shape,
+        np.arange(16, dtype=np.float32),
+        np.ascontiguousarray(parts[".scales"][:, :groups]),
+        np.ascontiguousarray(_fields(parts[".qzeros"], 4)[:, :groups].astype(np.float32)),
         group_size=scheme.group_size or shape[1],
     )
 
@@ -367,6 +394,13 @@ LAYOUTS: Mapping[str, Layout] = {
         _awq_shape,
         _awq_expected,
         _awq_codes,
+        scale=".scales",
+    ),
+    "awq, gemv": Layout(
+        {".qweight": Part(("int32",)), ".qzeros": Part(("int32",)), ".scales": Part(_FLOATS)},
+        _gemv_shape,
+        _gemv_expected,
+        _gemv_codes,
         scale=".scales",
     ),
     "packed integers": Layout(

@@ -153,8 +153,15 @@ class Codes:
         zeros = np.zeros(1, np.float32) if self.zeros is None else self.zeros
         return bool((self.values - self.values[0] == signed).all() and (zeros == zero).all())
 
+    def _zero_bytes(self) -> npt.NDArray[np.uint8] | None:
+        """Return the codes of the zero points, as int8, of the shape of the scales; None: there are no such."""
+        zeros = (np.zeros(self.scales.shape, np.float32) if self.zeros is None else self.zeros) - self.values[0]
+        codes = np.clip(zeros, -128, 127).astype(np.int8)
+        fits = np.array_equal(codes, zeros) and bool((np.diff(self.values) == 1).all())
+        return codes.view(np.uint8) if fits else None
+
     def block_scales(self, block_type: str) -> npt.NDArray[np.uint8] | None:
-        """Return the scales as GGUF's blocks have them, [outputs, groups, bytes]; None: the codes do not fit such."""
+        """Return the scales as blocks have them, [outputs, groups, bytes]; None: the codes do not fit such."""
         exact = as_float32(self.scales)
         if block_type == "MXFP4":  # the exponents of powers of two; the largest byte stands for none
             exponents = (exact.view(np.uint32) >> 23).astype(np.uint8)
@@ -163,12 +170,18 @@ class Codes:
         else:
             with np.errstate(over="ignore"):
                 halves = exact.astype(np.float16)
-            fits = self.group_of is None and self._is_symmetric() and np.array_equal(halves.astype(np.float32), exact)
             stored = halves.view(np.uint8).reshape(*halves.shape, 2)
+            fits = self.group_of is None and np.array_equal(halves.astype(np.float32), exact)
+            if block_type.startswith("Z4"):
+                zeros = self._zero_bytes()
+                fits = fits and zeros is not None
+                stored = stored if zeros is None else np.concatenate([stored, zeros[:, :, None]], axis=2)
+            else:
+                fits = fits and self._is_symmetric()
         return np.ascontiguousarray(np.broadcast_to(stored, (self.shape[0], *stored.shape[1:]))) if fits else None
 
     def blocks(self, block_type: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return rows as blocks of GGUF's Q4_0, MXFP4 or Q8_0, [rows, bytes]; they must fit such."""
+        """Return rows as blocks of Q4_0, Q8_0, MXFP4 or Z4_32 to Z4_128, [rows, bytes]; they must fit such."""
         scales = self.block_scales(block_type)
         assert scales is not None
         tensor = _core.make_blocks(
@@ -178,6 +191,7 @@ class Codes:
             self.shape,
             scales=scales,
             group_size=self.group_size,
+            block=_core.gguf_type(block_type)[0],
             flip=0x80 if self.values[0] != 0 or self.zeros is not None else 0,
             begin=begin,
             end=end,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint, resolve_model
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.pack_writer import check_room, copy_texts, new_folder
+from infinilm.checkpoint.quantised.rounding import quantise_linear
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES, TensorInfo
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.checks import short_repr
@@ -33,6 +35,7 @@ from infinilm.progress import progress_bar
 __all__ = ["SCHEMES", "quantise_model"]
 
 Array = npt.NDArray[Any]
+GramOf = Callable[[str], Array | None]
 
 _WEIGHTS = "model.safetensors"
 _PLAIN = (".embed_tokens.weight", "lm_head.weight", ".mlp.gate.weight", ".shared_expert_gate.weight")
@@ -91,18 +94,9 @@ class _Target:
             smaller = "; use w4a16-g32" if self.group_size > 32 and inputs % 32 == 0 else ""
             raise ConfigError(f"tensor {name!r} has {inputs} inputs, which are no multiple of {unit}{smaller}")
 
-    def quantise(self, weights: npt.NDArray[np.float32]) -> dict[str, Array]:
-        """The parts of a weight [outputs, inputs]; bfloat16 as uint16."""
-        if self.bits == 4:
-            codes, made = _core.quantise_int4(weights, self.group_size)
-            integers = np.asarray(codes.memory()).view(np.int8).reshape(weights.shape)
-            scales = np.asarray(made.memory()).view(np.uint16).reshape(len(weights), -1)
-        else:
-            largest = np.abs(weights).max(1, keepdims=True) / np.float32(127)
-            scales = convert(largest, "float32", "bfloat16")
-            wide = (scales.astype(np.uint32) << 16).view(np.float32)
-            inverse = np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
-            integers = np.clip(np.rint(weights * inverse), -127, 127).astype(np.int8)
+    def quantise(self, weights: npt.NDArray[np.float32], gram: Array | None) -> dict[str, Array]:
+        """The parts of a weight [outputs, inputs]; bfloat16 as uint16. `gram`: see `quantise_linear`."""
+        integers, scales = quantise_linear(weights, self.bits, self.group_size, gram)
         if self.rounds_inputs:
             return {"": integers, "_scale": scales}
         codes8 = (integers + np.int8(-128 if self.bits == 8 else 8)).view(np.uint8)
@@ -128,6 +122,7 @@ def quantise_model(
     *,
     revision: str | None = None,
     use_tqdm: bool = True,
+    gram_of: GramOf | None = None,
 ) -> Path:
     """Write a folder with a model's linears quantised, as compressed-tensors stores them.
 
@@ -142,6 +137,9 @@ def quantise_model(
         a scale for each output; and the same where inputs are rounded to int8 for each token.
     revision, use_tqdm
         See `LLM`.
+    gram_of
+        Gives the `gram` of `quantise_linear` for a parameter, such as "model.layers.0.mlp.up_proj.weight". It is asked
+        layer after layer.
 
     Returns
     -------
@@ -165,7 +163,8 @@ def quantise_model(
             raise ConfigError(f"{source}: expected plain safetensors; its weights are packed or quantised already")
         linears = _linears(config, checkpoint)
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for name, info in checkpoint.tensors.items():
+        stored = sorted(checkpoint.tensors.items(), key=lambda item: _layer_of(item[0]))
+        for name, info in stored:
             if name in linears:
                 target.check(name, info.shape)
                 tensors |= {name + part: what for part, what in target.parts(info.shape).items()}
@@ -181,8 +180,9 @@ def quantise_model(
                 with partial.open("wb") as file:
                     file.write(header)
                     with progress_bar(len(checkpoint.tensors), "Quantising", "tensors", wanted=use_tqdm) as advance:
-                        for name, info in checkpoint.tensors.items():
-                            _write(file, checkpoint, info, target if name in linears else None)
+                        for name, info in stored:
+                            gram = gram_of(linears[name]) if gram_of and name in linears else None
+                            _write(file, checkpoint, info, target if name in linears else None, gram)
                             advance(1)
             except OSError as error:
                 raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error
@@ -191,13 +191,19 @@ def quantise_model(
     return out
 
 
-def _linears(config: LlamaConfig, checkpoint: Checkpoint) -> frozenset[str]:
-    """Names of the tensors that are quantised."""
+def _layer_of(name: str) -> int:
+    match = re.search(r"\.layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1
+
+
+def _linears(config: LlamaConfig, checkpoint: Checkpoint) -> dict[str, str]:
+    """Names of the tensors that are quantised, and of a parameter that is in each."""
     spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
     expected = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
     sources = find_tensors(config, expected, checkpoint.tensors).sources
-    wanted = {sources[name].tensor for name, shape in expected.items() if len(shape) == 2 and not name.endswith(_PLAIN)}
-    return frozenset(n for n in wanted if n in checkpoint.tensors and len(checkpoint.tensors[n].shape) == 2)
+    wanted = {sources[n].tensor: n for n, shape in expected.items() if len(shape) == 2 and not n.endswith(_PLAIN)}
+    stored = checkpoint.tensors
+    return {name: param for name, param in wanted.items() if name in stored and len(stored[name].shape) == 2}
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, int]:
@@ -213,18 +219,20 @@ def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, 
     return len(text).to_bytes(8, "little") + text, end
 
 
-def _write(file: BinaryIO, checkpoint: Checkpoint, info: TensorInfo, target: _Target | None) -> None:
+def _write(
+    file: BinaryIO, checkpoint: Checkpoint, info: TensorInfo, target: _Target | None, gram: Array | None
+) -> None:
     array = checkpoint.array(info.name)
     if target is None:
         file.write(np.ascontiguousarray(array).data if array.size else b"")
     else:
-        parts = target.quantise(convert(array, info.dtype, "float32", name=info.name))
+        parts = target.quantise(convert(array, info.dtype, "float32", name=info.name), gram)
         for part in target.parts(info.shape):
             file.write(np.ascontiguousarray(parts[part]).data)
     checkpoint.release(info.name)
 
 
-def _say_quantised(path: Path, target: _Target, checkpoint: Checkpoint, linears: frozenset[str]) -> None:
+def _say_quantised(path: Path, target: _Target, checkpoint: Checkpoint, linears: Collection[str]) -> None:
     """Add the `quantization_config`, which names the matrices that stay plain."""
     config = json.loads(path.read_text())
     plain = [n for n, t in checkpoint.tensors.items() if len(t.shape) == 2 and n not in linears]

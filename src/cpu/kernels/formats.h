@@ -2,7 +2,8 @@
 // by linear.h, whose tiles are templates over these.
 //
 // Each has
-//   x_rows           rows of 32 bits that 32 k of a token are; convert() makes them
+//   x_groups         groups of 32 k that convert() makes rows of
+//   x_rows           rows of 32 bits that these are of a token
 // and those of floats
 //   line_units       steps of a line, ascending in k, each of which takes the next row of x; weight(line, unit, part)
 //   are
@@ -15,19 +16,20 @@
 #include "cpu/kernels/read_scales.h"
 #include "cpu/kernels/round_int8.h"
 #include "cpu/kernels/simd.h"
-#if INFINILM_BF16_TILE
+#if INFINILM_TILES
 #include "cpu/kernels/tile.h"
 #endif
 
 namespace infinilm::cpu::INFINILM_ISA {
 
 constexpr int panel_parts = panel_outputs / width;  // vectors of a panel
+constexpr int int8_x_groups = 1;                    // of 32 k of x that have one scale beside int8 weights
 
 // ---- Weights widened to float32, multiplied by float32 x ----
 
 struct FloatX {
     static constexpr Format x_format = Format::f32;
-    static constexpr int x_rows = group_size;
+    static constexpr int x_groups = 1, x_rows = group_size;
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) { memcpy(rows, x, group_size * sizeof(float)); }
     static INFINILM_MEMBER vec broadcast(const uint32_t* x) { return set1(*(const float_mem*)x); }
     static INFINILM_MEMBER vec add(vec sum, vec x, vec w) { return fma(x, w, sum); }
@@ -57,9 +59,9 @@ struct Bf16Widened : FloatX {
 
 // ---- bf16 weights multiplied by x rounded to bf16 ----
 
-#if INFINILM_BF16_DOT || INFINILM_BF16_TILE
+#if INFINILM_BF16_DOT || INFINILM_TILES
 struct PairX {
-    static constexpr int x_rows = group_size / 2;
+    static constexpr int x_groups = 1, x_rows = group_size / 2;
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) {
         for (int k = 0; k < group_size; k += width) store((Bf16*)rows + k, load(x + k));
     }
@@ -77,12 +79,13 @@ struct Bf16Dots : PairX {
 };
 #endif
 
-#if INFINILM_BF16_TILE
+#if INFINILM_TILES
 // In matrix tiles: 32 k of a panel are a B tile as they lie, x is A, [16 or 32 tokens][32 k].
 struct Bf16Tiles : PairX {
     static constexpr Format format = Format::bf16;
-    static constexpr int tile_tokens = 2 * tile_rows;
+    static constexpr int tile_tokens = 2 * tile_rows, least_tokens = tile_rows, tile_panels = 2, tile_words = x_rows;
     using Registers = Tiles;
+    static constexpr TileShapes tile_shapes = bf16_shapes;
     // See TileArgs. Sums are C tiles as they lie.
     template <int T>
     static INFINILM_MEMBER void multiply(int64_t k_groups, const uint32_t* x, const char* weights, int64_t panel_stride,
@@ -103,13 +106,13 @@ struct Bf16Tiles : PairX {
             }
             Tiles::load<first_a>(x);
             Tiles::load<first_b>(weights);
-            Tiles::multiply_add<0, first_a, first_b>();
+            Tiles::multiply_add_bf16<0, first_a, first_b>();
             Tiles::load<first_b + 1>(weights + panel_stride);
-            Tiles::multiply_add<1, first_a, first_b + 1>();
+            Tiles::multiply_add_bf16<1, first_a, first_b + 1>();
             if constexpr (two) {
                 Tiles::load<first_a + 1>(x + a_tile);
-                Tiles::multiply_add<2, first_a + 1, first_b>();
-                Tiles::multiply_add<3, first_a + 1, first_b + 1>();
+                Tiles::multiply_add_bf16<2, first_a + 1, first_b>();
+                Tiles::multiply_add_bf16<3, first_a + 1, first_b + 1>();
             }
         }
         Tiles::store<0>(sums), Tiles::store<1>(sums + T * panel_outputs);
@@ -118,42 +121,44 @@ struct Bf16Tiles : PairX {
 };
 #endif
 
-// ---- Integers, multiplied by x as int8 with a scale for each 32 of a token ----
+// ---- Integers, multiplied by x as int8 with a scale for each 32 * x_groups of a token ----
 //
 // Besides, each has
 //   Dot               of int_dot.h
-//   weight(lines, quad, part)   of a group
+//   bytes(lines, quad, part)    weights of a group of 32 k plus `plus`, as bytes; weight() as Dot takes them
 //   halves            sums that a group has; each has a scale of its own
 //   has_min           what a scale and a sum make is minus minimum * (sum of x) as well
 //   has_read_scales   scales come by read_scales.h; else scaled() gives the factor of a sum
 
-// Rows 0 to 7 are x. Row 8 is its scale, row 9 (and 10, of the second half) the bias of int_dot.h or, of formats with
-// minima, minus the sum of x as a float.
-template <class Dot_, int halves_ = 1, bool has_min_ = false>
+// Rows 0 to x_quads - 1 are x. The next one is its scale, then come (of each half) the bias of int_dot.h or, of formats
+// with minima, minus the sum of x as a float.
+template <class Dot_, int x_groups_ = 1, int halves_ = 1, bool has_min_ = false>
 struct QuantisedX {
     using Dot = Dot_;
-    static constexpr int halves = halves_, num_quads = group_size / 4, x_rows = num_quads + 1 + halves;
+    static constexpr int x_groups = x_groups_, halves = halves_;
+    static constexpr int num_quads = group_size / 4, x_quads = x_groups * num_quads, x_rows = x_quads + 1 + halves;
     static constexpr bool has_min = has_min_, has_read_scales = false;
     INFINILM_MEMBER void read(const PackedWeight&) {}  // what all lines share
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) {
+        constexpr int size = x_groups * group_size;
         Int8Rounding rounding;
-        for (int k = 0; k < group_size; k += width) rounding.see(load(x + k));
+        for (int k = 0; k < size; k += width) rounding.see(load(x + k));
         const float scale = rounding.scale();
         ivec sums[halves] = {};
-        for (int k = 0; k < group_size; k += width) {
+        for (int k = 0; k < size; k += width) {
             const ivec q = rounding.round(load(x + k));
             const bvec bytes = __builtin_convertvector(q, bvec);
             memcpy((char*)rows + k, &bytes, sizeof bytes);
-            sums[k * halves / group_size] += q;
+            sums[k * halves / size] += q;
         }
-        memcpy(rows + num_quads, &scale, 4);
+        memcpy(rows + x_quads, &scale, 4);
         for (int half = 0; half < halves; ++half) {
             // Unsigned, since NaN gives integers of any size; its scale is NaN, whatever they are.
             uint32_t sum = 0;
             for (int i = 0; i < width; ++i) sum += (uint32_t)sums[half][i];
             const float minus_sum = -scale * (float)(int32_t)sum;
             const uint32_t bias = 0u - (uint32_t)Dot::offset * sum;
-            memcpy(rows + num_quads + 1 + half, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);
+            memcpy(rows + x_quads + 1 + half, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);
         }
     }
     static INFINILM_MEMBER ivec broadcast(const uint32_t* x) { return set1_int((int32_t)*x); }
@@ -179,11 +184,17 @@ INFINILM_INLINE uvec read_planes(const char* lines, int quad, int part) {
     return bytes;
 }
 
-struct Int8 : QuantisedX<Int8Dot> {
-    static constexpr int group_lines = 8;
-    static INFINILM_MEMBER Dot::Weight weight(const char* lines, int quad, int part) {
-        return Int8Dot::weight(load_uint(lines + quad * line_bytes + part * sizeof(uvec)));
+template <int x_groups>
+struct SignedBytes : QuantisedX<Int8Dot, x_groups> {
+    static constexpr int group_lines = 8, plus = 0;
+    static INFINILM_MEMBER uvec bytes(const char* lines, int quad, int part) {
+        return load_uint(lines + quad * line_bytes + part * sizeof(uvec));
     }
+    static INFINILM_MEMBER Int8Dot::Weight weight(const char* lines, int quad, int part) {
+        return Int8Dot::weight(bytes(lines, quad, part));
+    }
+};
+struct Int8 : SignedBytes<int8_x_groups> {
     // That of the output comes at the end.
     static INFINILM_MEMBER vec group_scale(const char*, int64_t, int) { return set1(1.0f); }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec) { return scale_of_x; }
@@ -196,16 +207,17 @@ struct GroupScales {
     }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec scale) { return scale_of_x * scale; }
 };
-struct Q8_0 : Int8, GroupScales<F16> {
-    using GroupScales<F16>::group_scale, GroupScales<F16>::scaled;
-};
+struct Q8_0 : SignedBytes<1>, GroupScales<F16> {};
 // Of `bits` bits, in the planes of pack.h.
 template <int bits, int offset, int halves = 1, bool has_min = false>
-struct Planes : QuantisedX<UnsignedDot<bits, offset, 8 / halves>, halves, has_min>, GroupScales<float> {
-    static constexpr int group_lines = bits;
+struct Planes : QuantisedX<UnsignedDot<bits, offset, 8 / halves>, 1, halves, has_min>, GroupScales<float> {
+    static constexpr int group_lines = bits, plus = offset;
     static constexpr bool has_read_scales = true;
-    static INFINILM_MEMBER uvec weight(const char* lines, int quad, int part) {
+    static INFINILM_MEMBER uvec bytes(const char* lines, int quad, int part) {
         return read_planes<bits>(lines, quad, part);
+    }
+    static INFINILM_MEMBER auto weight(const char* lines, int quad, int part) {
+        return UnsignedDot<bits, offset, 8 / halves>::weight(bytes(lines, quad, part));
     }
 };
 template <class Scale>
@@ -215,13 +227,27 @@ struct Int4 : Planes<4, int4_offset>, GroupScales<Scale> {
 };
 // 4 bits that stand for one of 16 values each.
 struct Values : QuantisedX<Int8Dot>, GroupScales<float> {
-    static constexpr int group_lines = 4;
+    static constexpr int group_lines = 4, plus = 0;
     static constexpr bool has_read_scales = true;
     INFINILM_MEMBER void read(const PackedWeight& weight) { values = repeat(weight.values); }
-    INFINILM_MEMBER Dot::Weight weight(const char* lines, int quad, int part) const {
-        return Int8Dot::weight(look_up(values, read_planes<4>(lines, quad, part)));
+    INFINILM_MEMBER uvec bytes(const char* lines, int quad, int part) const {
+        return look_up(values, read_planes<4>(lines, quad, part));
+    }
+    INFINILM_MEMBER Int8Dot::Weight weight(const char* lines, int quad, int part) const {
+        return Int8Dot::weight(bytes(lines, quad, part));
     }
     uvec values{};
 };
+
+#if INFINILM_TILES
+// In matrix tiles: 64 k of a panel as bytes are a B tile, 32 k half of one; x is A, [16 tokens][32 * x_groups k].
+template <class F>
+struct IntegerTiles : F {
+    static constexpr int tile_tokens = tile_rows, least_tokens = tile_rows, tile_panels = 1, tile_words = F::x_quads;
+    using Registers = Tiles;
+    static constexpr TileShapes tile_shapes = int8_shapes;
+    static constexpr bool stored_as_bytes = F::group_lines == 8;
+};
+#endif
 
 }  // namespace infinilm::cpu::INFINILM_ISA

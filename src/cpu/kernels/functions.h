@@ -60,6 +60,9 @@ namespace infinilm::cpu::INFINILM_ISA {
 // linear_bf16.cpp
 extern const LinearKernels linear_bf16;
 
+// linear_tiles.cpp: in place of linear_integers, where there are matrix tiles
+extern const LinearKernels linear_integer_tiles;
+
 // microbenchmarks.cpp
 uint64_t read_memory(const void* data, size_t bytes);
 double dot_flops(int64_t iterations, bool multiply_bf16);

@@ -41,7 +41,12 @@ enum class Format : uint8_t {
     q5_k,
     q6_k,
     iq4_nl,
+    iq4_xs,
+    tq2_0,  // and TQ1_0
     mxfp4,
+    z4_32,  // 4 bits with zero points, of groups of so many
+    z4_64,
+    z4_128,
 };
 
 // Rows of a linear before they are packed.
@@ -236,7 +241,7 @@ struct Kernels {
 
 // Tables of the builds that this binary holds; see src/cpu/isa.cpp for which of them this machine can run.
 extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx512_vnni, kernels_avx512_bf16,
-    kernels_amx_bf16;
+    kernels_amx;
 
 // What a shared library that INFINILM_CPU_KERNELS names exports under this name: its table, or null where `layout` says
 // that it was compiled from other declarations than the caller.

@@ -1,13 +1,14 @@
 // out = x . weight^T over packed panels (pack.h), for every format and any number of tokens. Called by the CPU backend
-// for every linear layer; see LinearArgs in kernels.h. Included once by each of linear_floats.cpp, linear_integers.cpp
-// and linear_bf16.cpp, which are compiled only where an instruction set has something of its own for their formats.
+// for every linear layer; see LinearArgs in kernels.h. Included once by each of linear_floats.cpp, linear_integers.cpp,
+// linear_bf16.cpp and linear_tiles.cpp, which are compiled only where an instruction set has something of its own for
+// their formats.
 //
 // Invariant: an output is ONE accumulator to which the products of k = 0, 1, .. are added in that order, in the steps
-// of its format: one k (widened weights), two (vdpbf16ps), 32 (tiles; integers, whose sums over 32 k are exact), the
-// last step filled with zeros; then the scale of the output, + bias, act_mul, + residual. So a row of the result has
-// the same bits for 1 token or 1000, any threads, any split.
+// of its format: one k (widened weights), two (vdpbf16ps), 32 (bf16 tiles), or as many as one scale of x is for
+// (integers, whose sums over these are exact), the last step filled with zeros; then the scale of the output, + bias,
+// act_mul, + residual. So a row of the result has the same bits for 1 token or 1000, any threads, any split.
 //
-// pack_x packs x for groups of T tokens, [blocks of k][groups][32 k][rows][T], so that a tile reads it from
+// pack_x packs x for groups of T tokens, [blocks of k][groups][groups of k][rows][T], so that a tile reads it from
 // end to end. A tile is a group times one panel or two, over one block of k: its outer products need no sum across
 // lanes, and its accumulators rest in scratch until the next block. Few tokens are bound by reading the weights once
 // from memory, many by the multiplications: the x of a group and a block lies in L1, the weights of a block in L2,
@@ -52,7 +53,7 @@ constexpr int max_tokens = [] {
 // panels instead of one halves the reading of x.
 template <class F>
 constexpr int num_panels(int tokens) {
-    if (is_tile<F>) return 2;
+    if constexpr (is_tile<F>) return F::tile_panels;
     if (is_integer<F> && tokens <= 2) return 1;  // one stream: see multiply()
     if (width == 16) return is_integer<F> && tokens > 4 ? 1 : 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
@@ -75,7 +76,7 @@ struct Groups {
 template <class F>
 Groups groups_of(const LinearArgs& args) {
     const int64_t count = (args.num_tokens + max_tokens<F> - 1) / max_tokens<F>;
-    if constexpr (is_tile<F>) return {args.num_tokens <= max_tokens<F> / 2 ? max_tokens<F> / 2 : max_tokens<F>, count};
+    if constexpr (is_tile<F>) return {args.num_tokens <= F::least_tokens ? F::least_tokens : F::tile_tokens, count};
     int tokens = 1;
     while (tokens * count < args.num_tokens) tokens = next_tokens<F>(tokens);
     return {tokens, count};
@@ -90,12 +91,18 @@ bool packs_x(const LinearArgs& args) {
     return true;
 }
 
-// ---- x as the tiles read it: [blocks][groups of tokens][groups of k of the block][x_rows][tokens] ----
+// ---- x as the tiles read it: [blocks][groups of tokens][x_groups * 32 k of the block][x_rows][tokens] ----
+// Matrix tiles have the rows that are multiplied as [tokens][tile_words].
 
 template <class F>
+constexpr int64_t of_x(int64_t k_groups) {
+    return (k_groups + F::x_groups - 1) / F::x_groups;
+}
+template <class F>
 int64_t x_rows_before(const Groups& groups, int64_t k_groups, int64_t block, int64_t group) {
-    const int64_t first = block * block_groups;
-    return (first * groups.count + group * smaller(block_groups, k_groups - first)) * F::x_rows * groups.tokens;
+    const int64_t first = block * of_x<F>(block_groups),
+                  size = smaller(of_x<F>(block_groups), of_x<F>(k_groups) - first);
+    return (first * groups.count + group * size) * F::x_rows * groups.tokens;
 }
 
 template <class F>
@@ -107,23 +114,24 @@ void pack_x(const LinearArgs& args, Share share) {
     for (int64_t item = all * share.index / share.count; item < all * (share.index + 1) / share.count; ++item) {
         const int64_t block = item / groups.count, group = item % groups.count;
         uint32_t* to = (uint32_t*)args.shared_scratch + x_rows_before<F>(groups, k_groups, block, group);
-        const int64_t end = smaller((block + 1) * block_groups, k_groups);
-        for (int64_t k_group = block * block_groups; k_group < end; ++k_group, to += F::x_rows * groups.tokens)
+        constexpr int size = F::x_groups * group_size;
+        const int64_t end = smaller((block + 1) * block_groups, k_groups) * group_size;
+        for (int64_t k = block * block_groups * group_size; k < end; k += size, to += F::x_rows * groups.tokens)
             for (int i = 0; i < groups.tokens; ++i) {
-                const int64_t token = group * groups.tokens + i, k = k_group * group_size;
-                float padded[group_size] = {};
+                const int64_t token = group * groups.tokens + i;
+                float padded[size] = {};
                 const float* x =
                     args.x + (args.rows && token < args.num_tokens ? args.rows[token] : token) * args.x_stride + k;
-                if (token >= args.num_tokens || k + group_size > in_features) {
+                if (token >= args.num_tokens || k + size > in_features) {
                     if (token < args.num_tokens) memcpy(padded, x, (size_t)(in_features - k) * sizeof(float));
                     x = padded;
                 }
                 uint32_t rows[F::x_rows];
                 F::convert(x, rows);
+                int row = 0;
                 if constexpr (is_tile<F>)
-                    memcpy(to + i * F::x_rows, rows, sizeof rows);
-                else
-                    for (int row = 0; row < F::x_rows; ++row) to[row * groups.tokens + i] = rows[row];
+                    for (; row < F::tile_words; ++row) to[i * F::tile_words + row] = rows[row];
+                for (; row < F::x_rows; ++row) to[row * groups.tokens + i] = rows[row];
             }
     }
 }
@@ -131,8 +139,8 @@ void pack_x(const LinearArgs& args, Share share) {
 // ---- Tiles: T tokens times P panels over a block of k ----
 
 struct TileArgs {
-    int64_t k_groups;            // of the block
-    const uint32_t* x;           // [k_groups][x_rows][T]
+    int64_t k_groups;            // of the block, 32 k each
+    const uint32_t* x;           // [k_groups / x_groups][x_rows][T]
     const char* weights;         // lines of the first panel
     const char* scales;          // and its scales
     const PackedWeight* weight;  // which these are of
@@ -207,82 +215,187 @@ void multiply_floats(const TileArgs& args) {
     store_sums<T, P>(sums, args);
 }
 
-// Scales that were read, of as many groups as are stored together.
-template <class F, bool = F::has_read_scales>
-struct ScalesRead {
-    alignas(64) float scales[most_scale_groups][F::halves][panel_outputs],
-        minima[most_scale_groups][F::halves][panel_outputs];
+// ---- Integers: sums over a group of k, which are exact, times its scales ----
+
+// Of the panels of a tile. Scales that are stored in another form are read for as many groups as are stored together.
+template <class F, int P>
+class ScalesOf {
+public:
+    explicit ScalesOf(const TileArgs& args) : args_(args) {}
+    // Before at() of a group of 32 k, in ascending order.
+    INFINILM_MEMBER void read(int64_t group) {
+        if constexpr (F::has_read_scales) {
+            if (group % most_scale_groups != 0) return;
+            const int count = (int)smaller(args_.k_groups - group, most_scale_groups);
+            for (int p = 0; p < P; ++p) {
+                const char* const stored = args_.scales + p * args_.scale_stride + group * args_.group_scale_bytes;
+                for (int64_t at = 0; at < count * args_.group_scale_bytes; at += line_bytes)
+                    __builtin_prefetch(stored + at + args_.scales_ahead);
+                args_.read_scales(stored, count, &read_[p].scales[0][0][0], &read_[p].minima[0][0][0]);
+            }
+        }
+    }
+    struct Pair {
+        vec scale, min;
+    };
+    INFINILM_MEMBER Pair at(int64_t group, int panel, int half, int part) const {
+        if constexpr (F::has_read_scales) {
+            const Read& of = read_[panel];
+            const int64_t number = group % most_scale_groups;
+            const vec scale = load(&of.scales[number][half][part * width]);
+            return {scale, F::has_min ? load(&of.minima[number][half][part * width]) : zero()};
+        } else {
+            return {F::group_scale(args_.scales + panel * args_.scale_stride, group, part), zero()};
+        }
+    }
+
+private:
+    struct Read {
+        alignas(64) float scales[most_scale_groups][F::halves][panel_outputs],
+            minima[most_scale_groups][F::halves][panel_outputs];
+    };
+    struct Nothing {};
+    static INFINILM_MEMBER auto storage() {
+        if constexpr (F::has_read_scales)
+            return Read{};
+        else
+            return Nothing{};
+    }
+    const TileArgs& args_;
+    decltype(storage()) read_[P];
 };
-template <class F>
-struct ScalesRead<F, false> {};
+
+// x_scale, x_sum: rows of x
+template <class F, class Pair>
+INFINILM_INLINE vec add_scaled(vec sum, ivec total, const Pair& scales, const uint32_t* x_scale,
+                               const uint32_t* x_sum) {
+    sum = fma(__builtin_convertvector(total, vec), F::scaled(F::broadcast_float(x_scale), scales.scale), sum);
+    if constexpr (F::has_min) sum = fma(F::broadcast_float(x_sum), scales.min, sum);
+    return sum;
+}
 
 template <class F, int T, int P>
 void multiply_integers(const TileArgs& args) {
     using Dot = F::Dot;
     F format;
     format.read(*args.weight);
+    ScalesOf<F, P> scales(args);
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const uint32_t* x = args.x;
     const char* lines = args.weights;
-    [[maybe_unused]] ScalesRead<F> read[P];
-    for (int64_t group = 0; group < args.k_groups; ++group) {
-        [[maybe_unused]] const int64_t of_read = group % most_scale_groups;
-        if constexpr (F::has_read_scales) {
-            const int count = (int)smaller(args.k_groups - group, most_scale_groups);
-            for (int p = 0; of_read == 0 && p < P; ++p) {
-                const char* const stored = args.scales + p * args.scale_stride + group * args.group_scale_bytes;
-                for (int64_t at = 0; at < count * args.group_scale_bytes; at += line_bytes)
-                    __builtin_prefetch(stored + at + args.scales_ahead);
-                args.read_scales(stored, count, &read[p].scales[0][0][0], &read[p].minima[0][0][0]);
-            }
-        }
+    for (int64_t group = 0; group < args.k_groups; group += F::x_groups) {
+        const int64_t count = F::x_groups == 1 ? 1 : smaller(F::x_groups, args.k_groups - group);
+        scales.read(group);
 #pragma GCC unroll 16
         for (int j = 0; j < P * panel_parts * F::halves; ++j) {
             const int panel = j / F::halves / panel_parts, part = j / F::halves % panel_parts, half = j % F::halves;
             constexpr int num_quads = F::num_quads / F::halves;
-            const uint32_t* const scale_of_x = x + F::num_quads * T;
-            const uint32_t* const sum_of_x = scale_of_x + (1 + half) * T;
+            const uint32_t* const x_scale = x + F::x_quads * T;
+            const uint32_t* const x_sum = x_scale + (1 + half) * T;
             const auto bias = [&](int i) __attribute__((always_inline)) {
-                return F::has_min ? ivec{} : F::broadcast(sum_of_x + i);
+                return F::has_min ? ivec{} : F::broadcast(x_sum + i);
             };
             typename Dot::Sum dots[T];
 #pragma GCC unroll 16
             for (int i = 0; i < T; ++i) dots[i] = Dot::start(bias(i));
+            const char* of_panel = lines + panel * args.panel_stride;
+            const uint32_t* quads = x;
+            for (int64_t g = 0; g < count; ++g, of_panel += F::group_lines * line_bytes, quads += F::num_quads * T)
 #pragma GCC unroll 8
-            for (int n = half * num_quads; n < (half + 1) * num_quads; ++n) {
-                const char* const of_panel = lines + panel * args.panel_stride;
-                const int line = (n * F::group_lines + 7) / 8;  // that quad n is the first one to need, if any
-                if (part == 0 && line < ((n + 1) * F::group_lines + 7) / 8)
-                    fetch<F, T>(of_panel + line * line_bytes + args.ahead, line);
-                const auto w = format.weight(of_panel, n, part);
+                for (int n = half * num_quads; n < (half + 1) * num_quads; ++n) {
+                    const int line = (n * F::group_lines + 7) / 8;  // that quad n is the first one to need, if any
+                    if (part == 0 && line < ((n + 1) * F::group_lines + 7) / 8)
+                        fetch<F, T>(of_panel + line * line_bytes + args.ahead, line);
+                    const auto w = format.weight(of_panel, n, part);
 #pragma GCC unroll 16
-                for (int i = 0; i < T; ++i) dots[i] = Dot::add(dots[i], w, F::broadcast(x + n * T + i));
-            }
-            vec scale, min = zero();
-            if constexpr (F::has_read_scales) {
-                scale = load(&read[panel].scales[of_read][half][part * width]);
-                if constexpr (F::has_min) min = load(&read[panel].minima[of_read][half][part * width]);
-            } else {
-                scale = F::group_scale(args.scales + panel * args.scale_stride, group, part);
-            }
+                    for (int i = 0; i < T; ++i) dots[i] = Dot::add(dots[i], w, F::broadcast(quads + n * T + i));
+                }
+            const auto of_group = scales.at(group, panel, half, part);
 #pragma GCC unroll 16
             for (int i = 0; i < T; ++i) {
                 vec& sum = sums[i][panel][part];
-                const vec total = __builtin_convertvector(Dot::total(dots[i], bias(i)), vec);
-                sum = fma(total, F::scaled(F::broadcast_float(scale_of_x + i), scale), sum);
-                if constexpr (F::has_min) sum = fma(F::broadcast_float(sum_of_x + i), min, sum);
+                sum = add_scaled<F>(sum, Dot::total(dots[i], bias(i)), of_group, x_scale + i, x_sum + i);
             }
         }
         x += F::x_rows * T;
-        lines += F::group_lines * line_bytes;
+        lines += F::x_groups * F::group_lines * line_bytes;
     }
     store_sums<T, P>(sums, args);
 }
 
+#if INFINILM_TILES
+// The same of 16 tokens and a panel. Some groups are multiplied, then scaled, so that one does not wait for the other.
+template <class F>
+void multiply_integer_tiles(const TileArgs& args) {
+    constexpr int T = F::tile_tokens, at_once = 4;
+    constexpr int64_t group_bytes = F::group_lines * line_bytes;
+    F format;
+    format.read(*args.weight);
+    ScalesOf<F, 1> scales(args);
+    vec sums[T][1][1];
+    load_sums<T, 1>(sums, args);
+    alignas(64) char bytes[at_once][tile_bytes / 2];  // of 32 k whose weights are stored in fewer bits
+    alignas(64) int32_t totals[at_once][T][panel_outputs];
+    const uint32_t* x = args.x;
+    const char* lines = args.weights;
+
+    const auto multiply = [&]<int c>(int64_t first) __attribute__((always_inline)) {
+        const char* quads = (const char*)(x + c * F::x_rows * T);  // [T][x_quads][4]
+        const int64_t group = first + c * F::x_groups, stride = 4 * F::x_quads;
+        const char* w = lines + c * F::x_groups * group_bytes;
+        int64_t left = smaller(F::x_groups, args.k_groups - group);
+        Tiles::clear<c>();
+        for (int line = 0; line < left * F::group_lines; ++line) fetch<F, T>(w + line * line_bytes + args.ahead, line);
+        if constexpr (F::stored_as_bytes) {
+            for (; left >= 2; left -= 2, w += 2 * group_bytes, quads += 2 * group_size) {
+                Tiles::load<int8_a>(quads, stride);
+                Tiles::load<int8_b>(w);
+                Tiles::multiply_add_int8<c, int8_a, int8_b>();
+            }
+            if (left == 0) return;
+            Tiles::load<half_b>(w);
+        } else {
+            static_assert(F::x_groups == 1);
+            for (int n = 0; n < F::num_quads; ++n) {
+                typedef int8_t byte_lanes __attribute__((vector_size(sizeof(uvec))));
+                store_uint(bytes[c] + n * line_bytes, (uvec)((byte_lanes)format.bytes(w, n, 0) - (int8_t)F::plus));
+            }
+            Tiles::load<half_b>(bytes[c]);
+        }
+        Tiles::load<half_a>(quads, stride);
+        Tiles::multiply_add_int8<c, half_a, half_b>();
+    };
+    for (int64_t group = 0; group < args.k_groups; group += at_once * F::x_groups) {
+        const int64_t count = smaller(at_once, of_x<F>(args.k_groups - group));
+        multiply.template operator()<0>(group);
+        if (count > 1) multiply.template operator()<1>(group);
+        if (count > 2) multiply.template operator()<2>(group);
+        if (count > 3) multiply.template operator()<3>(group);
+        Tiles::store<0>(totals[0]), Tiles::store<1>(totals[1]), Tiles::store<2>(totals[2]), Tiles::store<3>(totals[3]);
+        for (int64_t c = 0; c < count; ++c, x += F::x_rows * T) {
+            const uint32_t *const x_scale = x + F::x_quads * T, *const x_sum = x_scale + T;
+            scales.read(group + c * F::x_groups);
+            const auto of_group = scales.at(group + c * F::x_groups, 0, 0, 0);
+#pragma GCC unroll 16
+            for (int i = 0; i < T; ++i)
+                sums[i][0][0] =
+                    add_scaled<F>(sums[i][0][0], (ivec)load_uint(totals[c][i]), of_group, x_scale + i, x_sum + i);
+        }
+        lines += at_once * F::x_groups * group_bytes;
+    }
+    store_sums<T, 1>(sums, args);
+}
+#endif
+
 template <class F, int T>
 void multiply_tile(const TileArgs& args) {
-    if constexpr (is_tile<F>)
+#if INFINILM_TILES
+    if constexpr (is_tile<F> && is_integer<F>)
+        multiply_integer_tiles<F>(args);
+    else
+#endif
+        if constexpr (is_tile<F>)
         F::template multiply<T>(args.k_groups, args.x, args.weights, args.panel_stride, args.ahead, args.sums,
                                 args.first);
     else if constexpr (is_integer<F>)
@@ -293,7 +406,12 @@ void multiply_tile(const TileArgs& args) {
 
 // The one for groups of so many tokens.
 using MultiplyTile = void (*)(const TileArgs&);
-template <class F, int T = is_tile<F> ? max_tokens<F> / 2 : 1>
+template <class F>
+constexpr int fewest_tokens = [] {
+    if constexpr (is_tile<F>) return F::least_tokens;
+    return 1;
+}();
+template <class F, int T = fewest_tokens<F>>
 MultiplyTile multiply_tile_of(int tokens) {
     if constexpr (T < max_tokens<F>)
         if (tokens > T) return multiply_tile_of<F, is_tile<F> ? 2 * T : next_tokens<F>(T)>(tokens);
@@ -431,7 +549,7 @@ size_t shared_scratch_bytes(const LinearArgs& args) {
         using F = decltype(format);
         if (!packs_x<F>(args)) return 0;
         const Groups groups = groups_of<F>(args);
-        return (size_t)(groups.count * groups.tokens * num_groups(args.weight.in_features) * F::x_rows) * 4;
+        return (size_t)(groups.count * groups.tokens * of_x<F>(num_groups(args.weight.in_features)) * F::x_rows) * 4;
     });
 }
 
@@ -445,7 +563,7 @@ void multiply_of(const LinearArgs& args, Share share) {
     Formats::visit(args, [&](auto format) {
         using F = decltype(format);
         if constexpr (is_tile<F>) {
-            const typename F::Registers registers;  // of this thread, while it works
+            const typename F::Registers registers(F::tile_shapes);  // of this thread, while it works
             return multiply<F>(args, share);
         }
         multiply<F>(args, share);

@@ -8,7 +8,7 @@ namespace {
 struct RoundedToBf16 {
     template <class Use>
     static auto visit(const LinearArgs&, Use use) {
-#if INFINILM_BF16_TILE
+#if INFINILM_TILES
         return use(Bf16Tiles{});
 #else
         return use(Bf16Dots{});

@@ -13,6 +13,9 @@ struct OfIntegers {
             case Format::q8_0: return use(Q8_0{});
             case Format::q4_0: return use(Int4<F16>{});
             case Format::q4_1:
+            case Format::z4_32:
+            case Format::z4_64:
+            case Format::z4_128:
             case Format::q4_k: return use(Planes<4, 0, 1, true>{});
             case Format::q5_0:  // minimum: scale * offset
             case Format::q5_1:
@@ -20,7 +23,9 @@ struct OfIntegers {
             case Format::q6_k: return use(Planes<6, 32, 2>{});
             case Format::q3_k: return use(Planes<3, 4, 2>{});
             case Format::q2_k: return use(Planes<2, 0, 2, true>{});
+            case Format::tq2_0: return use(Planes<2, 1>{});
             case Format::iq4_nl:
+            case Format::iq4_xs:
             case Format::mxfp4: return use(Values{});
             default: return use(Int8{});
         }

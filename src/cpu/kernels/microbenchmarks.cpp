@@ -1,6 +1,6 @@
 // The ceilings that `infinilm bench` and the kernel benchmarks measure in the same run as what they compare with them.
 #include "cpu/kernels/functions.h"
-#if INFINILM_BF16_TILE
+#if INFINILM_TILES
 #include "cpu/kernels/tile.h"
 #endif
 
@@ -27,15 +27,15 @@ uint64_t read_memory(const void* data, size_t bytes) {
     return checksum;
 }
 
-#if INFINILM_BF16_TILE
+#if INFINILM_TILES
 // The four C tiles that the linear has, from A and B tiles of zeros.
 static double tile_flops(int64_t iterations) {
-    const Tiles tiles;
+    const Tiles tiles(bf16_shapes);
     for (int64_t n = 0; n < iterations; ++n) {
-        tiles.multiply_add<0, first_a, first_b>();
-        tiles.multiply_add<1, first_a + 1, first_b>();
-        tiles.multiply_add<2, first_a, first_b + 1>();
-        tiles.multiply_add<3, first_a + 1, first_b + 1>();
+        tiles.multiply_add_bf16<0, first_a, first_b>();
+        tiles.multiply_add_bf16<1, first_a + 1, first_b>();
+        tiles.multiply_add_bf16<2, first_a, first_b + 1>();
+        tiles.multiply_add_bf16<3, first_a + 1, first_b + 1>();
     }
     return 4 * 2.0 * tile_rows * tile_rows * tile_step * (double)iterations;
 }
@@ -44,7 +44,7 @@ static double tile_flops(int64_t iterations) {
 // As many independent accumulators as the registers hold, which is more than latency x issue rate on every machine. The
 // operands pass through an empty asm, so that nothing can be folded; they keep the sums finite.
 double dot_flops(int64_t iterations, bool multiply_bf16) {
-#if INFINILM_BF16_TILE
+#if INFINILM_TILES
     if (multiply_bf16) return tile_flops(iterations);
 #endif
     constexpr int accumulators = width == 16 ? 24 : 12;

@@ -34,8 +34,12 @@ struct Integers {
     int scale_bytes = 2;   // of an output, of so many groups; int8: has one for all k
     int halves = 1;        // 2: each 16 k of a group have a scale, and a minimum, of their own
     bool has_min = false;
+    bool has_zero = false;    // a byte is stored, which the minimum is a multiple of: scale * zero
     bool has_values = false;  // an integer is the number of one of PackedWeight::values
 };
+static inline constexpr Integers zero_points(int scale_groups) {
+    return {.bits = 4, .scale_groups = scale_groups, .scale_bytes = 3, .has_min = true, .has_zero = true};
+}
 static inline constexpr Integers integers_of(Format format) {
     switch (format) {
         case Format::int8: return {.bits = 8, .scale_bytes = 0};
@@ -50,6 +54,11 @@ static inline constexpr Integers integers_of(Format format) {
         case Format::q4_k: return {.bits = 4, .scale_groups = 8, .scale_bytes = 16, .has_min = true};
         case Format::q5_k: return {.bits = 5, .scale_groups = 8, .scale_bytes = 16, .has_min = true};
         case Format::q6_k: return {.bits = 6, .offset = 32, .scale_groups = 8, .scale_bytes = 18, .halves = 2};
+        case Format::z4_32: return zero_points(1);
+        case Format::z4_64: return zero_points(2);
+        case Format::z4_128: return zero_points(4);
+        case Format::tq2_0: return {.bits = 2, .offset = 1, .scale_groups = 8, .scale_bytes = 2};
+        case Format::iq4_xs: return {.bits = 4, .scale_groups = 8, .scale_bytes = 10, .has_values = true};
         case Format::iq4_nl:
         case Format::mxfp4: return {.bits = 4, .has_values = true};
         default: return {.bits = 0};  // floats

@@ -3,9 +3,12 @@
 //   q4_1, q5_1        scale, then what is added, which is minus the minimum, float16
 //   q5_0, iq4_nl      scale, float16
 //   mxfp4             scale, bfloat16
+//   z4_32 to z4_128   of 1, 2 or 4 groups: scale, float16; zero point, int8
 //   q4_k, q5_k        of 8 groups: factor of the scales and of the minima, float16; 3 words of 6-bit numbers, which are
 //                     the 12 bytes of a file
 //   q3_k, q6_k        of 16 halves of groups: 4 words of int8 scales, in the order of k; their factor, float16
+//   iq4_xs            of 8 groups: 2 words of int8 scales; their factor, float16
+//   tq2_0             of 8 groups: scale, float16
 //   q2_k              4 words of bytes: scale in the low half, minimum in the high one; factors of both, float16
 // Every product here is exact in float32.
 #pragma once
@@ -26,15 +29,24 @@ template <Format format>
 static void read_scales(const char* stored, int num_groups, float* scales, float* minima) {
     constexpr Integers integers = integers_of(format);
     constexpr int64_t row = panel_outputs;
-    if constexpr (integers.scale_groups == 1) {
-        for (int group = 0; group < num_groups; ++group, stored += integers.scale_bytes * panel_outputs)
+    if constexpr (integers.scale_bytes <= 4) {  // one for all groups that are stored together
+        constexpr int64_t bytes = integers.scale_bytes * panel_outputs;
+        for (int group = 0; group < num_groups; group += integers.scale_groups, stored += bytes)
             for (int64_t at = 0; at < panel_outputs; at += width) {
-                const int64_t to = group * row + at;
                 const vec scale =
                     format == Format::mxfp4 ? load((const Bf16*)stored + at) : load((const F16*)stored + at);
-                store(scales + to, scale);
-                if constexpr (integers.has_min) store(minima + to, -load((const F16*)stored + row + at));
-                if constexpr (format == Format::q5_0) store(minima + to, scale * (float)integers.offset);
+                vec min = zero();
+                if constexpr (integers.has_zero)
+                    min = scale * load((const int8_t*)stored + 2 * row + at);
+                else if constexpr (integers.has_min)
+                    min = -load((const F16*)stored + row + at);
+                else if constexpr (format == Format::q5_0)
+                    min = scale * (float)integers.offset;
+                for (int of_scale = 0; of_scale < integers.scale_groups; ++of_scale) {
+                    const int64_t to = (group + of_scale) * row + at;
+                    store(scales + to, scale);
+                    if constexpr (integers.has_min || format == Format::q5_0) store(minima + to, min);
+                }
             }
     } else if constexpr (integers.bits >= 4 && integers.has_min) {
         for (int64_t at = 0; at < panel_outputs; at += width) {
@@ -56,11 +68,12 @@ static void read_scales(const char* stored, int num_groups, float* scales, float
         }
     } else {
         for (int64_t at = 0; at < panel_outputs; at += width) {
-            const char* const factors = stored + 4 * line_bytes;
+            constexpr int lines = integers.scale_groups * integers.halves / 4;
+            const char* const factors = stored + lines * line_bytes;
             const vec scale = load((const F16*)factors + at);
             const vec min = integers.has_min ? load((const F16*)factors + row + at) : zero();
 #pragma GCC unroll 4
-            for (int line = 0; line < 4; ++line) {
+            for (int line = 0; line < lines; ++line) {
                 const uvec word = load_uint(stored + line * line_bytes + 4 * at);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; ++j) {
@@ -89,7 +102,12 @@ INFINILM_INLINE ReadScales scale_reader(Format format) {
         case Format::q5_k: return read_scales<Format::q5_k>;
         case Format::q6_k: return read_scales<Format::q6_k>;
         case Format::iq4_nl: return read_scales<Format::iq4_nl>;
+        case Format::iq4_xs: return read_scales<Format::iq4_xs>;
+        case Format::tq2_0: return read_scales<Format::tq2_0>;
         case Format::mxfp4: return read_scales<Format::mxfp4>;
+        case Format::z4_32: return read_scales<Format::z4_32>;
+        case Format::z4_64: return read_scales<Format::z4_64>;
+        case Format::z4_128: return read_scales<Format::z4_128>;
         default: return nullptr;  // one float for a group or an output
     }
 }

@@ -7,7 +7,7 @@
 //                      wider sets of instructions that do nothing for them
 //   INFINILM_WIDTH     float lanes: 4, 8 or 16
 //   INFINILM_BF16_DOT  1 where bf16 pairs are multiplied by one instruction (or by its emulation)
-//   INFINILM_BF16_TILE 1 where bf16 matrices are multiplied in tiles (or by their emulation), see tile.h
+//   INFINILM_TILES     1 where matrices of bf16 and int8 are multiplied in tiles (or by their emulation), see tile.h
 //   INFINILM_EMULATED  1 for emulated512 and emulated_amx: 16 lanes with baseline instructions, to test wide code paths
 //                      anywhere; in no package, tests/emulated_isas.py builds these two
 // (The 512-bit intrinsics are used in their maskz form with a full mask: gcc 12 warns of its own undefined vector in

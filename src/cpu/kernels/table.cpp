@@ -16,8 +16,12 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .name = INFINILM_TEXT(INFINILM_ISA),
     .pack = floats::pack,
     .linear_floats = &floats::linear_floats,
+#if INFINILM_TILES
+    .linear_integers = &isa::linear_integer_tiles,
+#else
     .linear_integers = &integers::linear_integers,
-#if INFINILM_BF16_DOT || INFINILM_BF16_TILE
+#endif
+#if INFINILM_BF16_DOT || INFINILM_TILES
     .linear_bf16 = &isa::linear_bf16,
 #else
     .linear_bf16 = nullptr,

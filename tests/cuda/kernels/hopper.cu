@@ -1,21 +1,12 @@
 // Hopper's primitives in small kernels: wgmma in every operand layout, pipelines of bulk copies and tensor maps,
-// clusters, bulk stores, dependent launches. Called by emulator_cases.py; compiled by nvcc for sm_90a only. kBug plants
+// bulk copies, dependent launches. Called by emulator_cases.py; compiled by nvcc for sm_90a only. kBug plants
 // the mistakes that test_bugs.py expects to be found.
 #include "launch.cuh"
 #include "ptx_sm90.cuh"
 
 namespace infinilm::cuda {
 
-enum Bug {
-    kNone,
-    kNoEmptyWait,
-    kEarlyRelease,
-    kWrongCount,
-    kMissingInitBarrier,
-    kNoDependencyWait,
-    kNoStoreWait,
-    kReadTooEarly
-};
+enum Bug { kNone, kNoEmptyWait, kEarlyRelease, kWrongCount, kMissingInitBarrier, kNoDependencyWait, kReadTooEarly };
 
 // An operand in shared memory: the bytes as they shall lie there, and the descriptor that says how.
 struct Operand {
@@ -120,72 +111,30 @@ __global__ void __launch_bounds__(160)
     }
 }
 
-// y = 2 x + 1 through shared memory: bulk loads (or cp.async that arrive on the mbarrier) in, bulk stores out, chunks
-// of 512 floats, two stages.
-template <int kBug>
-__global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks, int by_cp_async) {
+// y = 2 x + 1 by way of bulk copies: chunks of 512 floats, two stages.
+__global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks) {
     constexpr int kChunk = 512;
     INFINILM_SHARED(uint64_t, full, [2]);
     INFINILM_DYNAMIC_SHARED(smem);
-    float *in = reinterpret_cast<float*>(smem), *out = in + 2 * kChunk;  // [2][kChunk] each
+    float* in = reinterpret_cast<float*>(smem);  // [2][kChunk]
     if (threadIdx.x == 0) {
-        for (int s = 0; s < 2; ++s) mbarrier_init(full + s, by_cp_async ? 64 : 1);
+        for (int s = 0; s < 2; ++s) mbarrier_init(full + s, 1);
         mbarrier_init_fence();
     }
     __syncthreads();
     auto load = [&](int chunk) {
-        if (chunk >= chunks) return;
-        float* to = in + chunk % 2 * kChunk;
-        const float* from = x + chunk * kChunk;
-        if (by_cp_async) {
-            for (int i = threadIdx.x * 4; i < kChunk; i += 256) cp_async_16(to + i, from + i);
-            mbarrier_arrive_after_cp_async(full + chunk % 2);
-        } else if (threadIdx.x == 0) {
-            mbarrier_arrive_expect_tx(full + chunk % 2, kChunk * 4);
-            bulk_load(to, from, kChunk * 4, full + chunk % 2);
-        }
+        if (chunk >= chunks || threadIdx.x != 0) return;
+        mbarrier_arrive_expect_tx(full + chunk % 2, kChunk * 4);
+        bulk_load(in + chunk % 2 * kChunk, x + chunk * kChunk, kChunk * 4, full + chunk % 2);
     };
     load(0);
     for (int chunk = 0; chunk < chunks; ++chunk) {
         load(chunk + 1);
-        if (threadIdx.x == 0) bulk_wait_read<1>();  // the store of chunk - 2 has read its buffer
-        __syncthreads();
         while (!mbarrier_try_wait(full + chunk % 2, chunk / 2 % 2)) {
         }
-        for (int i = threadIdx.x; i < kChunk; i += 64)
-            out[chunk % 2 * kChunk + i] = 2.0f * in[chunk % 2 * kChunk + i] + 1.0f;
-        fence_proxy_async();
-        __syncthreads();
-        if (threadIdx.x != 0) continue;
-        bulk_store(y + chunk * kChunk, out + chunk % 2 * kChunk, kChunk * 4);
-        bulk_commit();
+        for (int i = threadIdx.x; i < kChunk; i += 64) y[chunk * kChunk + i] = 2.0f * in[chunk % 2 * kChunk + i] + 1.0f;
+        __syncthreads();  // the stage may be loaded again
     }
-    if (kBug != kNoStoreWait && threadIdx.x == 0) bulk_wait<0>();
-}
-
-// Each block of a cluster of two gives its sum to the other: out[block] = sum of the pair. By reading the neighbour's
-// shared memory, and once more by writing into it and arriving on its mbarrier.
-__global__ void __launch_bounds__(32) cluster_kernel(const float* x, float* out) {
-    INFINILM_SHARED(float, mine, [1]);
-    INFINILM_SHARED(float, received, [1]);
-    INFINILM_SHARED(uint64_t, arrived, [1]);
-    const uint32_t other = cluster_rank() ^ 1;
-    const float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
-    if (threadIdx.x == 0) {
-        mine[0] = sum;
-        mbarrier_init(arrived, 1);
-        mbarrier_init_fence();
-    }
-    cluster_sync();
-    if (threadIdx.x == 0) {
-        const float read = *cluster_shared(mine, other);
-        *cluster_shared(received, other) = sum;
-        mbarrier_arrive_cluster(arrived, other);
-        mbarrier_wait(arrived, 0);
-        out[blockIdx.x] = sum + read;
-        out[gridDim.x + blockIdx.x] = sum + received[0];
-    }
-    cluster_sync();  // nobody leaves while its shared memory is read
 }
 
 // y = x + y; launched after itself as a dependent kernel.
@@ -263,13 +212,8 @@ int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
         default: return run_gemm<kNone>(a, b, c, m, n, k);
     }
 }
-int stream_chunks(const float* x, float* y, int chunks, int by_cp_async, int bug) {
-    return bug == kNoStoreWait
-               ? launch<stream_kernel<kNoStoreWait>>({dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async)
-               : launch<stream_kernel<kNone>>({dim3(1), dim3(64), 8192}, x, y, chunks, by_cp_async);
-}
-int cluster(const float* x, float* out, int blocks) {
-    return launch<cluster_kernel>({dim3(blocks), dim3(32), 0, nullptr, dim3(2)}, x, out);
+int stream_chunks(const float* x, float* y, int chunks) {
+    return launch<stream_kernel>({dim3(1), dim3(64), 4096}, x, y, chunks);
 }
 int add_dependent(const float* x, float* y, int n, int times, int bug) {
     return bug == kNoDependencyWait ? run_add<kNoDependencyWait>(x, y, n, times) : run_add<kNone>(x, y, n, times);

@@ -16,22 +16,18 @@ __global__ void convert_kernel(const float* x, T* y, float* z, uint32_t* packed,
     }
 }
 
-// out[row] = sum, out[rows + row] = max of row; one block of 128 threads a row
-__global__ void __launch_bounds__(128) reduce_kernel(const float* x, float* out, int n) {
-    INFINILM_SHARED(float, scratch, [4]);
+// out[row] = sum, out[rows + row] = max of row; one warp a row
+__global__ void __launch_bounds__(32) reduce_kernel(const float* x, float* out, int n) {
     float sum = 0.0f, largest = -INFINITY;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         sum += x[blockIdx.x * n + i];
         largest = fmaxf(largest, x[blockIdx.x * n + i]);
     }
-    sum = block_sum<4>(sum, scratch);
+    sum = warp_sum(sum);
     largest = warp_max(largest);
-    __syncthreads();
-    if (lane_id() == 0) scratch[warp_id()] = largest;
-    __syncthreads();
     if (threadIdx.x != 0) return;
     out[blockIdx.x] = sum;
-    out[gridDim.x + blockIdx.x] = fmaxf(fmaxf(scratch[0], scratch[1]), fmaxf(scratch[2], scratch[3]));
+    out[gridDim.x + blockIdx.x] = largest;
 }
 
 // The shuffles and votes of one warp, 8 results a lane
@@ -53,42 +49,40 @@ __global__ void uniform_kernel(uint64_t seed, uint64_t position, float* out, int
     if (i < n) out[i] = uniform(seed, position + i);
 }
 
-// y = x by 16-byte loads and stores, n pieces; exp2 of the first float of each
+// y = x by 16-byte loads, n pieces; exp2 of the first float of each
 __global__ void copy_kernel(const uint4* x, uint4* y, float* exps, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    prefetch_l2(x + i);
     const uint4 v = i % 2 ? load_streamed_16(x + i) : load_readonly_16(x + i);
-    store_streamed_16(y + i, v);
+    y[i] = v;
     exps[i] = exp2_approx(__uint_as_float(v.x));
 }
 
-// A ring of warps: warp w waits for warp w - 1 on a named barrier of 64 threads, adds, hands on. One block.
-__global__ void __launch_bounds__(128) ring_kernel(int* out, int rounds) {
-    INFINILM_SHARED(int, total, [1]);
-    const int warp = warp_id();
-    if (threadIdx.x == 0) total[0] = 0;
-    __syncthreads();
-    for (int round = 0; round < rounds; ++round) {
-        if (warp > 0 || round > 0) named_barrier_sync(1 + warp, 64);
-        if (lane_id() == 0) total[0] += warp + 1;
-        __syncwarp();
-        if (warp < 3 || round + 1 < rounds) named_barrier_arrive(1 + (warp + 1) % 4, 64);
+// Two halves of a block, each with a named barrier: a warp adds in its turn.
+__global__ void __launch_bounds__(128) turns_kernel(int* out, int rounds) {
+    INFINILM_SHARED(int, totals, [2]);
+    const int warp = warp_id(), half = warp / 2;
+    if (threadIdx.x % 64 == 0) totals[half] = 0;
+    for (int turn = 0; turn < 2 * rounds; ++turn) {
+        named_barrier_sync(1 + half, 64);
+        if (turn % 2 == warp % 2 && lane_id() == 0) totals[half] += warp + 1;
     }
     __syncthreads();
-    if (threadIdx.x == 0) out[0] = total[0];
+    if (threadIdx.x == 0) out[0] = totals[0] + totals[1];
 }
 
 // The sum of n numbers: a partial sum per block, added in order by whichever block arrives last.
 __global__ void __launch_bounds__(64)
     last_arriver_kernel(const float* x, float* partial, unsigned* counter, float* out, int n, int acquire_release) {
-    INFINILM_SHARED(float, scratch, [2]);
+    INFINILM_SHARED(float, sums, [2]);
     INFINILM_SHARED(unsigned, arrived, [1]);
     float sum = 0.0f;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += x[i];
-    sum = block_sum<2>(sum, scratch);
+    sum = warp_sum(sum);
+    if (lane_id() == 0) sums[warp_id()] = sum;
+    __syncthreads();
     if (threadIdx.x == 0) {
-        partial[blockIdx.x] = sum;
+        partial[blockIdx.x] = sums[0] + sums[1];
         if (acquire_release) {
             arrived[0] = atomic_add_acq_rel(counter, 1u);
         } else {
@@ -148,7 +142,7 @@ int convert_f16(const float* x, f16* y, float* z, uint32_t* packed, int n) {
     return launch<convert_kernel<f16>>({dim3(4), dim3(64)}, x, y, z, packed, n);
 }
 int reduce(const float* x, float* out, int rows, int n) {
-    return launch<reduce_kernel>({dim3(rows), dim3(128)}, x, out, n);
+    return launch<reduce_kernel>({dim3(rows), dim3(32)}, x, out, n);
 }
 int shuffle(const int* x, int* out) { return launch<shuffle_kernel>({dim3(1), dim3(32)}, x, out); }
 int uniforms(uint64_t seed, uint64_t position, float* out, int n) {
@@ -157,7 +151,7 @@ int uniforms(uint64_t seed, uint64_t position, float* out, int n) {
 int copy(const uint4* x, uint4* y, float* exps, int n) {
     return launch<copy_kernel>({dim3(ceil_div(n, 32)), dim3(32)}, x, y, exps, n);
 }
-int ring(int* out, int rounds) { return launch<ring_kernel>({dim3(1), dim3(128)}, out, rounds); }
+int turns(int* out, int rounds) { return launch<turns_kernel>({dim3(1), dim3(128)}, out, rounds); }
 int last_arriver(const float* x, float* partial, unsigned* counter, float* out, int n, int blocks,
                  int acquire_release) {
     return launch<last_arriver_kernel>({dim3(blocks), dim3(64)}, x, partial, counter, out, n, acquire_release);

@@ -57,6 +57,12 @@ int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t 
     return gather_rows({x, rows, out, x_stride, out_stride, num_rows, hidden_size, static_cast<Type>(type)}, nullptr);
 }
 
+int update(const int* previous_ids, const int* rows, int* ids, int num_tokens, int* table, const int* entries,
+           int num_entries) {
+    return update_step(
+        {previous_ids, rows, ids, num_tokens, table, reinterpret_cast<const int2*>(entries), num_entries}, nullptr);
+}
+
 int add_parts(const void* parts, void* out, int num_parts, int64_t size, int type) {
     return sum_parts({parts, out, num_parts, size, static_cast<Type>(type)}, nullptr);
 }

@@ -1,0 +1,162 @@
+"""What every command that serves HTTP has in common: where it listens, who may come in, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infinilm.cli.arguments import flag, non_negative, positive
+from infinilm.cli.output import note
+from infinilm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infinilm.server.settings import ServerSettings
+
+__all__ = ["add_front", "needs_packages", "read_front", "seconds", "signals_end_it"]
+
+_LOCAL = {"127.0.0.1", "localhost", "[::1]", "::1"}
+
+
+def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the arguments; returns their group."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
+    )
+    group.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=None,
+        metavar="KEY",
+        help="ask for this key; may be repeated; better: INFINILM_API_KEY, which `ps` does not show",
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="the same, from a file with a key in each line")
+    group.add_argument(
+        "--allowed-origins", nargs="+", default=(), metavar="URL", help="web pages that may call the API; * for all"
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="Host headers to answer; default: any, or local names alone when it listens at a local address",
+    )
+    group.add_argument("--max-body-bytes", type=positive, default=16 << 20, metavar="N", help="default 16 MiB")
+    group.add_argument(
+        "--drain-timeout",
+        type=seconds,
+        default=30,
+        metavar="S",
+        help="seconds for running requests at SIGTERM; default 30",
+    )
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="serve HTTPS, with --ssl-certfile")
+    group.add_argument("--ssl-certfile", metavar="FILE")
+    group.add_argument("--log-requests", action="store_true", help="a line for every request, without keys and prompts")
+    return group
+
+
+def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, dict[str, Any]]:
+    """The settings, and keywords for `serve`; `more`: further fields of the settings. ConfigError: they do not fit."""
+    from infinilm.server.settings import ServerSettings
+
+    if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
+        raise ConfigError("HTTPS needs both --ssl-keyfile and --ssl-certfile")
+    for name in ("ssl_keyfile", "ssl_certfile"):
+        path = getattr(args, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{flag(name)}: there is no file {path}")
+    if args.ssl_keyfile is not None:
+        _check_certificate(args.ssl_certfile, args.ssl_keyfile)
+    keys = _api_keys(args.api_key, args.api_key_file)
+    if args.host not in _LOCAL and not keys:
+        note("anybody who reaches this address can use the model: --api-key asks for a key")
+    settings = ServerSettings(
+        api_keys=keys,
+        allowed_origins=tuple(args.allowed_origins),
+        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if args.host in _LOCAL else ["*"])),
+        max_body_bytes=args.max_body_bytes,
+        drain_timeout=args.drain_timeout,
+        **more,
+    )
+    names = ("host", "port", "ssl_keyfile", "ssl_certfile", "log_requests")
+    return settings, {name: getattr(args, name) for name in names} | {"tell": note}
+
+
+@contextlib.contextmanager
+def needs_packages(what: str, extra: str) -> Iterator[None]:
+    """ConfigError instead of the ImportError of a package; the message names it and the extra that has it."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").split(".")[0].replace("_", "-")
+        if package in ("", "infinilm"):
+            raise
+        state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
+        raise ConfigError(f"{what} needs {package}, which {state}; pip install -U 'infinilm[{extra}]'") from None
+
+
+@contextlib.contextmanager
+def signals_end_it() -> Iterator[None]:
+    """Signals end the process with 0 before the server is there to handle them, as they do later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _api_keys(given: Sequence[str] | None, file: str | None) -> tuple[str, ...]:
+    """The keys of the command line and of a file, or else of the environment."""
+    keys = list(given or ())
+    if file is not None:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--api-key-file: {file} cannot be read: {error.strerror}") from None
+        keys += [line for line in text.splitlines() if line.strip()] or [""]
+    if given is None and file is None:
+        keys = [key for key in os.environ.get("INFINILM_API_KEY", "").split(",") if key.strip()]
+    if not all(key.strip() for key in keys):  # such as --api-key "$KEY" where KEY is not set
+        raise ConfigError("--api-key: a key is empty, which would let everybody in")
+    return tuple(key.strip() for key in keys)
+
+
+def _check_certificate(certificate: str, key: str) -> None:
+    """ConfigError: TLS cannot be spoken with these files."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:  # those of ssl among them
+        raise ConfigError(f"--ssl-certfile {certificate}, --ssl-keyfile {key}: {error.strerror or error}") from None
+
+
+def _port(text: str) -> int:
+    """Argument type: a port of TCP."""
+    port = non_negative(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port in 0..65535, got {text!r}")
+    return port
+
+
+def seconds(text: str) -> float:
+    """Argument type: a number >= 0."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number of seconds >= 0, got {text!r}")

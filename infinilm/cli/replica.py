@@ -1,0 +1,35 @@
+"""A replica's process: `infinilm serve`, which ends with the process that started it.
+
+Its options come as a line of JSON on stdin, so that `ps` shows no key. When stdin closes, its parent is gone: it drains
+as at SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+
+from infinilm.cli.main import run_command
+from infinilm.cli.serve import run_serve
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1 << 10):  # not through sys.stdin, which the interpreter would wait for at its end
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    """Serve; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    options = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, name="infinilm-parent", daemon=True).start()
+    return run_command(argparse.Namespace(**options, run=run_serve))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

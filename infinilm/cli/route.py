@@ -1,0 +1,96 @@
+"""`infinilm route`: one address for several servers of one model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from infinilm.cli.arguments import non_negative, positive, positive_number
+from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
+from infinilm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infinilm.router.settings import RouterSettings
+    from infinilm.server.settings import ServerSettings
+
+__all__ = ["add_route", "add_routing", "routing_settings", "run_route"]
+
+
+def add_route(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    group = add_routing(parser)
+    group.add_argument(
+        "--replica-url",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="URL",
+        help="a running `infinilm serve`, such as http://10.0.0.7:8000; several, or repeated",
+    )
+    group.add_argument(
+        "--replica-api-key", metavar="KEY", help="that the replicas ask for; better: INFINILM_REPLICA_API_KEY"
+    )
+    add_front(parser)
+
+
+def add_routing(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add what decides which replica a request goes to; returns its group."""
+    group = parser.add_argument_group("replicas and routing")
+    group.add_argument(
+        "--routing",
+        choices=["prefix", "round-robin"],
+        default="prefix",
+        help="to the replica that has computed the beginning of the prompt (default), or to each in its turn",
+    )
+    group.add_argument(
+        "--imbalance",
+        type=non_negative,
+        default=16,
+        metavar="K",
+        help="requests that a replica may have more than the least loaded one and still be chosen; default 16",
+    )
+    group.add_argument(
+        "--max-requests", type=positive, default=4096, metavar="N", help="at a time; more get status 429; default 4096"
+    )
+    group.add_argument(
+        "--max-attempts",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="replicas that may be lost over a request until it fails; default 3",
+    )
+    group.add_argument(
+        "--health-interval", type=positive_number, default=1.0, metavar="S", help="between two looks at a replica"
+    )
+    group.add_argument(
+        "--wait-timeout",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="how long a stream that lost its replica waits for another one; default 30",
+    )
+    return group
+
+
+def routing_settings(args: argparse.Namespace, front: ServerSettings) -> RouterSettings:
+    """What `add_routing` has added."""
+    from infinilm.router.settings import RouterSettings
+
+    names = ("imbalance", "max_requests", "max_attempts", "health_interval", "wait_timeout")
+    given = {name: getattr(args, name) for name in names}
+    return RouterSettings(front, routes_by_prefix=args.routing == "prefix", **given)
+
+
+def run_route(args: argparse.Namespace) -> int:
+    """Route until a signal ends it."""
+    with signals_end_it():
+        with needs_packages("the router", "router"):
+            from infinilm.router.run import serve_router
+
+        key = args.replica_api_key or os.environ.get("INFINILM_REPLICA_API_KEY")
+        if args.replica_api_key is not None and not args.replica_api_key.strip():
+            raise ConfigError("--replica-api-key: the key is empty")
+        front, options = read_front(args, model_names=())
+        replicas = [(url, key.strip() if key else None) for url in args.replica_url]
+        return serve_router(routing_settings(args, front), replicas, **options)

@@ -1,0 +1,122 @@
+"""What the linears of a model are given over a text: the Gram matrices that `infinilm quantize` rounds weights by."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.config.families import ModelFacts, model_facts
+from infinilm.engine.hooks import HookRegistry
+from infinilm.errors import RequestError
+from infinilm.llm import LLM
+
+__all__ = ["Calibration"]
+
+_LONGEST = 512  # tokens that see each other
+_MOST_BYTES = 2 << 30  # of the matrices of the layers that one pass over the text collects
+_PARAM = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_UP = re.compile(r"mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up)_proj")
+
+
+class Calibration:
+    """A model that computes a text, to see the inputs of its linears; a context manager.
+
+    Parameters
+    ----------
+    model
+        As `LLM` takes it.
+    text : str or sequence of int
+        A text or token ids. Some thousand tokens of what the model will be used for; pieces of 512 see each other.
+
+    Raises
+    ------
+    RequestError
+        The text has no token.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], text: str | Sequence[int]) -> None:
+        self._registry = HookRegistry()
+        self._llm = LLM(
+            model, dtype="float32", max_num_seqs=1, enable_prefix_caching=False, hooks=self._registry, use_tqdm=False
+        )
+        longest = min(_LONGEST, self._llm.max_model_len)
+        ids = self._llm.tokenize(text) if isinstance(text, str) else list(text)
+        self._pieces = [ids[at : at + longest] for at in range(0, len(ids), longest)]
+        if not self._pieces:
+            self._llm.close()
+            raise RequestError("calibration: expected a text of some tokens, got none")
+        self._facts: ModelFacts = model_facts(self._llm.config, self._llm.max_model_len)
+        self._grams: dict[str, npt.NDArray[np.float32]] = {}
+
+    def __enter__(self) -> Calibration:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the model."""
+        self._llm.close()
+
+    def gram(self, param: str) -> npt.NDArray[np.float32] | None:
+        """Return the sums of products of a linear's inputs over the tokens, [inputs, inputs]; None: they are not seen.
+
+        Those of some layers at a time are kept: asking for layers in their order computes the text seldom.
+        """
+        match = _PARAM.fullmatch(param)
+        site = self._site(int(match[1]), match[2]) if match else None
+        if site is None:
+            return None
+        if site not in self._grams:
+            assert match is not None
+            self._collect(int(match[1]))
+        return self._grams[site]
+
+    def _site(self, layer: int, module: str) -> str | None:
+        """The hook that sees what a module is given; None: there is none, as inside of experts."""
+        facts = self._facts
+        before = f"layer{layer - 1}_residual" if layer else "embedding"
+        attention = f"layer{layer}_input_layernorm" if facts.pre_norms else before
+        if module in _QKV:
+            return attention
+        if module == "self_attn.o_proj":
+            return f"layer{layer}_attention"
+        if _GATE_UP.fullmatch(module):
+            if facts.parallel_blocks:
+                return attention
+            if not facts.pre_norms:
+                return f"layer{layer}_attention_residual"
+            return f"layer{layer}_{'pre_feedforward' if facts.post_norms else 'post_attention'}_layernorm"
+        return f"layer{layer}_activation" if module == "mlp.down_proj" else None
+
+    def _collect(self, first: int) -> None:
+        config, facts = self._llm.config, self._facts
+        mlp = 0 if facts.experts.layers[first] else config.intermediate_size
+        sizes = config.hidden_size, config.hidden_size, config.num_attention_heads * config.head_dim, mlp
+        count = max(_MOST_BYTES // (4 * sum(size * size for size in sizes)), 1)
+        sites: set[str] = set()
+        for layer in range(first, min(first + count, config.num_hidden_layers)):
+            modules = ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"]
+            modules += [] if facts.experts.layers[layer] else ["mlp.down_proj"]
+            sites |= {site for module in modules if (site := self._site(layer, module))}
+        self._grams = {}
+
+        def add(name: str, tensor: Any, layer_idx: int) -> None:
+            inputs = tensor.numpy().reshape(tensor.shape[0], -1)  # float32, as the model computes
+            products = inputs.T @ inputs
+            self._grams[name] = self._grams[name] + products if name in self._grams else products
+
+        handles = [self._registry.register_hook(site, add) for site in sorted(sites)]
+        try:
+            for piece in self._pieces:
+                self._llm.forward(piece)
+        finally:
+            for handle in handles:
+                handle.remove()

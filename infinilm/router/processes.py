@@ -1,0 +1,224 @@
+"""Replicas as processes: one, wherever it is started, and several of this machine under a router."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from infinilm.errors import ConfigError, InfinilmError
+from infinilm.router.replicas import Pool
+from infinilm.router.run import Launch
+
+__all__ = ["Running", "ServerProcess", "local_replicas", "supervised"]
+
+logger = logging.getLogger("infinilm.router")
+
+_LONGEST_REST = 30.0  # seconds between the end of a replica and its next start
+_TERMINATION = 5.0  # seconds beyond the time to drain
+
+# Options of the command that are those of the router.
+_OF_ROUTER = {
+    *("run", "debug", "replicas", "ray_address", "routing", "imbalance", "max_requests", "max_attempts"),
+    *("health_interval", "wait_timeout"),
+}
+
+
+def replica_options(args: argparse.Namespace, host: str, key: str, **more: Any) -> dict[str, Any]:
+    """The options of `infinilm serve` for one replica, from those of the command that starts several."""
+    options = {name: value for name, value in vars(args).items() if name not in _OF_ROUTER}
+    own = {"host": host, "port": 0, "api_key": [key], "api_key_file": None, "ssl_keyfile": None, "ssl_certfile": None}
+    shared = {"allowed_origins": [], "allowed_hosts": ["*"], "replicas": None, "ray_address": None, "debug": False}
+    return options | own | shared | more
+
+
+class ServerProcess:
+    """An ordinary server in a process of its own. It ends when this object's process does.
+
+    Attributes
+    ----------
+    url : str
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.url = ""
+        self.last_line = ""
+        self._found = asyncio.Event()
+        self._reading = asyncio.ensure_future(self._read())
+
+    @classmethod
+    async def start(cls, options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ServerProcess:
+        """Start it, and wait until it serves. InfinilmError: it has ended; the message is its own."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "infinilm.cli.replica"),
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+        )
+        made = cls(process)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(options).encode() + b"\n")
+            await made._found.wait()
+        except BaseException:
+            await made.stop(0)
+            raise
+        if not made.url:
+            code = await process.wait()
+            error = ConfigError if code == 2 else InfinilmError
+            raise error(made.last_line.removeprefix("infinilm: error: ") or f"a replica ended with {code}")
+        return made
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            text = line.decode("utf-8", "replace").rstrip()
+            found = re.search(r" at (https?://\S+)$", text)
+            if found and not self.url:
+                self.url = found[1]
+                self._found.set()
+            elif text:
+                self.last_line = text
+                print(text, file=sys.stderr, flush=True)
+        self._found.set()
+
+    async def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        code = await self._process.wait()
+        await self._reading
+        return code
+
+    async def stop(self, seconds: float) -> None:
+        """End it: it drains, and is killed if it is there after so many seconds."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM if seconds else signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self.wait(), seconds + _TERMINATION)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self.wait()
+
+
+class Running(Protocol):
+    """A replica that somebody has started."""
+
+    url: str
+
+    async def wait(self) -> object:
+        """Wait for its end."""
+
+    async def stop(self, seconds: float) -> None:
+        """End it."""
+
+
+Start = Callable[[int], Awaitable[Running]]
+
+
+def supervised(start: Start, count: int, key: str, drain_seconds: float) -> Launch:
+    """A `Launch` of so many replicas that are started again when they end.
+
+    Parameters
+    ----------
+    start : callable
+        Starts the replica of a number, and returns when it serves.
+    count : int
+    key : str
+        That the replicas ask for.
+    drain_seconds : float
+        That they have when all is to end.
+    """
+
+    async def keep(pool: Pool, index: int, first: Running) -> None:
+        running: Running | None = first
+        rest = 1.0
+        try:
+            while True:
+                if running is None:
+                    try:
+                        running = await start(index)
+                        rest = 1.0
+                    except (InfinilmError, OSError) as error:
+                        logger.warning("replica %d does not start: %s", index, error)
+                        await asyncio.sleep(rest)
+                        rest = min(2 * rest, _LONGEST_REST)
+                        continue
+                replica = pool.add(running.url, key)
+                await pool.look_at_all()
+                try:
+                    logger.warning("replica %d has ended: %s", index, await running.wait())
+                finally:
+                    pool.remove(replica)
+                running = None
+        finally:
+            if running is not None:
+                await running.stop(drain_seconds)
+
+    @contextlib.asynccontextmanager
+    async def launch(pool: Pool) -> AsyncIterator[None]:
+        starting = [asyncio.ensure_future(start(index)) for index in range(count)]
+        try:
+            first = await asyncio.gather(*starting)
+        except BaseException:
+            for one in starting:
+                one.cancel()
+            for found in await asyncio.gather(*starting, return_exceptions=True):
+                if not isinstance(found, BaseException):
+                    await found.stop(0)
+            raise
+        keeping = [asyncio.ensure_future(keep(pool, index, running)) for index, running in enumerate(first)]
+        try:
+            yield
+        finally:
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
+
+    return launch
+
+
+def local_replicas(args: argparse.Namespace, count: int, drain_seconds: float) -> Launch:
+    """Replicas on this machine: each on GPUs of its own, or on its share of the CPUs. ConfigError: too many."""
+    key = secrets.token_urlsafe(32)
+    places = _places(args, count)
+
+    async def start(index: int) -> Running:
+        return await ServerProcess.start(replica_options(args, "127.0.0.1", key, **places[index]))
+
+    return supervised(start, count, key, drain_seconds)
+
+
+def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
+    """What each replica gets of this machine."""
+    from infinilm.devices import backends
+
+    size = args.tensor_parallel_size
+    machine = backends()
+    num_gpus = len(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else 0
+    if args.device_ids is not None:
+        ids = list(args.device_ids)
+    elif args.device == "cuda" or num_gpus:
+        ids = list(range(num_gpus))
+    else:
+        num_cpus = machine["cpu"]["num_threads"]
+        if args.num_threads is None and count * size > num_cpus:
+            what = f"{count * size} CPUs; this machine has {num_cpus}"
+            raise ConfigError(f"replicas={count} of {size} ranks need {what}")
+        return [{"num_threads": args.num_threads or max(num_cpus // count, 1)}] * count
+    if len(ids) < count * size:
+        raise ConfigError(
+            f"replicas={count} need {count * size} GPUs, {size} each; there are {len(ids)}: lower --replicas, or name "
+            "a cluster with --ray-address"
+        )
+    return [{"device_ids": ids[i * size : (i + 1) * size]} for i in range(count)]

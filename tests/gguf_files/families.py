@@ -1,0 +1,258 @@
+"""Checkpoints of all families as GGUF files, as llama.cpp's converter writes them: facts of its `conversion` folder.
+
+Names of tensors are those of the gguf package, which the converter takes them from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_files.conversion import Types, interleave, plain
+from gguf_files.writer import As, File, quantise
+from infinilm.checkpoint import Checkpoint
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Rules:
+    """How an architecture is written.
+
+    Attributes
+    ----------
+    arch : str
+    permuted : bool
+        Rows of q and k: halves of heads take turns.
+    norm_offset : float
+    keys : dict
+        Metadata, from keys of config.json; a value that is no string is written as it is.
+    known : dict
+        What llama.cpp takes as known, with the number of layers of a real model: changes of config.json.
+    """
+
+    arch: str
+    permuted: bool = False
+    norm_offset: float = 0.0
+    keys: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
+
+
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_EXPERTS = {"expert_feed_forward_length": "moe_intermediate_size"}
+_SHARED = {**_EXPERTS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_PHI3 = {**_WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"}
+_CAPS = {k: k for k in ("attn_logit_softcapping", "final_logit_softcapping")}
+
+FAMILIES = {
+    "gemma": Rules("gemma", norm_offset=1),
+    "gemma2": Rules("gemma2", norm_offset=1, keys={**_WINDOW, **_CAPS}, known={"query_pre_attn_scalar": 16}),
+    "gemma3-text": Rules(
+        "gemma3",
+        norm_offset=1,
+        keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])},
+    ),
+    "gemma3": Rules(
+        "gemma3",
+        norm_offset=1,
+        keys={**_WINDOW, "attention.sliding_window_pattern": 3},
+        known={"query_pre_attn_scalar": 16},
+    ),
+    "glm": Rules("chatglm"),
+    "glm4": Rules("glm4"),
+    "glm4v": Rules("glm4"),
+    "gpt-oss": Rules("gpt-oss", keys={**_WINDOW, "expert_feed_forward_length": "intermediate_size"}),
+    "granite4": Rules("granite", permuted=True, keys=_SCALES),
+    "cohere": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
+    "cohere2": Rules("cohere2", keys={**_WINDOW, "logit_scale": "logit_scale", "attention.sliding_window_pattern": 3}),
+    "olmo3": Rules("olmo2", keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}),
+    "phi3": Rules("phi3", keys=_PHI3),
+    "phi4-mini-short": Rules("phi3", keys={**_PHI3, "rope.scaling.attn_factor": (1 + np.log(4) / np.log(32)) ** 0.5}),
+    "smollm3": Rules("smollm3", permuted=True, known={"no_rope_layers": None, "no_rope_layer_interval": 4}),
+    "starcoder2": Rules("starcoder2", known={"sliding_window": None}),
+    "mixtral": Rules("llama", permuted=True),
+    "qwen2-moe": Rules("qwen2moe", keys=_SHARED),
+    "qwen3-moe": Rules("qwen3moe", keys=_EXPERTS),
+    "qwen2-vl": Rules("qwen2vl"),
+    "qwen3-vl": Rules("qwen3vl", keys={"n_deepstack_layers": 3}),
+    "qwen3-vl-moe": Rules("qwen3vlmoe", keys=_EXPERTS),
+    "mistral3": Rules("mistral3", permuted=True),
+    "ministral3": Rules(
+        "mistral3",
+        permuted=True,
+        keys={"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1},
+    ),
+    "smolvlm": Rules("llama", permuted=True),
+}
+"""By their folder in tests/golden."""
+
+_USUAL = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+_FLOATS = ("_epsilon", "_scale", "softcapping", "freq_base", "freq_base_swa", ".factor", "yarn_beta_fast")
+_FLOATS += ("yarn_beta_slow", "attn_factor")
+
+
+def known_config(folder: Path, rules: Rules) -> dict[str, Any]:
+    """The config.json of a checkpoint, changed to what a file of the architecture can say."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config.get("text_config", config).update(rules.known)
+    return config
+
+
+def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    from infinilm.config import LlamaConfig
+
+    text = {**config, **config.get("text_config", {})}
+    full = LlamaConfig.from_dict(config)
+    said = {key: getattr(full, name, None) for key, name in _USUAL.items()}
+    for old in ("layer_norm_eps", "norm_epsilon"):
+        if old in text:
+            said["attention.layer_norm_epsilon"] = text[old]
+            del said["attention.layer_norm_rms_epsilon"]
+    if "head_dim" not in text:
+        del said["attention.key_length"], said["attention.value_length"]
+    said["rope.freq_base"] = full.rope_theta
+    if full.rope_local_base_freq and full.rope_local_base_freq != 10000:
+        said["rope.freq_base_swa"] = full.rope_local_base_freq
+    if full.partial_rotary_factor != 1:
+        said["rope.dimension_count"] = int(full.head_dim * full.partial_rotary_factor)
+    scaling = full.rope_scaling or {}
+    if scaling.get("rope_type") in ("linear", "yarn"):
+        said["rope.scaling.type"], said["rope.scaling.factor"] = scaling["rope_type"].encode(), scaling["factor"]
+        names = {"original_context_length": "original_max_position_embeddings", "yarn_attn_factor": "attention_factor"}
+        names |= {f"yarn_{n}": n for n in ("beta_fast", "beta_slow")}
+        said |= {f"rope.scaling.{k}": scaling.get(n) for k, n in names.items()}
+    sections = (text.get("rope_scaling") or {}).get("mrope_section")
+    if sections:
+        said["rope.dimension_sections"] = As("int32", [*sections, 0][:4])
+    said |= {
+        key: text.get(name, getattr(full, name, None)) if isinstance(name, str) else name
+        for key, name in rules.keys.items()
+    }
+    out: dict[str, Any] = {"general.architecture": rules.arch}
+    for key, value in said.items():
+        if value is None or (key.startswith("expert_") and value == 0):
+            continue
+        if isinstance(value, bytes):
+            value = value.decode()
+        out[f"{rules.arch}.{key}"] = float(value) if key.endswith(_FLOATS) else value
+    if rules.arch == "phi3":
+        out[f"{rules.arch}.attention.sliding_window"] = full.sliding_window or 0
+    for name, ids in (("bos", full.bos_token_id), ("eos", full.eos_token_id)):
+        if ids:
+            out[f"tokenizer.ggml.{name}_token_id"] = ids[0]
+    return out
+
+
+def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Tensors of the text part under names that the map of the gguf package has, experts in one."""
+    text = {**config, **config.get("text_config", {})}
+    experts: dict[str, list[Array]] = {}
+    with Checkpoint(folder) as checkpoint:
+        for name in sorted(checkpoint.tensors):
+            if "vis" in name or "connector" in name or "projector" in name:
+                continue
+            array = checkpoint.array(name)
+            if checkpoint.info(name).dtype == "bfloat16":
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            array = np.ascontiguousarray(array, np.float32)
+            for part in ("language_model.", "text_model."):
+                name = name.replace(part, "")
+            name = name if name.startswith(("model.", "lm_head")) else f"model.{name}"
+            of_gate_up = "mlp.experts.gate_up_proj" in name
+            if "mlp.experts.gate_up_proj" in name or "mlp.experts.down_proj" in name:
+                kind = "bias" if name.endswith("_bias") else "weight"
+                name = name.removesuffix("_bias")
+                if rules.arch in ("gpt-oss", "qwen3vlmoe") and kind == "weight":
+                    array = array.swapaxes(1, 2)
+                if not of_gate_up:
+                    yield f"{name}.{kind}", array
+                    continue
+                if rules.arch == "gpt-oss":
+                    halves = array[:, 0::2], array[:, 1::2]
+                else:
+                    halves = array[:, : array.shape[1] // 2], array[:, array.shape[1] // 2 :]
+                for which, half in zip(("gate_proj", "up_proj"), halves, strict=True):
+                    yield f"{name.replace('gate_up_proj', which)}.{kind}", half
+                continue
+            before, is_expert, after = name.partition(".experts.")
+            if is_expert:
+                _, module, kind = after.split(".")
+                merged = f"{before}.experts.{module}.{kind}"
+                if ".block_sparse_moe" in merged:
+                    merged = merged.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
+                experts.setdefault(merged, []).append(array)
+                continue
+            if name.endswith("shared_mlp.input_linear.weight"):
+                yield name.replace("shared_mlp.input_linear", "mlp.gate_proj"), array[: len(array) // 2]
+                yield name.replace("shared_mlp.input_linear", "mlp.up_proj"), array[len(array) // 2 :]
+                continue
+            name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+            if name.endswith("norm.weight"):
+                array = array + np.float32(rules.norm_offset)
+            if name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")):
+                heads = text["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+                if rules.permuted:
+                    array = interleave(array, len(array) // heads)
+                elif rules.arch == "glm4" and "mrope_section" in (text.get("rope_scaling") or {}):
+                    array = _to_halves(array, heads, text["partial_rotary_factor"])
+            if name.endswith("shared_expert_gate.weight"):
+                array = array.reshape(-1)  # as older converters squeeze it
+            yield f"{name}.weight" if name.endswith("sinks") else name, array
+    for name, arrays in experts.items():
+        yield name, np.stack(arrays)
+
+
+def _to_halves(array: Array, heads: int, factor: float) -> Array:
+    of_heads = array.reshape(heads, len(array) // heads, -1)
+    rotary = int(of_heads.shape[1] * factor)
+    turned = [of_heads[:, 0:rotary:2], of_heads[:, 1:rotary:2], of_heads[:, rotary:]]
+    return np.concatenate(turned, axis=1).reshape(array.shape)
+
+
+def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
+    """A checkpoint folder as a GGUF file."""
+    import gguf
+
+    config = known_config(folder, rules)
+    metadata = _metadata(config, rules)
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.arch)
+    of_arch, of_llama = (
+        gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, gguf.MODEL_ARCH.LLAMA)
+    )
+    tensors = {}
+    for name, array in _tensors(folder, rules, config):
+        suffixes = (".weight", ".bias")
+        to = of_arch.get_name(name, suffixes) or of_llama.get_name(name, suffixes)  # a layer without experts
+        assert to is not None, name
+        is_plain = array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to
+        tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
+    scaling = config.get("rope_scaling") or {}
+    for kind in ("long", "short"):
+        if f"{kind}_factor" in scaling:
+            factors = np.array(scaling[f"{kind}_factor"], np.float32)
+            tensors[f"rope_factors_{kind}.weight"] = quantise("F32", factors)
+    return File(metadata, tensors)

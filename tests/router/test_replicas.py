@@ -1,0 +1,120 @@
+"""`infinilm serve --replicas`: servers that are started, watched and ended together, here and on a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server.support import KEY, SECONDS, ServerProcess, started, wait_for
+
+from infinilm.cli.main import main
+from router.support import CLIENT_KEY
+from router.test_failures import HEADERS, REQUESTS, ask, said
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+@contextmanager
+def several(*arguments: str, folder: Path) -> Iterator[ServerProcess]:
+    command = ["serve", "demo", "--port", "0", "--api-key", CLIENT_KEY, "--health-interval", "0.2", "--replicas", "2"]
+    with started("-m", "infinilm", *command, *arguments, folder=folder) as router:
+        try:
+            yield router
+        finally:
+            assert router.stop() == 0, router.lines
+
+
+def replicas_of(router: ServerProcess) -> dict[str, Any]:
+    listed = httpx.get(f"{router.url}/replicas", headers=HEADERS, timeout=SECONDS).json()
+    return {replica["url"]: replica for replica in listed if replica["state"] == "up"}
+
+
+def process_at(url: str) -> int:
+    """The id of the process that listens at an address of this machine."""
+    port = int(url.rsplit(":", 1)[1])
+    tables = (Path("/proc/net/tcp").read_text(), Path("/proc/net/tcp6").read_text())
+    inodes = {line.split()[9] for table in tables for line in table.splitlines() if f":{port:04X} 0000" in line}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link))
+        except OSError:
+            continue
+        if found and found[1] in inodes:
+            return int(link.parts[2])
+    raise AssertionError(f"nobody listens at {url}")
+
+
+def check_restart(router: ServerProcess, replicas: list[ServerProcess]) -> None:
+    """Both answer, and one that is killed comes back as another process."""
+    wait_for(lambda: len(replicas_of(router)) == 2)
+    assert said(ask(router.url, *REQUESTS[0], CLIENT_KEY)) == said(ask(replicas[0].url, *REQUESTS[0], KEY))
+    killed = sorted(replicas_of(router))[0]
+    os.kill(process_at(killed), signal.SIGKILL)
+    wait_for(lambda: len(found := replicas_of(router)) == 2 and killed not in found)
+    assert said(ask(router.url, *REQUESTS[4], CLIENT_KEY)) == said(ask(replicas[0].url, *REQUESTS[4], KEY))
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="the test finds processes by Linux's /proc")
+def test_on_this_machine(tmp_path: Path, replicas: list[ServerProcess]) -> None:
+    with several("--num-threads", "1", folder=tmp_path) as router:
+        check_restart(router, replicas)
+        left = [process_at(url) for url in replicas_of(router)]
+    for process in left:
+        wait_for(lambda process=process: not Path(f"/proc/{process}").exists())  # type: ignore[misc]
+
+
+@needs_ray
+def test_on_a_ray_cluster(tmp_path: Path, replicas: list[ServerProcess]) -> None:
+    with several("--ray-address", "local", "--num-threads", "1", folder=tmp_path) as router:
+        check_restart(router, replicas)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replicas", "999", "--device", "cpu"], "--replicas=999"),
+        (["--replicas", "2", "--device", "cuda", "--device-ids", "0,1,2", "--tensor-parallel-size", "2"], "4 GPUs"),
+        (["--replicas", "0"], "--replicas"),
+        (["no/such/model", "--replicas", "2", "--num-threads", "1"], "no/such/model"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and "Traceback" not in printed
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ray-address", "auto"], "--ray-address: there is no Ray cluster at 'auto'"),
+        (["--ray-address", "local", "--replicas", "999", "--num-threads", "1"], "--replicas=999 need 1 CPUs each"),
+    ],
+)
+def test_clusters_that_cannot_be_used(arguments: list[str], message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "infinilm", "serve", "demo", "--port", "0", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_extra_is_named_where_ray_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("infinilm.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "--port", "0", "--replicas", "2", "--ray-address", "auto"]) == 2
+    assert "pip install -U 'infinilm[ray]'" in capsys.readouterr().err
