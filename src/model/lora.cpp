@@ -124,9 +124,9 @@ void LoraStep::stage(Backend& backend) {
     }
     listed_.first_item.push_back(static_cast<int>(items.size() / 4));
     const int64_t num_rows = static_cast<int64_t>(rows.size()), num_items = static_cast<int64_t>(items.size() / 4);
-    const std::vector<TensorView> uploaded =
-        queue->upload(Upload::adapters, std::array{UploadArray{TensorView(items.data(), DType::int32, {num_items, 4})},
-                                                   UploadArray{TensorView(rows.data(), DType::int32, {num_rows})}});
+    const std::array<TensorView, 2> arrays{TensorView(items.data(), DType::int32, {num_items, 4}),
+                                           TensorView(rows.data(), DType::int32, {num_rows})};
+    const std::vector<TensorView> uploaded = queue->upload(Upload::adapters, arrays);
     listed_.items = uploaded[0];
     listed_.rows = uploaded[1];
 }

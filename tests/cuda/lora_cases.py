@@ -44,7 +44,7 @@ def logits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, nccl: str) 
 
 
 def company(_: Gpu, name: str, folder: str, dtype: str) -> None:
-    """Requests with adapters and without have the tokens, and the logits, that they have alone; adapters come and go."""
+    """Requests with adapters and without have the tokens and logits that they have alone; adapters come and go."""
     model = make_model(name, Path(folder))
     adapters = make_adapters(Path(folder), model)
     names = [None, *adapters, "all", None]
