@@ -475,8 +475,6 @@ class LLM(ChatMethods, OfThisProcess):
         ------
         FileNotFoundError, ConfigError, WeightError
             The folder holds no adapter, one of another model, or a kind that is not supported; or the name is taken.
-        DeviceError
-            Not on a CPU.
         """
         self._thread.check_open()
         self._adapters.add(name, read_adapter(folder, self.config))

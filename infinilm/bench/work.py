@@ -28,10 +28,17 @@ _OPS = {
     "q_proj": "qkv_proj",
     "k_proj": "qkv_proj",
     "v_proj": "qkv_proj",
+    "self_attn.gate_proj": "qkv_proj",
+    **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
+    **{end: "delta_rule" for end in ("conv1d", "linear_attn", "linear_attn.norm")},
+    "self_attn": "attention",  # sinks
+    "out_proj": "o_proj",
     "q_norm": "qkv_proj",
     "k_norm": "qkv_proj",
     "o_proj": "o_proj",
     "post_attention_layernorm": "gate_up_proj",
+    "pre_feedforward_layernorm": "gate_up_proj",
+    "post_feedforward_layernorm": "down_proj",
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
     "down_proj": "down_proj",
@@ -67,7 +74,7 @@ class Work:
     q_dim, vocab_size : int
         num_heads * head_dim; logits of a row.
     sliding_window : tuple of int
-        Per layer; 0 is none.
+        Per layer with keys and values; 0 is none.
     num_experts, top_k : int
         Experts of a layer, and of a token; "experts" in `elements` and `weight_bytes_by_op` are all of them.
     """
@@ -160,6 +167,7 @@ def count_work(llm: LLM) -> Work:
         num_bytes[op] = num_bytes.get(op, 0) + count
         if len(shapes[name]) == 2:
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
+    attention = [layer for layer in spec.layers if layer.cache.kind == "paged"]  # the others keep a state
     table_bytes, table = num_bytes.pop("embedding"), elements.pop("embedding")
     if spec.tie_word_embeddings:
         num_bytes["lm_head"] += table_bytes
@@ -168,10 +176,10 @@ def count_work(llm: LLM) -> Work:
         elements=elements,
         weight_bytes_by_op=num_bytes,
         embedding_bytes_per_token=table_bytes / spec.vocab_size,
-        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // spec.num_layers,
+        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // max(1, len(attention)),
         q_dim=spec.attention.num_heads * spec.attention.head_dim,
         vocab_size=spec.vocab_size,
-        sliding_window=tuple(layer.sliding_window for layer in spec.layers),
+        sliding_window=tuple(layer.sliding_window for layer in attention),
         num_experts=max(1, spec.experts.count),
         top_k=max(1, spec.experts.top_k),
     )

@@ -88,7 +88,7 @@ def add_model_settings(
 
 def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
     """Add the options for LoRA adapters; `use`: what names the one that a request goes through."""
-    group = parser.add_argument_group("LoRA adapters", "Folders that PEFT saved; on a CPU.")
+    group = parser.add_argument_group("LoRA adapters", "Folders that PEFT saved.")
     group.add_argument("--lora", action="append", type=_named_folder, metavar="NAME=FOLDER", help=use)
     group.add_argument(
         "--merge-lora", action="append", metavar="FOLDER", help="make it part of the weights; may be repeated"

@@ -37,6 +37,9 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--text", metavar="FILE", help="measure the loss over this text; default: a short one")
     parser.add_argument("--no-loss", action="store_true", help="do not measure it: both models are loaded for that")
+    parser.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="computes the loss and the calibration; default: auto"
+    )
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
 
 
@@ -55,12 +58,14 @@ def run_quantize(args: argparse.Namespace) -> int:
             from infinilm.debug.calibration import Calibration
 
             given = read_text(Path(args.calibration))
-            gram_of = stack.enter_context(Calibration(resolve_model(args.model, args.revision), given)).gram
+            gram_of = stack.enter_context(
+                Calibration(resolve_model(args.model, args.revision), given, device=args.device)
+            ).gram
         folder = quantise_model(args.model, args.out, args.scheme, revision=args.revision, gram_of=gram_of)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     put(f"{folder}: {format_bytes(size)} in {args.scheme}\n")
     if not args.no_loss:
-        loss = measure_loss(resolve_model(args.model, args.revision), folder, [text])
+        loss = measure_loss(resolve_model(args.model, args.revision), folder, [text], device=args.device)
         put(
             f"over {loss.num_tokens} tokens: perplexity {loss.perplexity:.4f}, quantised {loss.other_perplexity:.4f} "
             f"(x {loss.other_perplexity / loss.perplexity:.4f}); KL {loss.kl:.2e} nats per token; another best token "

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from infinilm.router.settings import RouterSettings
     from infinilm.server.settings import ServerSettings
 
-__all__ = ["add_route", "add_routing", "routing_settings", "run_route"]
+__all__ = ["ROUTING", "add_route", "add_routing", "routing_settings", "run_route"]
+
+ROUTING = ("routing", "imbalance", "max_requests", "max_attempts", "health_interval", "wait_timeout")
+"""What `add_routing` adds; None where it was not given."""
 
 
 def add_route(parser: argparse.ArgumentParser) -> None:
@@ -40,33 +43,29 @@ def add_routing(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--routing",
         choices=["prefix", "round-robin"],
-        default="prefix",
         help="to the replica that has computed the beginning of the prompt (default), or to each in its turn",
     )
     group.add_argument(
         "--imbalance",
         type=non_negative,
-        default=16,
         metavar="K",
         help="requests that a replica may have more than the least loaded one and still be chosen; default 16",
     )
     group.add_argument(
-        "--max-requests", type=positive, default=4096, metavar="N", help="at a time; more get status 429; default 4096"
+        "--max-requests", type=positive, metavar="N", help="at a time; more get status 429; default 4096"
     )
     group.add_argument(
         "--max-attempts",
         type=positive,
-        default=3,
         metavar="N",
         help="replicas that may be lost over a request until it fails; default 3",
     )
     group.add_argument(
-        "--health-interval", type=positive_number, default=1.0, metavar="S", help="between two looks at a replica"
+        "--health-interval", type=positive_number, metavar="S", help="between two looks at a replica; default 1"
     )
     group.add_argument(
         "--wait-timeout",
         type=seconds,
-        default=30.0,
         metavar="S",
         help="how long a stream that lost its replica waits for another one; default 30",
     )
@@ -77,9 +76,9 @@ def routing_settings(args: argparse.Namespace, front: ServerSettings) -> RouterS
     """What `add_routing` has added."""
     from infinilm.router.settings import RouterSettings
 
-    names = ("imbalance", "max_requests", "max_attempts", "health_interval", "wait_timeout")
-    given = {name: getattr(args, name) for name in names}
-    return RouterSettings(front, routes_by_prefix=args.routing == "prefix", **given)
+    given = {name: getattr(args, name) for name in ROUTING if getattr(args, name) is not None}
+    by_prefix = given.pop("routing", "prefix") == "prefix"
+    return RouterSettings(front, routes_by_prefix=by_prefix, **given)
 
 
 def run_route(args: argparse.Namespace) -> int:

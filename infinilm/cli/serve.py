@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from infinilm.cli.arguments import add_lora, add_model_settings, model_settings, non_negative, positive
+from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
-from infinilm.cli.route import add_routing, routing_settings
+from infinilm.cli.route import ROUTING, add_routing, routing_settings
 from infinilm.errors import ConfigError
 
 __all__ = ["add_serve", "run_serve"]
@@ -101,6 +101,9 @@ def _serve_replicas(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    for name in ROUTING:
+        if getattr(args, name, None) is not None:  # a replica's process has none of them
+            raise ConfigError(f"{flag(name)} is of a router: it needs --replicas or --ray-address")
     with needs_packages("the server", "server"):
         from infinilm.server.run import serve
     from infinilm.llm import LLM

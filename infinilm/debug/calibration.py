@@ -21,7 +21,7 @@ __all__ = ["Calibration"]
 _LONGEST = 512  # tokens that see each other
 _MOST_BYTES = 2 << 30  # of the matrices of the layers that one pass over the text collects
 _PARAM = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate)_proj|linear_attn\.in_proj_\w+")
 _GATE_UP = re.compile(r"mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up)_proj")
 
 
@@ -41,10 +41,16 @@ class Calibration:
         The text has no token.
     """
 
-    def __init__(self, model: str | os.PathLike[str], text: str | Sequence[int]) -> None:
+    def __init__(self, model: str | os.PathLike[str], text: str | Sequence[int], *, device: str = "auto") -> None:
         self._registry = HookRegistry()
         self._llm = LLM(
-            model, dtype="float32", max_num_seqs=1, enable_prefix_caching=False, hooks=self._registry, use_tqdm=False
+            model,
+            device=device,
+            dtype="float32",
+            max_num_seqs=1,
+            enable_prefix_caching=False,
+            hooks=self._registry,
+            use_tqdm=False,
         )
         longest = min(_LONGEST, self._llm.max_model_len)
         ids = self._llm.tokenize(text) if isinstance(text, str) else list(text)
@@ -84,9 +90,9 @@ class Calibration:
         facts = self._facts
         before = f"layer{layer - 1}_residual" if layer else "embedding"
         attention = f"layer{layer}_input_layernorm" if facts.pre_norms else before
-        if module in _QKV:
+        if _MIXER_INPUTS.fullmatch(module):
             return attention
-        if module == "self_attn.o_proj":
+        if module in ("self_attn.o_proj", "linear_attn.out_proj"):
             return f"layer{layer}_attention"
         if _GATE_UP.fullmatch(module):
             if facts.parallel_blocks:

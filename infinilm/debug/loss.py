@@ -45,7 +45,9 @@ def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return wide
 
 
-def measure_loss(model: str | os.PathLike[str], other: str | os.PathLike[str], texts: Sequence[str]) -> Loss:
+def measure_loss(
+    model: str | os.PathLike[str], other: str | os.PathLike[str], texts: Sequence[str], *, device: str = "auto"
+) -> Loss:
     """Compare two models of one tokenizer over texts, in float32: of the weights alone, inputs are not rounded.
 
     A text of more than 512 tokens is cut into pieces, which do not see each other.
@@ -56,8 +58,8 @@ def measure_loss(model: str | os.PathLike[str], other: str | os.PathLike[str], t
         There are no two tokens in any text.
     """
     with (
-        LLM(model, dtype="float32", max_num_seqs=1, use_tqdm=False) as first,
-        LLM(other, dtype="float32", max_num_seqs=1, use_tqdm=False) as second,
+        LLM(model, device=device, dtype="float32", max_num_seqs=1, use_tqdm=False) as first,
+        LLM(other, device=device, dtype="float32", max_num_seqs=1, use_tqdm=False) as second,
     ):
         longest = min(_LONGEST, first.max_model_len - 1, second.max_model_len - 1)
         ids = [first.tokenize(text) for text in texts]

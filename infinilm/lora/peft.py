@@ -67,7 +67,7 @@ class LoraWeight:
         return result
 
     def packed_bytes(self, num_ranks: int, *, is_row_cut: bool) -> int:
-        """Bytes that it takes on a CPU, of all ranks: each has a part of one of the two, and the other whole."""
+        """Bytes that it takes, of all ranks: each has a part of one of the two, and the other whole."""
 
         def filled(size: int) -> int:
             return -(-size // _ROUND) * _ROUND
@@ -97,7 +97,7 @@ class PeftAdapter:
         return max(weight.rank for weight in self.weights.values())
 
     def packed_bytes(self, num_ranks: int) -> int:
-        """Bytes that it takes on a CPU, of all ranks."""
+        """Bytes that it takes, of all ranks."""
         return sum(
             weight.packed_bytes(num_ranks, is_row_cut=not name.endswith(("o_proj.weight", "down_proj.weight")))
             for name, weight in self.weights.items()

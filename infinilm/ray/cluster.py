@@ -132,12 +132,15 @@ def _needs(args: argparse.Namespace, count: int, address: str) -> tuple[dict[str
     """What Ray sets aside for a replica, and the threads of its server. ConfigError: there is not enough."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     size = args.tensor_parallel_size
+    if args.device.startswith("cuda:"):
+        raise ConfigError(f"device={args.device!r} is one GPU; Ray chooses those of each replica: use device 'cuda'")
     on_gpus = args.device.startswith("cuda") or (args.device == "auto" and any(node.get("GPU") for node in nodes))
     if on_gpus:
         kind, each = "GPU", size
     else:
-        num_cpus = sum(int(node.get("CPU", 0)) for node in nodes)
-        kind, each = "CPU", args.num_threads or max(num_cpus // count, size)
+        cpus = [int(node.get("CPU", 0)) for node in nodes]
+        fitting = [n for n in range(1, max(cpus, default=0) + 1) if sum(c // n for c in cpus) >= count]
+        kind, each = "CPU", args.num_threads or max([size, *fitting])
     room = sum(int(node.get(kind, 0)) // each for node in nodes)
     if room < count:
         raise ConfigError(

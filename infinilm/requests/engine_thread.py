@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
-from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError
+from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError, RequestError
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.adapters import Adapters
@@ -397,7 +397,8 @@ class EngineThread:
         behind, self._in_flight = self._in_flight, None
         if behind is not None:
             behind.pending.abort()
-            self._wait_for(behind)
+            with contextlib.suppress(RequestError):  # it was to go on from states that the aborted step did not leave
+                self._wait_for(behind)
             self.scheduler.undo(behind.step)
         self.scheduler.undo(aborted.step)
 

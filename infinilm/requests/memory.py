@@ -420,7 +420,7 @@ def plan_model(
             weight_bytes, native_types = size_of_quantised(
                 checkpoint, config, spec, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
             )
-    weight_bytes += sum(adapter.packed_bytes(num_ranks) for adapter in adapters.values())
+    weight_bytes += sum(adapter.packed_bytes(num_ranks if on_cpu else 1) for adapter in adapters.values())
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(
         spec,

@@ -81,7 +81,13 @@ class ServerProcess:
 
     async def _read(self) -> None:
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:  # longer than asyncio reads at once: it is dropped
+                continue
+            if not line:
+                break
             text = line.decode("utf-8", "replace").rstrip()
             found = re.search(r" at (https?://\S+)$", text)
             if found and not self.url:
@@ -222,7 +228,10 @@ def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
         if args.num_threads is None and count * size > num_cpus:
             what = f"{count * size} CPUs; this machine has {num_cpus}"
             raise ConfigError(f"replicas={count} of {size} ranks need {what}")
-        return [{"num_threads": args.num_threads or max(num_cpus // count, 1)}] * count
+        place: dict[str, Any] = {"num_threads": args.num_threads or max(num_cpus // count, 1)}
+        if args.kv_cache is None:  # its share of half of what is free, which all of them see before they use it
+            place["kv_cache"] = f"{50 / count:g}%"
+        return [place] * count
     if len(ids) < count * size:
         raise ConfigError(
             f"replicas={count} need {count * size} GPUs, {size} each; there are {len(ids)}: lower --replicas, or name "

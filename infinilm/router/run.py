@@ -18,7 +18,7 @@ from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.settings import RouterSettings
-from infinilm.server.run import QuietServer, allow_connections, is_no_cancellation, listen, uvicorn_config
+from infinilm.server.run import QuietServer, all_taken, allow_connections, is_no_cancellation, listen, uvicorn_config
 
 __all__ = ["Launch", "serve_router"]
 
@@ -103,7 +103,12 @@ def serve_router(
             tell(f"router of {len(pool.replicas)} replicas, {len(pool.up)} of them up, at {url}")
             await _first(serving, stop)
             if not serving.done():
-                draining = asyncio.ensure_future(forwarder.drain())
+
+                async def drain() -> None:
+                    await forwarder.drain()
+                    await all_taken(server)
+
+                draining = asyncio.ensure_future(drain())
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(_first(draining, now), settings.front.drain_timeout)
                 draining.cancel()

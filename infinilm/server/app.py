@@ -380,6 +380,9 @@ async def _replica(service: Service, _: Request) -> Response:
         found = await asyncio.shield(service.identity)  # once, however often it is asked meanwhile
     except EngineDeadError as error:
         raise service.failed(error) from error
+    except Exception:
+        service.identity = None  # whoever asks next tries again
+        raise
     return JSONResponse({"instance": service.instance, **found})
 
 

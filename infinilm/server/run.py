@@ -187,6 +187,11 @@ async def _serve(
 async def _drain(service: Service, server: uvicorn.Server) -> None:
     """Let what runs end, and wait until clients have taken all of it: what is left in this process ends with it."""
     await service.drain()
+    await all_taken(server)
+
+
+async def all_taken(server: uvicorn.Server) -> None:
+    """Wait until clients have taken all that was written to them."""
     connections = server.server_state.connections
     await _until(lambda: not any(connection.transport.get_write_buffer_size() for connection in connections))
 

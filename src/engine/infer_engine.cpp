@@ -59,6 +59,10 @@ void validate(const ModelSpec& spec) {
     require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
+    require(e.count == 0 || (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 &&
+                             e.top_groups <= e.num_groups && e.top_k <= e.count / e.num_groups * e.top_groups),
+            "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
+            " have the ", e.top_k, " of a token");
     const int num_ropes = static_cast<int>(spec.ropes.size());
     const DeltaSpec& d = spec.delta;
     const bool delta_is_whole = d.num_k_heads > 0 && d.num_v_heads > 0 && d.num_v_heads % d.num_k_heads == 0 &&
@@ -74,8 +78,8 @@ void validate(const ModelSpec& spec) {
                 ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
         require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
         const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
-        require(layer.rope >= -1 && layer.rope < num_ropes, "a layer has rope ", layer.rope, " of ", num_ropes);
         for (const int own : {layer.rope, layer.q_rope}) {
+            require(own >= -1 && own < num_ropes, "a layer has rope ", own, " of ", num_ropes);
             if (own < 0) continue;
             const auto& inv_freq = spec.ropes[static_cast<size_t>(own)].inv_freq;
             require(!inv_freq.empty() && static_cast<int>(2 * inv_freq.size()) <= a.head_dim, "a rope has ",
@@ -314,7 +318,8 @@ void InferEngine::time_ops(bool on) {
         const ModelWeights& weights = rank.params.weights();
         TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"}};
         for (const LayerWeights& layer : weights.layers) {
-            names[layer.qkv_proj.prepared.get()] = "qkv_proj";
+            for (const LinearWeights* const linear : {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in})
+                names[linear->prepared.get()] = "qkv_proj";
             names[layer.o_proj.prepared.get()] = "o_proj";
             names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
             names[layer.down_proj.prepared.get()] = "down_proj";
@@ -341,7 +346,7 @@ void InferEngine::add_adapter(int32_t id, const std::vector<LoraTensors>& tensor
 }
 
 void InferEngine::remove_adapter(int32_t id) {
-    on_ranks([&](Rank& rank) { rank.adapters.erase(id); });
+    on_ranks([&](Rank& rank) { while_quiet(*rank.backend, [&] { rank.adapters.erase(id); }); });  // frees memory
 }
 
 void InferEngine::reset_cache(const KvCacheSpec& cache) {
@@ -441,7 +446,8 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
-    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids)
+    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
+        rank.cache.spec().num_states > 0)  // a step that fails later leaves states that nobody can go on from
         check_values(step, spec_, rank.cache.spec(), rank.table);
     rank.cache.check_states(step);
     LoraStep lora(rank.adapters, step);

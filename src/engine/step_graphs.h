@@ -14,13 +14,13 @@
 // asks for memory, whatever it is for, and all graphs go; reset_cache clears them itself, see there.
 //
 // Ranks: all record and launch in the same steps. They get the same batches, and whether memory is asked for depends
-// on shapes, which are the same on every rank; a failed attempt counts, too. A rank's stream is idle when a step
-// begins, unless all that it does is to launch a graph, so no kernel of a peer waits for this rank then. Whenever it
-// has made or destroyed graphs, all meet at a barrier of the host before any enqueues more: the driver takes or gives
-// back memory, for which it may wait for devices, and a kernel of a peer that were ahead would wait for this rank.
-// Behind the barrier a launch allocates nothing (graph.cpp). Ideas: graphs for decode steps of padded shapes, vLLM
-// (vllm/worker/model_runner.py); PyTorch does not free memory while ranks of a process launch NCCL's kernels
-// (torch/csrc/cuda/nccl.cpp).
+// on shapes, which are the same on every rank; a failed attempt counts, too. A step that does
+// more than to launch a graph begins when the one before has ended, so no kernel of a peer waits for this rank then.
+// Whenever it has made or destroyed graphs, all meet at a barrier of the host before any enqueues more: the driver
+// takes or gives back memory, for which it may wait for devices, and a kernel of a peer that were ahead would wait for
+// this rank. Behind the barrier a launch allocates nothing (graph.cpp). Ideas: graphs for decode steps of padded
+// shapes, vLLM (vllm/worker/model_runner.py); PyTorch does not free memory while ranks of a process launch NCCL's
+// kernels (torch/csrc/cuda/nccl.cpp).
 #pragma once
 
 #include <functional>

@@ -116,7 +116,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
     UpdateStepParams update{.previous_ids = staged.previous_ids, .rows = {}, .ids = {}, .table = {}, .entries = {}};
     DeviceQueue* const queue = backend.queue();
     if (queue) {
-        const int64_t most_columns = (spec.max_model_len + cache.spec().block_size - 1) / cache.spec().block_size;
+        const int64_t most_columns = std::min(
+            cache.spec().num_blocks, (spec.max_model_len + cache.spec().block_size - 1) / cache.spec().block_size);
         table.reserve(backend, batch.block_table.shape(0), std::max(batch.block_table.shape(1), most_columns));
         const std::vector<int32_t> entries = table.list(batch.block_table, batch.table_spans);
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),

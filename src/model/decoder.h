@@ -57,7 +57,7 @@ private:
         Tensor mean_squares;     // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
         Tensor inner;            // [num_tokens, intermediate_size] of the MLP, or of the expert of all tokens
         // Of layers with experts:
-        Tensor router_logits;   // [num_tokens, num_experts, padded to a multiple of 8] float32
+        Tensor router_logits;   // [num_tokens, num_experts rounded up to 8] float32
         Tensor expert_ids;      // [num_tokens, top_k] int32
         Tensor expert_weights;  // [num_tokens, top_k] float32
         Tensor expert_inner;    // [num_tokens * top_k, intermediate_size] of an expert

@@ -40,7 +40,7 @@ struct LayerWeights {
     // Of layers with a state, in place of q, k and v. See DeltaRuleParams; float32 once prepared.
     LinearWeights delta_in;             // q, k and v together, z, b, a
     VectorWeights conv;                 // [conv_dim, 1, conv_size]; [conv_size, conv_dim] once prepared
-    VectorWeights decay_rate, dt_bias;  // [num_v_heads]; of a logarithm
+    VectorWeights decay_rate, dt_bias;  // [num_v_heads]; decay_rate is -e^A_log once prepared
     VectorWeights delta_norm;           // [v_dim]
     VectorWeights attention_post_norm;  // [hidden_size], with post_norms
     VectorWeights mlp_norm;             // [hidden_size], with pre_norms, unless blocks are parallel

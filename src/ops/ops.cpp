@@ -329,6 +329,7 @@ void lora(Backend& backend, const LoraParams& p) {
     };
     scratch("inner", p.inner, most_rank);
     scratch("delta", p.delta, check["out_features"]);
+    check.require(p.listed || backend.device().kind == DeviceKind::cpu, "listed: this device needs the rows there");
     backend.lora(p);
 }
 

@@ -80,7 +80,7 @@ def test_a_peer_that_is_missing_is_named(models: Path) -> None:
     ("options", "message"),
     [
         (["--engines", "vllm"], "--engines: expected some of infinilm, llama.cpp"),
-        (["--weights", "fp8"], "--weights: expected some of bf16, int8, int4, q4_K_M, q4_0, q8_0; got 'fp8'"),
+        (["--weights", "fp8"], "--weights: expected some of bf16, int8, int4, infinilm, q4_K_M, q4_0, q8_0; got 'fp8'"),
         (["--sections", "b5"], "--sections"),
         (["--rounds", "0"], "must be at least 1"),
         (["--peers-python", "/bin/false"], "--peers-python: /bin/false does not run"),

@@ -29,6 +29,7 @@ from infinilm.errors import ConfigError, WeightError
 
 SMALL = ["--prompt-len", "16", "--decode-tokens", "4", "--decode-context", "8,20", "--batch-sizes", "1,3"]
 SMALL += ["--repeats", "1", "--num-threads", "1"]
+GOLDEN = Path(__file__).parents[1] / "golden"
 OPS = ["embedding", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "lm_head", "sampling"]
 
 
@@ -93,6 +94,15 @@ def stored(weights: dict[str, np.ndarray], part: str, quantization: str | None) 
         else:
             total += weight.size // 2 + 2 * weight.size // 32  # a float16 for each 32 inputs
     return total
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "cohere"])
+def test_every_weight_is_of_an_op(name: str) -> None:
+    """In families with other norms, sinks, experts and layers that keep a state."""
+    with LLM(GOLDEN / name, dtype="float32", max_model_len=32, max_num_seqs=1, use_tqdm=False) as model:
+        work = count_work(model)
+        bytes_of_all = model.memory.weight_bytes
+    assert work.weight_bytes + round(work.embedding_bytes_per_token * work.vocab_size) >= bytes_of_all * 0.99
 
 
 @given(num_new=st.integers(1, 30), before=st.integers(0, 30), window=st.integers(0, 40))

@@ -217,6 +217,7 @@ def test_build_spec_fills_every_field():
     written = flat(spec)
     inv_freq = written["ropes"][0].pop("inv_freq")
     np.testing.assert_allclose(inv_freq, 10000.0 ** (-np.arange(10) / 10), rtol=5e-7)
+    cache = {"kind": "paged", "num_kv_heads": 0, "head_dim": 0}
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
@@ -245,7 +246,9 @@ def test_build_spec_fills_every_field():
             "out_bias": True,
             "qk_norm": "head",
             "sinks": False,
+            "output_gate": False,
         },
+        "delta": {"num_k_heads": 0, "num_v_heads": 0, "k_dim": 0, "v_dim": 0, "conv_size": 0},
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
         "experts": {
             "count": 0,
@@ -262,7 +265,10 @@ def test_build_spec_fills_every_field():
             "top_groups": 1,
         },
         "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
-        "layers": [{"sliding_window": window, "rope": 0, "q_rope": -1, "experts": False} for window in (0, 0, 9)],
+        "layers": [
+            {"sliding_window": window, "rope": 0, "q_rope": -1, "experts": False, "cache": cache}
+            for window in (0, 0, 9)
+        ],
     }
 
 

@@ -135,7 +135,7 @@ def test_hooks_see_what_adapters_add(folder: Path, adapters: Adapters) -> None:
     model.forward(ids, tap=keep)
     for site in sites:
         hooks.register_hook(f"layer1_{site}", look)
-    with LLM(folder, lora=adapters, hooks=hooks, use_tqdm=False) as llm:
+    with LLM(folder, lora=adapters, hooks=hooks, tensor_parallel_size=1, use_tqdm=False) as llm:
         llm.forward(ids, lora="all")
     for site in sites:
         name = f"layer1_{site}"

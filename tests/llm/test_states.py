@@ -108,6 +108,7 @@ def test_the_plan_counts_states() -> None:
 def test_a_row_goes_on_where_it_was_or_begins_anew() -> None:
     with np.load(FOLDER / "expected.npz") as file:
         ids = file["input_ids"][:40]
+    whole_ids = ids.copy()
     with InferEngine(FOLDER, DistConfig(tp_size=1), "cpu", StaticKVCacheConfig(2, 64)) as engine:
         engine.load_weights(FOLDER, use_tqdm=False)
 
@@ -127,7 +128,12 @@ def test_a_row_goes_on_where_it_was_or_begins_anew() -> None:
                 RequestError, match=rf"go on from {cached} tokens, .* and this one has seen 40; begin at 0"
             ):
                 run(10, 11, cached)
-        np.testing.assert_array_equal(run(0, 40, 0), whole)
+        run(0, 17, 0)
+        ids[20] = 1000
+        with pytest.raises(RequestError, match="1000"):  # refused before a state is touched
+            run(17, 40, 17)
+        ids[20] = whole_ids[20]
+        np.testing.assert_array_equal(run(17, 40, 17), whole)
         with pytest.raises(ConfigError, match="StaticKVCacheConfig alone"):
             engine.reset_cache(PagedKVCacheConfig(num_blocks=4))
 

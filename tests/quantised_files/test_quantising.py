@@ -113,30 +113,38 @@ def test_rounding_with_a_gram_matrix(bits: int, inputs: int, tokens: int, seed: 
     assert changes[1] < 0.7 * changes[0]
 
 
-@pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5"])
 def test_what_a_calibration_sees(name: str) -> None:
     """Sums over the tokens that the model computes: each linear's output is its weights times what was seen."""
     model = DEMO if name == "demo" else GOLDEN / name
+    layer = 3 if name == "qwen3-5" else 1  # whose first three keep a state
     hooks, outputs = HookRegistry(), {}
     sites = {"self_attn.v_proj": "v_proj", "self_attn.o_proj": "o_proj", "mlp.up_proj": "up_proj"}
     sites |= {"mlp.down_proj": "down_proj"}
     for site in sites.values():
         with contextlib.suppress(ConfigError):
-            hooks.register_hook(f"layer1_{site}", lambda n, t, _: outputs.__setitem__(n, t.numpy().copy()))
+            hooks.register_hook(f"layer{layer}_{site}", lambda n, t, _: outputs.__setitem__(n, t.numpy().copy()))
     with Calibration(model, IDS) as calibration:
         with LLM(model, dtype="float32", hooks=hooks, max_num_seqs=1, use_tqdm=False) as llm:
             state = {}
             llm.forward(IDS)
             state = {n: t.numpy().astype(np.float64) for n, t in llm._engine.state_dict()[0].items()}
         for module, site in sites.items():
-            gram = calibration.gram(f"model.layers.1.{module}.weight")
-            if f"layer1_{site}" not in outputs:
+            gram = calibration.gram(f"model.layers.{layer}.{module}.weight")
+            if f"layer{layer}_{site}" not in outputs:
                 assert gram is None or module == "mlp.up_proj"
                 continue
             assert gram is not None
-            out = outputs[f"layer1_{site}"].reshape(len(IDS), -1) - state.get(f"model.layers.1.{module}.bias", 0)
-            weight = state[f"model.layers.1.{module}.weight"]
+            out = outputs[f"layer{layer}_{site}"].reshape(len(IDS), -1) - state.get(
+                f"model.layers.{layer}.{module}.bias", 0
+            )
+            weight = state[f"model.layers.{layer}.{module}.weight"]
             np.testing.assert_allclose(weight @ gram @ weight.T, out.T @ out, rtol=1e-3, atol=1e-3 * (out**2).sum())
+        if name == "qwen3-5":
+            of_q = calibration.gram("model.layers.3.self_attn.q_proj.weight")
+            np.testing.assert_array_equal(calibration.gram("model.layers.3.self_attn.gate_proj.weight"), of_q)
+            for module in ("in_proj_qkv", "in_proj_z", "out_proj"):
+                assert calibration.gram(f"model.layers.1.linear_attn.{module}.weight") is not None
         assert calibration.gram("lm_head.weight") is None
 
 

@@ -27,6 +27,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 @contextmanager
 def several(*arguments: str, folder: Path) -> Iterator[ServerProcess]:
     command = ["serve", "demo", "--port", "0", "--api-key", CLIENT_KEY, "--health-interval", "0.2", "--replicas", "2"]
+    command += ["--device", "cpu"]
     with started("-m", "infinilm", *command, *arguments, folder=folder) as router:
         try:
             yield router
@@ -86,7 +87,9 @@ def test_on_a_ray_cluster(tmp_path: Path, replicas: list[ServerProcess]) -> None
         (["--replicas", "2", "--device", "cuda", "--device-ids", "0,1,2", "--tensor-parallel-size", "2"], "4 GPUs"),
         (["--replicas", "2", "--device", "cuda:1"], "--device-ids"),
         (["--replicas", "0"], "--replicas"),
-        (["no/such/model", "--replicas", "2", "--num-threads", "1"], "no/such/model"),
+        (["no/such/model", "--replicas", "2", "--num-threads", "1", "--device", "cpu"], "no/such/model"),
+        (["--max-requests", "8"], "--max-requests is of a router: it needs --replicas or --ray-address"),
+        (["--routing", "prefix"], "--routing is of a router"),
     ],
 )
 def test_what_cannot_start_says_why(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -67,13 +69,18 @@ def test_a_client_that_leaves_is_left_by_the_replica(router: HostedRouter, repli
 
 def test_limits(replicas: list[ServerProcess]) -> None:
     with routed((replicas[0].url, KEY), max_requests=1) as router:
-        body = {"model": "demo", "prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8}
-        url = f"{router.url}/v1/completions"
-        with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=SECONDS) as answer:
-            lines = answer.iter_lines()
-            next(lines)  # and it stays open
-            refused = httpx.post(url, json=body, headers=HEADERS, timeout=SECONDS)
-            assert refused.status_code == 429 and refused.headers["retry-after"]
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 1}
+        url = urlsplit(f"{router.url}/v1/completions")
+        with socket.create_connection((url.hostname, url.port)) as client:  # a request that does not end
+            head = f"POST {url.path} HTTP/1.1\r\nhost: {url.netloc}\r\ncontent-type: application/json\r\n"
+            head += f"authorization: {HEADERS['Authorization']}\r\ncontent-length: 9\r\n\r\n{{"
+            client.sendall(head.encode())
+
+            def is_refused() -> bool:
+                answer = httpx.post(url.geturl(), json=body, headers=HEADERS, timeout=SECONDS)
+                return answer.status_code == 429 and answer.headers["retry-after"] == "1"
+
+            wait_for(is_refused)
             assert httpx.get(f"{router.url}/health").status_code == 200
 
 

@@ -24,8 +24,8 @@ public:
     }
 
 private:
-    ivec
-        largest_{};  // bits of the magnitudes, which as integers are in the order of the numbers, infinity and NaN last
+    // Bits of the magnitudes, which as integers are in the order of the numbers, infinity and NaN last.
+    ivec largest_{};
     float inverse_ = 0;
 };
 
