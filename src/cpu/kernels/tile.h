@@ -78,7 +78,7 @@ struct EmulatedTiles {
     TileShapes shapes;
     uvec rows[8][tile_rows];  // 16 lanes of 4 bytes are a row
 };
-static thread_local EmulatedTiles emulated_tiles;
+inline thread_local EmulatedTiles emulated_tiles;  // one for all sources, whose copies of a function the linker merges
 
 class Tiles {
 public:
