@@ -144,16 +144,16 @@ struct QuantisedX {
         Int8Rounding rounding;
         for (int k = 0; k < size; k += width) rounding.see(load(x + k));
         const float scale = rounding.scale();
-        ivec sums[halves] = {};  // of NaN integers of any size, whose scale is NaN whatever they are
+        uvec sums[halves] = {};  // of NaN integers of any size, whose scale is NaN whatever they are
         for (int k = 0; k < size; k += width) {
             const ivec q = rounding.round(load(x + k));
             const bvec bytes = __builtin_convertvector(q, bvec);
             memcpy((char*)rows + k, &bytes, sizeof bytes);
-            sums[k * halves / size] += q;
+            sums[k * halves / size] += (uvec)q;
         }
         memcpy(rows + x_quads, &scale, 4);
         for (int half = 0; half < halves; ++half) {
-            const int32_t sum = reduce_add(sums[half]);
+            const int32_t sum = reduce_add((ivec)sums[half]);
             const float minus_sum = -scale * (float)sum;
             const uint32_t bias = 0u - (uint32_t)Dot::offset * (uint32_t)sum;
             memcpy(rows + x_quads + 1 + half, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);

@@ -167,12 +167,16 @@ INFINILM_INLINE float reduce_add(vec v) {
 INFINILM_INLINE float reduce_max(vec v) {  // lanes without NaN
     return reduce(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
-// The same of the bits in the lanes as integers.
+// The same of the bits in the lanes as integers; a sum that is too large wraps around.
+typedef uint32_t uvec4 __attribute__((vector_size(16)));
+INFINILM_INLINE uvec4 bits_of(vec4 v) { return (uvec4)v; }
+#if INFINILM_WIDTH >= 8
+typedef uint32_t uvec8 __attribute__((vector_size(32)));
+INFINILM_INLINE uvec8 bits_of(vec8 v) { return (uvec8)v; }
+#endif
 INFINILM_INLINE int32_t reduce_add(ivec v) {
-    return as_int(reduce((vec)v, [](auto a, auto b) __attribute__((always_inline)) {
-        typedef decltype(a < b) integers;
-        return (decltype(a))((integers)a + (integers)b);
-    }));
+    return as_int(reduce(
+        (vec)v, [](auto a, auto b) __attribute__((always_inline)) { return (decltype(a))(bits_of(a) + bits_of(b)); }));
 }
 INFINILM_INLINE float reduce_max(ivec v) {
     return reduce((vec)v, [](auto a, auto b) __attribute__((always_inline)) {
