@@ -8,7 +8,7 @@ per family, here or in C++. The numpy reference model reads the same facts, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -361,20 +361,10 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
-    spec.experts.count = facts.experts.count
-    spec.experts.top_k = facts.experts.top_k
-    spec.experts.intermediate_size = facts.experts.intermediate_size
-    spec.experts.shared_intermediate_size = facts.experts.shared_intermediate_size
-    spec.experts.shared_gate = facts.experts.shared_gate
-    spec.experts.bias = facts.experts.bias
-    spec.experts.scoring = facts.experts.scoring
-    spec.experts.correction_bias = facts.experts.correction_bias
-    spec.experts.norm_topk_prob = facts.experts.norm_topk_prob
-    spec.experts.scale = facts.experts.scale
-    spec.experts.num_groups = facts.experts.num_groups
-    spec.experts.top_groups = facts.experts.top_groups
-    for size in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "conv_size"):
-        setattr(spec.delta, size, getattr(facts.delta, size))
+    for part, own in ((spec.experts, facts.experts), (spec.delta, facts.delta)):
+        for field in fields(own):
+            if field.name != "layers":  # LayerSpec says which these are
+                setattr(part, field.name, getattr(own, field.name))
     spec.norm = facts.norm
     spec.parallel_blocks = facts.parallel_blocks
     spec.mlp.gated = facts.gated_mlp

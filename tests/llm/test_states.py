@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,50 @@ def test_an_abort_leaves_nothing_behind(expected: list[Any]) -> None:
                 if i == stop:
                     break
         assert answers(llm, PROMPTS) == expected
+
+
+def test_an_abort_of_a_step_that_another_waits_for(expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine refuses the step behind, whose states the aborted one did not leave: it fails no other request."""
+    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.001)
+    with open_llm(max_num_batched_tokens=8, max_num_seqs=1) as llm:
+        engine, results = llm._engine, [lambda _: SimpleNamespace(aborted=True), refuse]
+
+        class Engine:
+            def submit(self, batch: Any, late_masks: bool) -> Any:
+                pending = engine.submit(batch, late_masks)
+                result = results.pop(0) if results else None
+                return pending if result is None else Pending(pending, result)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(engine, name)
+
+        class Pending:
+            """Ends when it is aborted, however quick the engine was."""
+
+            def __init__(self, pending: Any, result: Any) -> None:
+                self.is_aborted, self._pending, self._result = False, pending, result
+
+            def wait(self, _: float) -> bool:
+                cancelled.cancel()
+                return self.is_aborted
+
+            def abort(self) -> None:
+                self.is_aborted = True
+
+            def result(self) -> Any:
+                return self._result(self._pending.result())
+
+        with llm._thread._stepping:
+            llm._thread._engine = Engine()  # type: ignore[assignment]
+            ends = {"temperature": 0.9, "seed": 3, "max_tokens": 20, "ignore_eos": True, "logprobs": 1}
+            cancelled, waiting = (llm.submit(PROMPTS[i], **ends) for i in (3, 4))
+        (output,) = waiting.result().outputs
+        assert (list(output.token_ids), repr(output.logprobs)) == expected[4]
+        assert cancelled.result().outputs[0].finish_reason == "abort" and not results
+
+
+def refuse(_: Any) -> Any:
+    raise RequestError("it was to go on from a state that no step has left")
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3-5-text"])
