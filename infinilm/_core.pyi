@@ -114,7 +114,7 @@ class Backend:
         parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
         """
 
-    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
+    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain', head_dim: int = 0) -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
 
     def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
@@ -133,11 +133,14 @@ class Backend:
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
+    def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
+        """x: [num_tokens, num_heads, in_features]; weight: by_head."""
+
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None) -> None: ...
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
 
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu') -> None: ...
 
@@ -367,6 +370,48 @@ class DeltaSpec:
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
 
+class LatentSpec:
+    """What layers with a latent cache have in place of q, k and v."""
+
+    @property
+    def q_rank(self) -> int:
+        """0: queries are made of the hidden state."""
+
+    @q_rank.setter
+    def q_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def kv_rank(self) -> int: ...
+
+    @kv_rank.setter
+    def kv_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def rope_dim(self) -> int: ...
+
+    @rope_dim.setter
+    def rope_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def nope_dim(self) -> int: ...
+
+    @nope_dim.setter
+    def nope_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def v_dim(self) -> int:
+        """Of a head."""
+
+    @v_dim.setter
+    def v_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Of the norms of latents."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
+
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
@@ -582,6 +627,12 @@ class ModelSpec:
     def delta(self, arg: DeltaSpec, /) -> None: ...
 
     @property
+    def latent(self) -> LatentSpec: ...
+
+    @latent.setter
+    def latent(self, arg: LatentSpec, /) -> None: ...
+
+    @property
     def ropes(self) -> list[RopeSpec]: ...
 
     @ropes.setter
@@ -612,7 +663,7 @@ def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[in
 
 def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not).
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.
     """
 
 PACKED_LAYOUT_VERSION: int = 1

@@ -17,6 +17,7 @@ from infinilm.config.delta import DeltaConfig, DeltaFacts, delta_facts
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.family_defaults import COMMON_DEFAULTS
 from infinilm.config.family_table import FAMILIES, Family, family_of, family_of_model_type
+from infinilm.config.latent import LatentConfig, LatentFacts, latent_facts, latent_scale
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
 
@@ -49,7 +50,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-class ModelConfig(ExpertConfig, DeltaConfig, Protocol):
+class ModelConfig(ExpertConfig, DeltaConfig, LatentConfig, Protocol):
     """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
 
     vocab_size: int
@@ -140,6 +141,7 @@ class ModelFacts:
     logit_multiplier: float
     experts: ExpertFacts
     delta: DeltaFacts
+    latent: LatentFacts
     logit_cap: float  # cap * tanh(logit / cap); 0: none
 
 
@@ -172,6 +174,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         ropes.append(ropes[0]._replace(scale_beta=float(scale_beta), scale_positions=positions))
         q_rope = len(ropes) - 1
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
+    latent = latent_facts(config)
     return ModelFacts(
         qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
@@ -184,7 +187,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         gated_mlp=family.gated_mlp,
         norm_offset=family.norm_offset,
         activation=family.activation or ACTIVATIONS[config.hidden_act],
-        softmax_scale=_softmax_scale(config),
+        softmax_scale=latent_scale(latent, config.rope_parameters) if latent.kv_rank else _softmax_scale(config),
         output_gate=family.output_gate,
         sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
@@ -200,6 +203,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         logit_multiplier=1 / float(config.logits_scaling),
         experts=expert_facts(config, family.routing),
         delta=delta_facts(config),
+        latent=latent,
         logit_cap=float(config.final_logit_softcapping or 0),
     )
 
@@ -349,8 +353,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.rms_norm_eps = float(config.rms_norm_eps)
     spec.tie_word_embeddings = config.tie_word_embeddings
     spec.attention.num_heads = config.num_attention_heads
-    spec.attention.num_kv_heads = config.num_key_value_heads
-    spec.attention.head_dim = config.head_dim
+    # All heads read the latent as that of one kv head.
+    spec.attention.num_kv_heads = 1 if facts.latent.kv_rank else config.num_key_value_heads
+    spec.attention.head_dim = facts.latent.row_dim or config.head_dim
     spec.attention.softmax_scale = facts.softmax_scale
     spec.attention.score_cap = facts.score_cap
     spec.attention.qkv_bias = facts.qkv_bias
@@ -361,7 +366,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
-    for part, own in ((spec.experts, facts.experts), (spec.delta, facts.delta)):
+    for part, own in ((spec.experts, facts.experts), (spec.delta, facts.delta), (spec.latent, facts.latent)):
         for field in fields(own):
             if field.name != "layers":  # LayerSpec says which these are
                 setattr(part, field.name, getattr(own, field.name))
@@ -382,7 +387,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
             rope=rope,
             q_rope=facts.q_rope,
             experts=has_experts,
-            cache=CacheSpec("state" if has_state else "paged"),
+            cache=CacheSpec("state" if has_state else "latent" if facts.latent.kv_rank else "paged"),
         )
         for window, rope, has_experts, has_state in zip(
             facts.sliding_window, facts.rope_of_layer, facts.experts.layers, facts.delta.layers, strict=True

@@ -18,9 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
+from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr, token_ids
 from infinilm.config import families
 from infinilm.config.delta import STATE_LAYER
 from infinilm.config.keys import INERT, UNSUPPORTED
@@ -87,6 +85,10 @@ class LlamaConfig:
     n_group, topk_group, routed_scaling_factor
         1, 1, 1.0: experts are in so many groups, of which a token goes to the experts of the best topk_group; and what
         multiplies the weights of a token's experts.
+    kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope_interleave
+        0, None, 0, 0, 0, True: of latent attention (MLA), the sizes of the latents that keys and values, and queries
+        (None: of none), are made of; of a head, what RoPE does not turn and what it does, which is head_dim, and the
+        values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
@@ -156,6 +158,12 @@ class LlamaConfig:
     n_group: int
     topk_group: int
     routed_scaling_factor: float
+    kv_lora_rank: int
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
     use_qk_norm: bool
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
@@ -264,6 +272,8 @@ class LlamaConfig:
         """Size of one head; `hidden_size // num_attention_heads` unless set."""
         if self._head_dim is not None:
             return self._head_dim
+        if self.kv_lora_rank:
+            return self.qk_rope_head_dim
         as_integer("hidden_size", self.hidden_size)
         as_integer("num_attention_heads", self.num_attention_heads)
         if self.hidden_size % self.num_attention_heads:
@@ -307,7 +317,7 @@ class LlamaConfig:
 
     @bos_token_id.setter
     def bos_token_id(self, value: int | list[int]) -> None:
-        self._bos_token_id = _token_ids("bos_token_id", value)
+        self._bos_token_id = token_ids("bos_token_id", value)
 
     @property
     def eos_token_id(self) -> list[int]:
@@ -316,7 +326,7 @@ class LlamaConfig:
 
     @eos_token_id.setter
     def eos_token_id(self, value: int | list[int]) -> None:
-        self._eos_token_id = _token_ids("eos_token_id", value)
+        self._eos_token_id = token_ids("eos_token_id", value)
 
     @property
     def dtype(self) -> str:
@@ -505,6 +515,7 @@ _NULLABLE = frozenset(
         "full_attention_interval",
         "no_rope_layer_interval",
         "num_key_value_heads",
+        "q_lora_rank",
         "query_pre_attn_scalar",
         "rope_local_base_freq",
         "rope_scaling",
@@ -546,7 +557,8 @@ def _family(model_type: Any, architectures: Any) -> families.Family:
     if model_type is not None:
         families.family_of_model_type(model_type)
     found = [families.family_of(name) for name in names]
-    if any(family != found[0] for family in found) or model_type not in (None, found[0].model_type):
+    model_types = (None, found[0].model_type, *found[0].other_model_types)
+    if any(family != found[0] for family in found) or model_type not in model_types:
         raise ConfigError(
             f"model_type {model_type!r} and architectures {list(names)} name different families; "
             f"the model_type of {found[0].architecture} is '{found[0].model_type}'"
@@ -562,7 +574,7 @@ def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None
         if value not in neutral:
             expected = " or ".join(json.dumps(item) for item in neutral)
             raise ConfigError(f"{key} is {short_repr(value)}, but only {expected} is supported: {reason}")
-    layers = values.pop("mlp_layer_types", None)
+    layers = values.pop("mlp_layer_types", None)  # of families that have the key it is mlp_only_layers now
     if layers is not None and (not isinstance(layers, list) or any(kind != "dense" for kind in layers)):
         raise ConfigError(
             f"mlp_layer_types is {short_repr(layers)}, but only 'dense' layers are supported in it; which have experts "
@@ -570,14 +582,6 @@ def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None
         )
     for key in INERT.intersection(values):
         del values[key]
-
-
-def _token_ids(key: str, value: Any) -> list[int]:
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
-            raise TypeError(f"{key} must be an int or a list of ints ([] for none); got {value!r}")
-    return [int(item) for item in items]
 
 
 def _check_positive(key: str, value: Any) -> None:

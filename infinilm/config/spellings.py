@@ -47,6 +47,8 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         _part_of_head(values, family)
     if "moe_layer_end_index" in family.keys:
         _dense_at_the_end(values, family)
+    if "mlp_layer_types" in family.keys:
+        _dense_by_type(values)
     scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
     if scale is not None:  # multiplies what logits_scaling divides
         if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
@@ -75,6 +77,32 @@ def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:
     first_dense = as_integer("moe_layer_end_index", end, least=0) + 1
     values["moe_layer_end_index"] = list(range(first_dense, as_integer("num_hidden_layers", num_layers))) or None
     rename(values, "moe_layer_end_index", "mlp_only_layers")
+
+
+def _dense_by_type(values: dict[str, Any]) -> None:
+    """Bring `mlp_layer_types`, "dense" or "sparse" of each layer, to `mlp_only_layers`."""
+    kinds = values.pop("mlp_layer_types", None)
+    if kinds is None:
+        return
+    num_layers = values.get("num_hidden_layers") or values.get("num_layers")
+    if (
+        not isinstance(kinds, (list, tuple))
+        or any(kind not in ("dense", "sparse") for kind in kinds)
+        or num_layers not in (None, len(kinds))
+    ):
+        raise ConfigError(
+            f"mlp_layer_types must be a list of 'dense' and 'sparse', one for each of the {num_layers} layers; got "
+            f"{short_repr(kinds)}"
+        )
+    first = values.pop("first_k_dense_replace", None) or 0
+    if isinstance(first, int) and "sparse" in kinds[:first]:
+        raise ConfigError(
+            f"first_k_dense_replace is {first}, but mlp_layer_types has experts in layer {kinds.index('sparse')}; keep "
+            "one of them"
+        )
+    values["first_k_dense_replace"] = 0
+    values["mlp_layer_types"] = [layer for layer, kind in enumerate(kinds) if kind == "dense"]
+    rename(values, "mlp_layer_types", "mlp_only_layers")
 
 
 def unify_rope(values: dict[str, Any], family: Family) -> None:

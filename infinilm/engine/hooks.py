@@ -37,7 +37,7 @@ class Site:
     shape: str
     in_layer: bool = True
     # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
-    # that have it: heads (of q, k and v), state, mlp, gate, experts.
+    # that have it: heads (of q and k), values (of v), state, mlp, gate, experts.
     needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ SITES: tuple[Site, ...] = (
     # After the projection, with its bias.
     Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q, needs=_HEADS),
     Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV, needs=_HEADS),
-    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_HEADS),
+    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=frozenset({"values"})),
     Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=_QK_NORM),
     Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=_QK_NORM),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q, needs=_HEADS),
@@ -222,8 +222,12 @@ class ModelSites:
         parallel_blocks: bool = False,
         gated_mlp: bool = True,
         states: Sequence[bool] | None = None,
+        latent: bool = False,
     ) -> None:
-        """experts, states: [num_layers], which layers have them in place of an MLP or of attention; None: no layer."""
+        """experts, states: [num_layers], which layers have them in place of an MLP or of attention; None: no layer.
+
+        latent: attention has no values but latents.
+        """
         has = {
             "qk_norm": qk_norm != "none",
             "pre_norms": pre_norms,
@@ -233,9 +237,10 @@ class ModelSites:
         features = {name for name, is_there in has.items() if is_there}
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
         mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
+        heads = {"heads"} if latent else {"heads", "values"}
         no_layer = [False] * num_layers
         of_layers = [
-            features | ({"experts"} if own else mlp) | {"state" if state else "heads"}
+            features | ({"experts"} if own else mlp) | ({"state"} if state else heads)
             for own, state in zip(experts or no_layer, states or no_layer, strict=True)
         ]
         places = [
@@ -260,6 +265,7 @@ class ModelSites:
             spec.parallel_blocks,
             spec.mlp.gated,
             [layer.cache.kind == "state" for layer in spec.layers],
+            any(layer.cache.kind == "latent" for layer in spec.layers),
         )
 
     def select(self, pattern: str) -> list[str]:

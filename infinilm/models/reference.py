@@ -31,6 +31,7 @@ from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightErr
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
 from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
+from infinilm.models.reference_math import JOINS, rotate, sigmoid, silu, soft_cap, stored_array
 from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["ReferenceModel", "Tap"]
@@ -85,6 +86,7 @@ class ReferenceModel(GenerationMixin):
             self.facts.parallel_blocks,
             self.facts.gated_mlp,
             self.facts.delta.layers,
+            self.facts.latent.kv_rank > 0,
         )
         self._registry: HookRegistry | None = None
 
@@ -136,9 +138,7 @@ class ReferenceModel(GenerationMixin):
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
         with open_checkpoint(resolve_model(path)) as checkpoint:
-            load_weights(
-                checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
-            )
+            load_weights(checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=stored_array)
 
     def merge_lora(self, folder: str | os.PathLike[str]) -> None:
         """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
@@ -150,7 +150,8 @@ class ReferenceModel(GenerationMixin):
     def new_cache(self, num_rows: int = 1) -> DynamicCache:
         """Return an empty cache for `num_rows` sequences."""
         config = self.config
-        return DynamicCache(config.num_hidden_layers, num_rows, config.num_key_value_heads, config.head_dim, self.dtype)
+        shape = (1, row) if (row := self.facts.latent.row_dim) else (config.num_key_value_heads, config.head_dim)
+        return DynamicCache(config.num_hidden_layers, num_rows, *shape, self.dtype)
 
     def forward(
         self,
@@ -209,7 +210,7 @@ class ReferenceModel(GenerationMixin):
         normed = self._norm(x, "model.norm") * self._scalar(self.facts.logit_multiplier)
         h = emit("final_norm", -1, normed)  # [num_logits, hidden_size]
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = _soft_cap(h @ self._weight(head).T, self.facts.logit_cap)  # [num_logits, vocab_size]
+        logits = soft_cap(h @ self._weight(head).T, self.facts.logit_cap)  # [num_logits, vocab_size]
         logits = emit("logits", -1, logits)
         cache.advance(counts)
         return logits
@@ -244,7 +245,8 @@ class ReferenceModel(GenerationMixin):
             mixed = emit("attention", layer, self._delta_rule(layer, h, starts, cache, emit))
             out = linear("linear_attn.out_proj", mixed.reshape(num_tokens, -1), False)
         else:
-            mixed = emit("attention", layer, self._attention(layer, h, tables, starts, cache, emit))
+            attention = self._latent_attention if facts.latent.kv_rank else self._attention
+            mixed = emit("attention", layer, attention(layer, h, tables, starts, cache, emit))
             out = linear("self_attn.o_proj", mixed.reshape(num_tokens, -1), facts.out_bias)
         x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
 
@@ -257,7 +259,7 @@ class ReferenceModel(GenerationMixin):
             logits = emit("router_logits", layer, linear("mlp.gate", h, facts.experts.bias))
             out = self._experts(h, logits, f"{at}.mlp")
             return emit("residual", layer, add("experts", out, "post_feedforward_layernorm"))
-        activation = _JOINS[facts.activation]
+        activation = JOINS[facts.activation]
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias)) if facts.gated_mlp else None
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
         gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
@@ -290,7 +292,7 @@ class ReferenceModel(GenerationMixin):
         rope = facts.rope_of_layer[layer]
         for name, own_rope in (("q", facts.q_rope), ("k", -1)):
             table = rope if own_rope < 0 else own_rope
-            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
+            turned = heads[name] if rope < 0 else rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
@@ -299,8 +301,45 @@ class ReferenceModel(GenerationMixin):
             attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
         if facts.output_gate:
             gate = self._linear(h, f"{at}.self_attn.gate_proj", facts.qkv_bias)
-            attended = attended * _sigmoid(gate).reshape(attended.shape)
+            attended = attended * sigmoid(gate).reshape(attended.shape)
         return attended
+
+    def _latent_attention(
+        self,
+        layer: int,
+        h: Array,
+        tables: Sequence[tuple[Array, Array]],
+        starts: Array,
+        cache: DynamicCache,
+        emit: _Emitter,
+    ) -> Array:
+        """As `_attention`, of latents (arXiv 2405.04434): out [num_tokens, num_heads, v_dim].
+
+        The cache has a row of each token, [rope_dim + kv_rank]; values are the last kv_rank elements.
+        """
+        facts, num_tokens, num_heads = self.facts.latent, len(h), self.config.num_attention_heads
+        at, bias, table = f"model.layers.{layer}.self_attn", self.facts.qkv_bias, tables[0]
+        read, name = h, "q_proj"
+        if facts.q_rank:
+            q_latent = self._linear(h, f"{at}.q_a_proj", bias)
+            read, name = self._norm(q_latent, f"{at}.q_a_layernorm", facts.norm_eps), "q_b_proj"
+        q = self._linear(read, f"{at}.{name}", False).reshape(num_tokens, num_heads, facts.query_dim)
+        q = emit("q_proj", layer, q)
+        row = emit("k_proj", layer, self._linear(h, f"{at}.kv_a_proj", bias)[:, None])  # [num_tokens, 1, row_dim]
+        turned, latent = np.split(row, [facts.rope_dim], axis=-1)
+        row = np.concatenate([turned, self._norm(latent, f"{at}.kv_a_layernorm", facts.norm_eps)], axis=-1)
+        q_turned, q_rest = np.split(q, [facts.rope_dim], axis=-1)
+        to_latent = self._weight(f"{at}.k_b_proj").reshape(num_heads, facts.kv_rank, facts.nope_dim)
+        q = np.concatenate([q_turned, np.einsum("thd,hrd->thr", q_rest, to_latent)], axis=-1)
+        q = emit("q_rope", layer, rotate(q, table))
+        row = emit("k_rope", layer, rotate(row, table))
+        attended = np.empty((num_tokens, num_heads, facts.kv_rank), h.dtype)
+        for index, own in enumerate(map(slice, starts, starts[1:])):
+            rows, _ = cache.append(layer, index, row[own], row[own])
+            attended[own] = self._attend(q[own], rows, rows, 0, None)[..., facts.rope_dim :]
+        to_values = self._weight(f"{at}.v_b_proj").reshape(num_heads, facts.v_dim, facts.kv_rank)
+        result: Array = np.einsum("thr,hvr->thv", attended, to_values)
+        return result
 
     def _delta_rule(self, layer: int, h: Array, starts: Array, cache: DynamicCache, emit: _Emitter) -> Array:
         """The gated delta rule (arXiv 2412.06464), token by token, before out_proj.
@@ -322,7 +361,7 @@ class ReferenceModel(GenerationMixin):
                 state = zeros, np.zeros((facts.num_v_heads, facts.k_dim, facts.v_dim), self.dtype)
             seen = np.concatenate([state[0], mixed[own]])
             length = len(seen) - facts.conv_size + 1
-            convolved[own] = _silu(sum(tap * seen[i : i + length] for i, tap in enumerate(taps)))
+            convolved[own] = silu(sum(tap * seen[i : i + length] for i, tap in enumerate(taps)))
             inputs.append(seen[length:])
             matrices.append(state[1])
         convolved = emit("conv", layer, convolved)
@@ -334,7 +373,7 @@ class ReferenceModel(GenerationMixin):
         v = v.reshape(num_tokens, facts.num_v_heads, facts.v_dim)
         softplus = np.logaddexp(self._scalar(0), a + self.weights[f"{at}.dt_bias"])
         decay = np.exp(-np.exp(self.weights[f"{at}.A_log"]) * softplus)  # [num_tokens, num_v_heads]
-        beta = _sigmoid(b)
+        beta = sigmoid(b)
         out = np.empty_like(v)
         for row, own in enumerate(map(slice, starts, starts[1:])):
             matrix = matrices[row]
@@ -347,7 +386,7 @@ class ReferenceModel(GenerationMixin):
                 cache.set_state(layer, row, inputs[row], matrix)
         mean_square = np.mean(out * out, axis=-1, keepdims=True)
         normed = out / np.sqrt(mean_square + self._scalar(self.config.rms_norm_eps)) * self._weight(f"{at}.norm")
-        result: Array = normed * _silu(z.reshape(out.shape))
+        result: Array = normed * silu(z.reshape(out.shape))
         return result
 
     def _experts(self, x: Array, router_logits: Array, at: str) -> Array:
@@ -360,7 +399,7 @@ class ReferenceModel(GenerationMixin):
 
         def mlp(h: Array, name: str, bias: bool) -> Array:
             gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", bias) for part in ("gate", "up"))
-            return self._linear(_JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", bias)
+            return self._linear(JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", bias)
 
         out = np.zeros_like(x)
         for token, k in np.ndindex(*best.shape):
@@ -368,7 +407,7 @@ class ReferenceModel(GenerationMixin):
         if facts.shared_intermediate_size:
             shared = mlp(x, "shared_expert", False)
             if facts.shared_gate:
-                shared = shared * _sigmoid(self._linear(x, f"{at}.shared_expert_gate", False))  # [num_tokens, 1]
+                shared = shared * sigmoid(self._linear(x, f"{at}.shared_expert_gate", False))  # [num_tokens, 1]
             out = out + shared
         return out
 
@@ -376,7 +415,7 @@ class ReferenceModel(GenerationMixin):
         """Choose each token's experts and weigh them: logits [num_tokens, num_experts] -> both [num_tokens, top_k]."""
         facts = self.facts.experts
         if facts.scoring == "sigmoid":
-            scores = _sigmoid(logits)
+            scores = sigmoid(logits)
         else:
             scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
             scores = scores / scores.sum(axis=-1, keepdims=True)
@@ -404,7 +443,7 @@ class ReferenceModel(GenerationMixin):
         grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
         keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
         scores = grouped @ keys * self.facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
-        scores = _soft_cap(scores, self.facts.score_cap)
+        scores = soft_cap(scores, self.facts.score_cap)
         behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.where(visible, scores, -np.inf)
@@ -419,19 +458,20 @@ class ReferenceModel(GenerationMixin):
         return attended
 
     def _rotation(self, positions: Array, rope: Rope) -> tuple[Array, Array]:
-        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `_rotate`."""
+        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `rotate`."""
         angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)
         scale = 1 + rope.scale_beta * np.log1p(positions // rope.scale_positions)
         factor = rope.attention_factor * scale[:, None, None]
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
 
-    def _norm(self, x: Array, name: str) -> Array:
-        """RMSNorm or LayerNorm over the last axis."""
+    def _norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+        """RMSNorm or LayerNorm over the last axis; eps: where it is another."""
         if self.facts.norm != "rms":
             x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         weight = self._weight(name) + self._scalar(self.facts.norm_offset)
-        normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * weight
+        eps = float(self.config.rms_norm_eps) if eps is None else eps
+        normed: Array = x / np.sqrt(mean_square + eps) * weight
         return normed + self._weight(name, "bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: Array, name: str, bias: bool) -> Array:
@@ -547,52 +587,3 @@ class _Emitter:
         if replacement.shape != activation.shape:
             raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
         return replacement.astype(activation.dtype)
-
-
-def _rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """RoPE of the first R elements of a head: i turns with i + R / 2; x [num_tokens, num_heads, head_dim]."""
-    cos, sin = cos_sin
-    first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def _silu(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # far below zero: x / inf is the 0 it should be
-        result: Array = x / (1 + np.exp(-x))
-    return result
-
-
-def _sigmoid(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        result: Array = 1 / (1 + np.exp(-x))
-    return result
-
-
-def _gelu_tanh(x: Array) -> Array:
-    result: Array = x / 2 * (1 + np.tanh(x.dtype.type((2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)))
-    return result
-
-
-def _clamped_swiglu(gate: Array, up: Array) -> Array:
-    scalar = gate.dtype.type
-    gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
-    result: Array = _silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
-    return result
-
-
-# What joins gate and up.
-_JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
-    "silu": lambda gate, up: _silu(gate) * up,
-    "gelu_tanh": lambda gate, up: _gelu_tanh(gate) * up,
-    "clamped_swiglu": _clamped_swiglu,
-}
-
-
-def _soft_cap(x: Array, cap: float) -> Array:
-    """Cap * tanh(x / cap); 0: none."""
-    return x if cap == 0 else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
-
-
-def _stored_array(array: Array, dtype: str) -> Array:
-    """A tensor of a checkpoint, bfloat16 (uint16 in numpy) widened."""
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array

@@ -72,6 +72,16 @@ void validate(const ModelSpec& spec) {
             "of 1 to 8 tokens; got ",
             d.num_k_heads, " and ", d.num_v_heads, " heads of ", d.k_dim, " and ", d.v_dim, " elements, and ",
             d.conv_size, " tokens; without such a layer there are none");
+    const LatentSpec& l = spec.latent;
+    const bool any_latent =
+        std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache.kind == CacheKind::latent; });
+    const bool latent_is_whole = l.q_rank >= 0 && l.kv_rank > 0 && l.rope_dim > 0 && l.rope_dim % 2 == 0 &&
+                                 l.nope_dim > 0 && l.v_dim > 0 && spec.attention.num_kv_heads == 1 &&
+                                 spec.attention.head_dim == l.row_dim() && spec.attention.qk_norm == QkNorm::none &&
+                                 !spec.attention.output_gate;
+    require(any_latent ? latent_is_whole : l == LatentSpec(), "a latent cache needs latents of ", l.kv_rank,
+            " elements, heads of ", l.rope_dim, " + ", l.nope_dim, " and ", l.v_dim,
+            ", and attention with one kv head of ", l.row_dim(), "; without such a layer there is no latent");
     for (int i = 0; i < spec.num_layers; ++i) {
         const AttentionSpec a = spec.attention_of(i);
         require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
@@ -91,6 +101,7 @@ void validate(const ModelSpec& spec) {
 // What a model has that GPUs have no kernels for; null: nothing.
 const char* only_on_cpus(const ModelSpec& spec) {
     if (spec.num_state_layers() > 0) return "layers that have a state";
+    if (spec.latent != LatentSpec()) return "a latent cache";
     if (spec.attention.output_gate) return "a gate of attention";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";

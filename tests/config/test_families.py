@@ -249,6 +249,7 @@ def test_build_spec_fills_every_field():
             "output_gate": False,
         },
         "delta": {"num_k_heads": 0, "num_v_heads": 0, "k_dim": 0, "v_dim": 0, "conv_size": 0},
+        "latent": {"q_rank": 0, "kv_rank": 0, "rope_dim": 0, "nope_dim": 0, "v_dim": 0, "norm_eps": 0.0},
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
         "experts": {
             "count": 0,

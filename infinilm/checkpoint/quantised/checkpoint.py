@@ -158,7 +158,7 @@ class QuantisedCheckpoint(Checkpoint):
         except WeightError as error:
             raise WeightError(f"{self.path}: tensor {source.tensor!r}, which is {weight.scheme}: {error}") from None
         array = np.asarray(tensor.memory()).view(_NUMPY[dtype]).reshape(end - begin, weight.shape[-1])
-        return _rows_of(source, array)
+        return source.choose(array)
 
     def _codes(self, source: Source) -> tuple[Codes, int, int]:
         """The codes of a weight, or of the one of its matrices that a source is of, and which rows a source is."""
@@ -238,7 +238,7 @@ class QuantisedCheckpoint(Checkpoint):
         `type_name`: as `native_weights` gives it.
         """
         codes, begin, end = self._codes(source)
-        blocks = _rows_of(source, codes.blocks(type_name, begin, end))
+        blocks = source.choose(codes.blocks(type_name, begin, end))
         self.release(source.tensor, source.places)
         return engine.load_param(name, _core.from_numpy(blocks), type_name)
 
@@ -272,12 +272,6 @@ class QuantisedCheckpoint(Checkpoint):
         weight = name.removesuffix(".bias") + ".weight"
         is_bias = self._linears.zero_biases and name.endswith(".bias") and weight in self._weights
         return is_bias and self.tensors[name].dtype in FLOATS and not self.array(name).any()
-
-
-def _rows_of(source: Source, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Those of the rows from begin to end that a source is, in its order."""
-    rows = np.ascontiguousarray(array[:: source.step])
-    return rows if source.order is None else rows[source.order]
 
 
 def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:
