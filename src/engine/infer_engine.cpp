@@ -329,8 +329,11 @@ void InferEngine::time_ops(bool on) {
         const ModelWeights& weights = rank.params.weights();
         TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"}};
         for (const LayerWeights& layer : weights.layers) {
-            for (const LinearWeights* const linear : {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in})
+            for (const LinearWeights* const linear :
+                 {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in, &layer.q_a, &layer.q_b, &layer.kv_a})
                 names[linear->prepared.get()] = "qkv_proj";
+            for (const LinearWeights* const linear : {&layer.k_b, &layer.v_b})
+                names[linear->prepared.get()] = "latents";
             names[layer.o_proj.prepared.get()] = "o_proj";
             names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
             names[layer.down_proj.prepared.get()] = "down_proj";
