@@ -149,7 +149,7 @@ class Backend:
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
-    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1) -> None: ...
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, group_best: int = 2) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
@@ -335,6 +335,13 @@ class ExpertsSpec:
 
     @top_groups.setter
     def top_groups(self, arg: int, /) -> None: ...
+
+    @property
+    def group_best(self) -> int:
+        """Experts of a group that say how good it is."""
+
+    @group_best.setter
+    def group_best(self, arg: int, /) -> None: ...
 
 class DeltaSpec:
     """What layers with a state have in place of attention."""

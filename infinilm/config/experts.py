@@ -68,6 +68,7 @@ class Routing:
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # over all experts of a layer; of each
     correction_bias: bool = False  # each expert has a number that is added to its score for the choice alone
     shared_gate: bool = True  # what the expert of all tokens gives is multiplied by the sigmoid of a logit
+    group_best: int = 2  # a group is as good as so many of its best experts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class ExpertFacts:
     """The experts of a model; the numbers are 0 where no layer has any.
 
     A token's experts are the `top_k` of the best score + correction: of all, or of those in the `top_groups` best of
-    `num_groups` equal groups, a group being as good as its two best experts together.
+    `num_groups` equal groups, a group being as good as its `group_best` best experts together.
     """
 
     layers: tuple[bool, ...]  # [num_layers]: which have experts; others have an MLP
@@ -91,6 +92,7 @@ class ExpertFacts:
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
 
 
 def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
@@ -138,6 +140,7 @@ def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
         scale=float(scale),
         num_groups=num_groups,
         top_groups=top_groups,
+        group_best=routing.group_best,
     )
 
 

@@ -28,15 +28,14 @@ LATENT_FAMILIES: tuple[Family, ...] = (
         architecture="DeepseekV2ForCausalLM",
         model_type="deepseek_v2",
         defaults=DEEPSEEK_V2_DEFAULTS,
-        routing=Routing(shared_gate=False),
+        routing=Routing(shared_gate=False, group_best=1),
         fixed_keys={
             "scoring_func": "softmax",
-            "topk_method": ("greedy", "gready"),
             "moe_layer_freq": 1,
             "norm_topk_prob": False,
             "mlp_bias": False,
         },
-        **{**_EXPERTS, "keys": _EXPERTS["keys"] - {"norm_topk_prob", "rope_interleave"}},
+        **{**_EXPERTS, "keys": _EXPERTS["keys"] - {"norm_topk_prob", "rope_interleave"} | {"topk_method"}},
     ),
     Family(
         architecture="DeepseekV3ForCausalLM",

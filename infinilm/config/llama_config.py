@@ -242,6 +242,8 @@ class LlamaConfig:
         with contextlib.suppress(ConfigError):
             family = _family(self.model_type, self.architectures)
             values.update(model_type=family.model_type, architectures=[family.architecture])
+            if "topk_method" in family.keys:  # whatever it was, n_group says it now
+                values["topk_method"] = "group_limited_greedy"
         return values
 
     @property

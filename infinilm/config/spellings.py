@@ -47,6 +47,8 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         _part_of_head(values, family)
     if "moe_layer_end_index" in family.keys:
         _dense_at_the_end(values, family)
+    if "topk_method" in family.keys:
+        _groups_by_method(values, family)
     if "mlp_layer_types" in family.keys:
         _dense_by_type(values)
     scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
@@ -77,6 +79,17 @@ def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:
     first_dense = as_integer("moe_layer_end_index", end, least=0) + 1
     values["moe_layer_end_index"] = list(range(first_dense, as_integer("num_hidden_layers", num_layers))) or None
     rename(values, "moe_layer_end_index", "mlp_only_layers")
+
+
+def _groups_by_method(values: dict[str, Any], family: Family) -> None:
+    """Drop the groups of experts where `topk_method` is one without groups."""
+    method = values.pop("topk_method", None) or "greedy"
+    if method in ("greedy", "gready"):
+        values["n_group"] = values["topk_group"] = 1
+    elif method != "group_limited_greedy":
+        raise ConfigError(
+            f"topk_method must be 'greedy' or 'group_limited_greedy' in {family.architecture}; got {short_repr(method)}"
+        )
 
 
 def _dense_by_type(values: dict[str, Any]) -> None:

@@ -421,7 +421,7 @@ class ReferenceModel(GenerationMixin):
             scores = scores / scores.sum(axis=-1, keepdims=True)
         choice = scores + self._weight(f"{at}.gate", "e_score_correction_bias") if facts.correction_bias else scores
         groups = choice.reshape(len(choice), facts.num_groups, -1).copy()  # [num_tokens, num_groups, experts of one]
-        of_groups = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+        of_groups = np.sort(groups, axis=-1)[..., -facts.group_best :].sum(axis=-1)
         left_out = np.argsort(-of_groups, axis=-1, kind="stable")[:, facts.top_groups :]
         np.put_along_axis(groups, left_out[..., None], -np.inf, axis=1)
         best = np.argsort(-groups.reshape(choice.shape), axis=-1, kind="stable")[:, : facts.top_k]

@@ -355,7 +355,7 @@ void bind_ops(nb::module_& m) {
             "route",
             [](SharedBackend& shared, const Tensor& logits, const Tensor& ids, const Tensor& weights,
                const std::string& scoring, bool normalize, float scale, const OptionalTensor& correction_bias,
-               int num_groups, int top_groups) {
+               int num_groups, int top_groups, int group_best) {
                 const InUse b(shared);
                 ops::route(b, {.logits = logits,
                                .correction_bias = optional_view(correction_bias),
@@ -365,10 +365,11 @@ void bind_ops(nb::module_& m) {
                                .normalize = normalize,
                                .scale = scale,
                                .num_groups = num_groups,
-                               .top_groups = top_groups});
+                               .top_groups = top_groups,
+                               .group_best = group_best});
             },
             "logits"_a, "ids"_a, "weights"_a, "scoring"_a = "softmax", "normalize"_a = false, "scale"_a = 1.0f,
-            "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, Release())
+            "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, "group_best"_a = 2, Release())
         .def(
             "experts",
             [](SharedBackend& shared, const Tensor& x, const Tensor& ids, const Tensor& weights,

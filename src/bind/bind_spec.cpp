@@ -114,7 +114,8 @@ void bind_spec(nb::module_& m) {
         .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
         .def_rw("scale", &ExpertsSpec::scale, "Of a token's weights.")
         .def_rw("num_groups", &ExpertsSpec::num_groups)
-        .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
+        .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.")
+        .def_rw("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.");
     nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
         .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
         .def_rw("num_v_heads", &DeltaSpec::num_v_heads)

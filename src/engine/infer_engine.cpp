@@ -60,7 +60,8 @@ void validate(const ModelSpec& spec) {
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
     require(e.count == 0 || (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 &&
-                             e.top_groups <= e.num_groups && e.top_k <= e.count / e.num_groups * e.top_groups),
+                             e.top_groups <= e.num_groups && e.group_best >= 1 && e.group_best <= 2 &&
+                             e.top_k <= e.count / e.num_groups * e.top_groups),
             "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
             " have the ", e.top_k, " of a token");
     const int num_ropes = static_cast<int>(spec.ropes.size());
@@ -102,6 +103,7 @@ void validate(const ModelSpec& spec) {
 const char* only_on_cpus(const ModelSpec& spec) {
     if (spec.num_state_layers() > 0) return "layers that have a state";
     if (spec.latent != LatentSpec()) return "a latent cache";
+    if (spec.experts.group_best != 2) return "groups of experts that are as good as their best one";
     if (spec.attention.output_gate) return "a gate of attention";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";

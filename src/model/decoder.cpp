@@ -416,7 +416,8 @@ void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
                           .normalize = experts.norm_topk_prob,
                           .scale = experts.scale,
                           .num_groups = experts.num_groups,
-                          .top_groups = experts.top_groups});
+                          .top_groups = experts.top_groups,
+                          .group_best = experts.group_best});
 }
 
 // Then the experts, that of all tokens among them. The residual may be absent; out may be the normed input.

@@ -72,6 +72,7 @@ struct ExpertsSpec {
     bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
     float scale = 1;
     int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
+    int group_best = 2;                  // so many experts together say how good a group is: 1 or 2
 };
 
 // What layers with a state have in place of attention: a causal convolution of q, k and v, then the gated delta rule,

@@ -230,7 +230,7 @@ struct UpdateStepParams {
 
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
-// good as its two best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
+// good as its group_best best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
 // the token's, times scale. A row that holds NaN or whose largest logit is not finite: experts 0 .. top_k - 1 with
 // weights NaN, which end in the token's logits, where sampling tells.
 struct RouteParams {
@@ -242,6 +242,7 @@ struct RouteParams {
     bool normalize = false;
     float scale = 1;
     int num_groups = 1, top_groups = 1;
+    int group_best = 2;  // 1 or 2; on GPUs 2
 };
 
 // The experts of a layer, made once at load time by prepare_experts.

@@ -295,6 +295,7 @@ void route(Backend& backend, const RouteParams& p) {
                   num_experts, " experts, got ", p.num_groups);
     check.require(p.top_groups >= 1 && p.top_groups <= p.num_groups, "top_groups: expected 1 to ", p.num_groups,
                   ", got ", p.top_groups);
+    check.require(p.group_best == 1 || p.group_best == 2, "group_best: expected 1 or 2, got ", p.group_best);
     const int64_t choice = num_experts / p.num_groups * p.top_groups;
     check.require(top_k >= 1 && top_k <= choice, "ids: expected 1 to ", choice, " columns, got ", top_k);
     backend.route(p);

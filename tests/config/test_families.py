@@ -264,6 +264,7 @@ def test_build_spec_fills_every_field():
             "scale": 1.0,
             "num_groups": 1,
             "top_groups": 1,
+            "group_best": 2,
         },
         "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
         "layers": [
@@ -290,6 +291,7 @@ def test_build_spec_of_experts():
         "scale": 1.0,
         "num_groups": 1,
         "top_groups": 1,
+        "group_best": 2,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
 
@@ -311,6 +313,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "scale": 2.5,
         "num_groups": 4,
         "top_groups": 2,
+        "group_best": 2,
     }
     assert [layer["experts"] for layer in written["layers"]] == [False, True, True]
     assert written["attention"]["qk_norm"] == "none"

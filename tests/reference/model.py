@@ -77,7 +77,7 @@ class ReferenceModel:
         logits = self._linear(h, f"{at}.gate", facts.bias)  # [n, num_experts]
         scores = softmax(logits) if facts.scoring == "softmax" else 1 / (1 + np.exp(-logits))
         choice = scores + self._weight(f"{at}.gate.e_score_correction_bias") if facts.correction_bias else scores
-        best = best_experts(choice, facts.top_k, facts.num_groups, facts.top_groups)
+        best = best_experts(choice, facts.top_k, facts.num_groups, facts.top_groups, facts.group_best)
         weights = np.zeros_like(scores)
         np.put_along_axis(weights, best, np.take_along_axis(scores, best, axis=-1), axis=-1)
         if facts.norm_topk_prob:
