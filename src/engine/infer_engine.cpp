@@ -59,9 +59,9 @@ void validate(const ModelSpec& spec) {
     require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
-    require(e.count == 0 || (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 &&
-                             e.top_groups <= e.num_groups && e.group_best >= 1 && e.group_best <= 2 &&
-                             e.top_k <= e.count / e.num_groups * e.top_groups),
+    require(e.count == 0 ||
+                (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 && e.top_groups <= e.num_groups &&
+                 e.group_best >= 1 && e.group_best <= 2 && e.top_k <= e.count / e.num_groups * e.top_groups),
             "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
             " have the ", e.top_k, " of a token");
     const int num_ropes = static_cast<int>(spec.ropes.size());

@@ -230,9 +230,9 @@ struct UpdateStepParams {
 
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
-// good as its group_best best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
-// the token's, times scale. A row that holds NaN or whose largest logit is not finite: experts 0 .. top_k - 1 with
-// weights NaN, which end in the token's logits, where sampling tells.
+// good as its group_best best experts together. The weight of an expert is its score, where `normalize` divided by the
+// sum of the token's, times scale. A row that holds NaN or whose largest logit is not finite: experts 0 .. top_k - 1
+// with weights NaN, which end in the token's logits, where sampling tells.
 struct RouteParams {
     TensorView logits;           // [num_tokens, num_experts] float32
     TensorView correction_bias;  // [num_experts] float32, or absent
