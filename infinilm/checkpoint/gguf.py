@@ -18,6 +18,8 @@ from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.mapped import MappedTensors, file_state
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs
+from infinilm.config.families import model_facts
+from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, Architecture
@@ -68,7 +70,7 @@ class GgufCheckpoint(MappedTensors):
         self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
         config = config_json(gguf)
         self._names, self._order = self._layout(config)
-        self._num_layers: int = config["num_hidden_layers"]
+        self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
@@ -107,7 +109,9 @@ class GgufCheckpoint(MappedTensors):
 
     def find(self, expected: Mapping[str, tuple[int, ...]]) -> FoundTensors:
         """Find an engine's parameters, by their names and shapes."""
-        return find_by_names(self._names, self._order, self._num_layers, expected, self.tensors)
+        config = LlamaConfig.from_dict(self._config)
+        layers = model_facts(config, config.max_position_embeddings).shapes
+        return find_by_names(self._names, self._order, layers, expected, self.tensors)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
