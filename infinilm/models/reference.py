@@ -291,7 +291,8 @@ class ReferenceModel(GenerationMixin):
         projected = self._linear(x, "model.per_layer_model_projection", False)
         projected = projected.reshape(shape) * self._scalar(self.config.hidden_size**-0.5)
         normed = self._norm(projected, "model.per_layer_projection_norm")
-        return (normed + of_table) * self._scalar(0.5**0.5)
+        own: Array = (normed + of_table) * self._scalar(0.5**0.5)
+        return own
 
     def _read_own(self, layer: int, x: Array, own: Array, emit: _Emitter) -> Array:
         """Add what a layer makes of its vectors [num_tokens, per_layer_size] to x [num_tokens, hidden_size]."""
