@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, plan_memory
+from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, _core, plan_memory
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import AutoConfig
 from infinilm.engine.hooks import SITES
 from infinilm.models.reference import ReferenceModel
 
@@ -80,6 +82,22 @@ def test_the_plan_counts_shared_keys_and_values_once() -> None:
         assert llm.memory.weight_bytes == plan.weight_bytes
 
 
-def test_other_math_is_refused_by_its_name() -> None:
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "layers that differ in their cache"),
+        ({"global_head_dim": None}, "a norm of values"),
+    ],
+)
+def test_what_gpus_have_no_kernels_for_is_refused_by_its_name(changes: dict[str, Any], what: str) -> None:
+    config = AutoConfig.from_pretrained(GOLDEN / "gemma4")
+    for key, value in {**changes, "attention_k_eq_v": False}.items():
+        setattr(config, key, value)
+    spec = build_spec(config, dtype="float32", max_model_len=64)
+    with pytest.raises(ConfigError, match=f"models with {what} do not run on cuda:0 in this version"):
+        _core.InferEngine(spec, ["cuda:0"])
+
+
+def test_ranks_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="tensor parallelism of 3 does not fit"):
         LLM(GOLDEN / "gemma4-moe", tensor_parallel_size=3, use_tqdm=False)
