@@ -22,7 +22,7 @@ from infinilm.config.families import model_facts
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 from infinilm.errors import WeightError
-from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, Architecture
+from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, WHOLE_NAMES, Architecture
 from infinilm.gguf.config import architecture_of, config_json, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf
 
@@ -31,6 +31,7 @@ __all__ = ["GgufCheckpoint"]
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MODULE = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias|_bias)?$")
 _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
@@ -219,6 +220,8 @@ class GgufCheckpoint(MappedTensors):
 
 def _name(name: str, row: Architecture) -> str:
     """Name in a Hugging Face checkpoint; a tensor that nobody knows keeps its own."""
+    if (match := _OF_LAYER.fullmatch(name)) and match[2] in WHOLE_NAMES:
+        return f"model.layers.{int(match[1])}.{WHOLE_NAMES[match[2]]}"
     if match := _LAYER.fullmatch(name):
         layer, base, kind = match.groups()
         if module := row.layer_name(base):
