@@ -7,16 +7,12 @@ extern template cudaError_t linear_decode_as<Int8>(const LinearArgs&, cudaStream
 extern template cudaError_t linear_decode_as<Int4<32>>(const LinearArgs&, cudaStream_t);
 extern template cudaError_t linear_decode_as<Fp8>(const LinearArgs&, cudaStream_t);
 
-// Chooses R: rows of weights read, more if groups are too few for the SMs, and rows of x, read once by each group.
+// Chooses R: more rows share the columns of x, as long as there is a group of them for each SM.
 template <class T, bool kNorm, int NT>
 cudaError_t run_rows(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
-    constexpr int kSmall = NT <= 2 ? 1 : 2, kLarge = NT == 12 && kNorm ? kSmall : 2 * kSmall;  // as registers allow
-    const int tiles = num_tiles(args.weight);
-    auto cost = [&](int rows) {
-        const int groups = ceil_div(tiles, rows), idle = max(device.sms, groups);
-        return 16.0 * tiles * idle / groups + static_cast<double>(groups) * args.num_tokens;
-    };
-    if (cost(kLarge) < cost(kSmall)) return run_decode<T, AsType, kNorm, NT, kLarge>(args, device, stream);
+    constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = NT == 12 && kNorm ? kSmall : 2 * kSmall;  // as registers allow
+    if (ceil_div(num_tiles(args.weight), kLarge) >= device.sms)
+        return run_decode<T, AsType, kNorm, NT, kLarge>(args, device, stream);
     return run_decode<T, AsType, kNorm, NT, kSmall>(args, device, stream);
 }
 
