@@ -1,11 +1,11 @@
 // A linear for 1 .. 96 tokens, bound by reading the weights once (2 n k bytes). Weights lie in memory as mma fragments
-// (as in IST-DASLab/marlin; weights are A, tokens the columns of B, as in TensorRT-LLM's tinygemm2), so a lane copies 16
-// bytes and multiplies the very same. Mapping: persistent blocks of kSlices warps sum groups of R tiles of 16 packed
+// (as in IST-DASLab/marlin; weights are A, tokens the columns of B, as in TensorRT-LLM's tinygemm2), so a lane copies
+// 16 bytes and multiplies the very same. Mapping: persistent blocks of kSlices warps sum groups of R tiles of 16 packed
 // rows. Warp w sums slice w of k (linear.cuh): the split of k costs no traffic, and columns of x belong to one warp, so
 // that its ring of cp.async stages needs no block barrier. A group reads 2 num_tokens k bytes of x from L2 beside
-// 32 R k of weights, hence larger R for more tokens; with norm_weight each block reads all of x once more, dearer than a
-// kernel of its own from about 16 tokens on. Alignment as kernels.h says. A row's bits depend on neither R, the grid nor
-// num_tokens.
+// 32 R k of weights, hence larger R for more tokens; with norm_weight each block reads all of x once more, dearer than
+// a kernel of its own from about 16 tokens on. Alignment as kernels.h says. A row's bits depend on neither R, the grid
+// nor num_tokens.
 //
 // Weights wait in one of two places. For up to 32 tokens they lie in the ring, beside the columns of x that they meet,
 // and the ring flows on into the next groups: memory is kept busy while slices are added and outputs are written. (With
@@ -240,8 +240,9 @@ __device__ __forceinline__ void finish(const Work& work, int token, int row, flo
     }
 }
 
-// Adds the slices and ends the outputs of a group, one or two tiles of rows at a time. turn: counts the pieces. Between warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no
-// bank conflicts, and a thread gets rows r and r + 8; eight lanes write neighbouring features.
+// Adds the slices and ends the outputs of a group, one or two tiles of rows at a time. turn: counts the pieces. Between
+// warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no bank conflicts, and a
+// thread gets rows r and r + 8; eight lanes write neighbouring features.
 template <class T, class F, int NT, int R, class Work>
 __device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][NT][4], float4* rooms, int& turn,
                                        int first_tile) {
@@ -366,7 +367,8 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
         const int column = slice.kUnitColumns * (slice.begin + ahead.position);
 #pragma unroll
         for (int i = 0; i < Shared::kTurns; ++i)
-            copy_columns<T, NT, kNorm>(ahead.work, stage + i * Shared::kTurnBytes, column + i * kRingColumns, slice.end);
+            copy_columns<T, NT, kNorm>(ahead.work, stage + i * Shared::kTurnBytes, column + i * kRingColumns,
+                                       slice.end);
         for_weights([&](int to, const uint8_t* from) {
             cp_async_weights_16(stage + Shared::kTurns * Shared::kTurnBytes + to, from);
         });
@@ -395,7 +397,8 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
             for (int u = 0; u < Shared::kUnits; ++u)
 #pragma unroll
                 for (int r = 0; r < R; ++r)
-                    units[u][r].load_shared(stage + Shared::kTurns * Shared::kTurnBytes + (u * R + r) * unit_bytes_of<F>);
+                    units[u][r].load_shared(stage + Shared::kTurns * Shared::kTurnBytes +
+                                            (u * R + r) * unit_bytes_of<F>);
             const bool two = F::kUnitSteps > 1 || position + 1 < slice.length;
 #pragma unroll
             for (int i = 0; i < Shared::kTurns; ++i)
@@ -416,8 +419,8 @@ __device__ __forceinline__ void sum_groups_held(Work& work, uint8_t* smem, int s
     float4* room = reinterpret_cast<float4*>(smem + Shared::kInverseBytes);
     uint8_t* slots = smem + Shared::kInverseBytes + warp_id() * stages * Shared::kStageBytes;
     Ring ring{slots, stages, Shared::kStageBytes};
-    constexpr int kAhead = num_loads<F>(NT) / R;  // units of weights in registers
-    constexpr int kTogether = Shared::kUnits;     // units to a stage of x
+    constexpr int kAhead = num_loads<F>(NT) / R;                           // units of weights in registers
+    constexpr int kTogether = Shared::kUnits;                              // units to a stage of x
     constexpr int kUnitTurns = F::kUnitSteps > 1 ? F::kUnitSteps / 2 : 1;  // stages of x to a unit
     const int tiles = num_tiles(args.weight);
 
