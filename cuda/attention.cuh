@@ -127,8 +127,11 @@ struct KeyRows {
     template <int kThreads>
     __device__ __forceinline__ void locate(int* rows, int chunk_begin, Span span, unsigned thread) const {
 #pragma unroll
-        for (int key = static_cast<int>(thread); key < kChunk; key += kThreads)
+        for (int i = 0; i < ceil_div(kChunk, kThreads); ++i) {
+            const int key = i * kThreads + static_cast<int>(thread);
+            if (kChunk % kThreads != 0 && key >= kChunk) break;
             rows[key] = key >= span.begin && key < span.end ? row(chunk_begin + key) : -1;
+        }
     }
 };
 

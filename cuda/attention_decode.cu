@@ -243,23 +243,22 @@ struct Merged {
             o[i][3] = factors.merge(o[i][3], part.x[i].w);
         }
     }
-    // count chunks in order, of which kAhead are on their way; partial: the first one's rows, chunks chunk_stride
-    // apart.
-    template <int kAhead>
+    // count chunks in order, kTogether of them read at once and then merged: a load that follows each merge would be
+    // waited for by the next one, as a warp has six counters of loads under way. partial: the first one's rows, chunks
+    // chunk_stride apart.
+    template <int kTogether>
     __device__ __forceinline__ void add(const float* partial, int64_t chunk_stride, int count) {
         if (!active) return;
         const float* from = partial + row * slot_stride(D);
-        Part parts[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i)
-            if (i < count) load(parts[i], from + i * chunk_stride);
 #pragma unroll 1
-        for (int chunk = 0; chunk < count; chunk += kAhead) {
+        for (int chunk = 0; chunk < count; chunk += kTogether, from += kTogether * chunk_stride) {
+            Part parts[kTogether];
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) {
+            for (int i = 0; i < kTogether; ++i)
+                if (chunk + i < count) load(parts[i], from + i * chunk_stride);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
                 if (chunk + i < count) merge(parts[i]);
-                if (chunk + i + kAhead < count) load(parts[i], from + (chunk + i + kAhead) * chunk_stride);
-            }
         }
     }
     template <class T>
@@ -281,10 +280,10 @@ struct Merged {
 // Merges all chunks of a tile from the workspace, by as many threads to a row as there are.
 template <class T, int D, int kThreads>
 __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const DecodeTile& tile) {
-    constexpr int kItems = Merged<D, kThreads>::kItems, kAhead = kItems < 16 ? 16 / kItems : 1;  // chunks on their way
+    constexpr int kItems = Merged<D, kThreads>::kItems, kTogether = kItems < 16 ? 16 / kItems : 1;
     Merged<D, kThreads> merged(tile.num_rows);
-    merged.template add<kAhead>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
-                                tile.chunks);
+    merged.template add<kTogether>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
+                                   tile.chunks);
     merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
 }
 
@@ -318,8 +317,9 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         cp_async_commit();
     };
     locate(0);
-    load_keys(0);
     locate(1);
+    grid_dependency_wait();
+    load_keys(0);
     __syncthreads();  // the rows of all keys have come
     if (!Shape::kShared) load_values(0);
     copy_queries<kTileRows, Shape::kUnits>(room.queries, p, Rows(p, tile.seq, tile.kv_head), tile.row0);
@@ -369,11 +369,12 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
 template <class T, int D>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
     attention_decode_kernel(const AttentionKernelArgs p) {
+    grid_launch_dependents();  // and waits for the kernel in front once it knows its keys, which the host has listed
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(DecodeTile, tile, [1]);
     const int4 list = p.work.array[p.work.list];  // AttentionListHead
     const int i = static_cast<int>(blockIdx.x);
-    if (i >= list.y * p.num_kv_heads) return;
+    if (i >= list.y * p.num_kv_heads) return grid_dependency_wait();
     const int number = i / p.num_kv_heads;  // the kv heads of an item are neighbours: they read the same block table
     const int4 item = p.work.array[list.x + number];
     if (warp_id() == 0) tile->find(p, item, i - number * p.num_kv_heads, list.z);

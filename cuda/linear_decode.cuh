@@ -492,6 +492,7 @@ __device__ __forceinline__ void sum_groups(Work& work, uint8_t* smem, int stages
 template <class T, class F, int NT, int R, bool kNorm>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_decode_kernel(LinearArgs args, int stages) {
+    grid_launch_dependents();  // and waits for the kernel in front behind the first of its weights
     INFINILM_DYNAMIC_SHARED(smem);
     AllGroups work{args, ceil_div(num_tiles(args.weight), R)};
     sum_groups<T, F, NT, R, kNorm>(work, smem, stages);

@@ -47,8 +47,8 @@ struct ItemGroups {
 template <class T, class F, int NT, int R>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_grouped_kernel(const __grid_constant__ GroupedLinearArgs args, int stages) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
-    grid_dependency_wait();  // items are an output
     const int groups = ceil_div(num_tiles(args.linear.weight), R);
     const int num_items = args.num_items ? *args.num_items : args.most_items;
     ItemGroups<NT> work{args, groups, num_items * groups, args.linear};

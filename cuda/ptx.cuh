@@ -212,8 +212,7 @@ __device__ __forceinline__ int opaque(int x) {
 
 // ---- programmatic dependent launch ("Parallel Synchronization: griddepcontrol", sm_90; nothing before it) --------
 
-// Waits until the kernels before this one have ended and their writes are visible. Nothing when launched without
-// LaunchConfig::dependent.
+// Waits until the kernels before this one have ended and their writes are visible.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -229,3 +228,14 @@ __device__ __forceinline__ void grid_launch_dependents() {
 }  // namespace infinilm::cuda
 
 #endif  // INFINILM_CUDA_EMULATOR
+
+namespace infinilm::cuda {
+
+// The first thing that a kernel does (launch.cuh), unless something needs no earlier output and may come before the
+// wait.
+__device__ __forceinline__ void begin_kernel() {
+    grid_launch_dependents();
+    grid_dependency_wait();
+}
+
+}  // namespace infinilm::cuda

@@ -54,6 +54,7 @@ __device__ __forceinline__ void stored_row(const PackedWeight& w, int row, int v
 // bytes are spread over 64, of which the memory reads all.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs args) {
+    begin_kernel();
     const int vector = row_vector();
     if (vector >= args.table.k / 8) return;
     const int id = args.ids[blockIdx.x] - args.first_id, step = vector / 2, r = id % 16;
@@ -97,6 +98,7 @@ cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) act_mul_kernel(ActMulArgs args) {
+    begin_kernel();
     const int i = row_vector() * 8;
     if (i >= args.intermediate_size) return;
     const T* gate = static_cast<const T*>(args.gate_up) + static_cast<int64_t>(blockIdx.x) * args.gate_up_stride + i;
@@ -117,6 +119,7 @@ cudaError_t act_mul(const ActMulArgs& args, cudaStream_t stream) {
 // ---- soft_cap ----------------------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kRowThreads) soft_cap_kernel(SoftCapArgs args) {
+    begin_kernel();
     float* const x = args.x + static_cast<int64_t>(blockIdx.x) * args.x_stride;
     for (int i = row_vector() * 8; i < min(args.n, row_vector() * 8 + 8); ++i)
         x[i] = __fmul_rn(args.cap, tanhf(x[i] / args.cap));
@@ -132,6 +135,7 @@ cudaError_t soft_cap(const SoftCapArgs& args, cudaStream_t stream) {
 // The same for all types: a row is `vectors` times 16 bytes; strides in those, too.
 __global__ void __launch_bounds__(kRowThreads)
     gather_rows_kernel(const uint4* x, const int* rows, uint4* out, int64_t x_stride, int64_t out_stride, int vectors) {
+    begin_kernel();
     const int i = row_vector();
     if (i < vectors) out[blockIdx.x * out_stride + i] = x[rows[blockIdx.x] * x_stride + i];
 }
@@ -148,6 +152,7 @@ cudaError_t gather_rows(const GatherRowsArgs& args, cudaStream_t stream) {
 
 // Thread i: token i and entry i. Mostly a few hundred bytes at the head of a step, which cost a launch and no more.
 __global__ void __launch_bounds__(kRowThreads) update_step_kernel(UpdateStepArgs args) {
+    begin_kernel();
     const int i = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
     if (i < args.num_tokens && args.rows[i] >= 0) args.ids[i] = max(args.previous_ids[args.rows[i]], 0);
     if (i < args.num_entries) args.table[args.entries[i].x] = args.entries[i].y;
@@ -164,6 +169,7 @@ cudaError_t update_step(const UpdateStepArgs& args, cudaStream_t stream) {
 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) sum_parts_kernel(SumPartsArgs args) {
+    begin_kernel();
     const int64_t i = (static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) * 8;
     if (i >= args.size) return;
     float total[8];
@@ -184,6 +190,7 @@ cudaError_t sum_parts(const SumPartsArgs& args, cudaStream_t stream) {
 
 template <class S, class D>
 __global__ void __launch_bounds__(kRowThreads) convert_kernel(const S* src, D* dst, int64_t count) {
+    begin_kernel();
     const int64_t threads = static_cast<int64_t>(gridDim.x) * kRowThreads;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < count; i += threads)
         dst[i] = from_float<D>(to_float(src[i]));
@@ -213,6 +220,7 @@ cudaError_t convert(const ConvertArgs& args, cudaStream_t stream) {
 // row lane / 4 of the tile, words 1 and 3 the row 8 below.
 template <class S, class D>
 __global__ void __launch_bounds__(kRowThreads) pack_kernel(PackArgs args) {
+    begin_kernel();
     const PackedWeight& dst = args.dst;
     const int steps = num_steps(dst.k);
     const int64_t count = static_cast<int64_t>(num_tiles(dst)) * steps * 32;
@@ -269,6 +277,7 @@ __device__ __forceinline__ const S* source_row(const PackArgs& args, int row) {
 // A warp for each packed row: its scale, from its largest weight.
 template <class S>
 __global__ void __launch_bounds__(kRowThreads) row_scales_kernel(PackArgs args) {
+    begin_kernel();
     const int row = static_cast<int>(blockIdx.x * (kRowThreads / 32) + warp_id());
     if (row >= num_tiles(args.dst) * 16) return;
     const S* src = source_row<S>(args, row);
@@ -285,6 +294,7 @@ __global__ void __launch_bounds__(kRowThreads) row_scales_kernel(PackArgs args) 
 
 template <class S>
 __global__ void __launch_bounds__(kRowThreads) quantise_kernel(PackArgs args) {
+    begin_kernel();
     const PackedWeight& dst = args.dst;
     const int groups = ceil_div(dst.k, quantise::group), units = num_units(dst);
     const int64_t count = static_cast<int64_t>(num_tiles(dst)) * 16 * groups;
