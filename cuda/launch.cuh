@@ -21,6 +21,9 @@ struct LaunchConfig {
     dim3 block;
     size_t smem_bytes = 0;  // dynamic shared memory
     cudaStream_t stream = nullptr;
+    // Starts when all before it has ended, so that kernels behind it find what was written before it even before they
+    // wait: block tables and lengths, which the first kernels of a step bring up to date.
+    bool in_order = false;
 };
 
 template <auto kernel>
@@ -43,6 +46,7 @@ cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&.
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
     bool dependent = false;
     if (cudaError_t error = has_dependent_launch(dependent)) return error;
+    dependent = dependent && !config.in_order;
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

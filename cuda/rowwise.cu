@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(kRowThreads) embedding_kernel(EmbeddingArgs ar
 
 cudaError_t embedding(const EmbeddingArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    const LaunchConfig config = row_grid(args.num_tokens, args.table.k / 8, stream);
+    LaunchConfig config = row_grid(args.num_tokens, args.table.k / 8, stream);
+    config.in_order = true;  // it comes behind update_step: attention may look at tables before it waits
     return visit(args.table.type, [&](auto t) { return launch<embedding_kernel<decltype(t)>>(config, args); });
 }
 
