@@ -10,6 +10,8 @@
 // num_tokens.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "linear.cuh"
 #include "norm.cuh"
@@ -30,7 +32,8 @@ constexpr int shared_bytes(int token_tiles, bool norm, int stages) {
 // 16-byte loads of weights in flight per lane; fewer where sums of groups want the registers.
 template <class F>
 constexpr int num_loads(int token_tiles) {
-    return F::kScales > 0 && token_tiles == 8 ? 4 : 8;
+    if (F::kScales > 0 && token_tiles == 8) return 4;
+    return std::is_same_v<F, Int4Zeros> && token_tiles == 2 ? 6 : 8;
 }
 // Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before
 // 12.9 spills.
@@ -129,7 +132,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             const Unit<F>& unit = units[F::kUnitSteps == 1 ? step : 0][r];
-            F::template fragment<T>(weights[step][r], unit.words, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
+            F::template fragment<T>(weights[step][r], unit, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
         }
 #pragma unroll
     for (int tile = 0; tile < NT; ++tile) {
@@ -149,7 +152,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
                 float group[4] = {};
                 mma_m16n8k16<T>(group, weights[0][r], first);
                 mma_m16n8k16<T>(group, weights[1][r], second);
-                add_scaled(sums[r][tile], group, units[0][r].scales_of(turn));
+                add_scaled(sums[r][tile], group, F::scales_of(units[0][r], turn));
             }
             // ptxas would have the groups of all tokens in registers at once, and spill; it does not look past this.
             if (NT >= 4 && tile % 2 == 1) __syncwarp();
