@@ -32,8 +32,9 @@ constexpr int shared_bytes(int token_tiles, bool norm, int stages) {
 // 16-byte loads of weights in flight per lane; fewer where sums of groups want the registers.
 template <class F>
 constexpr int num_loads(int token_tiles) {
-    if (F::kScales > 0 && token_tiles == 8) return 4;
-    return std::is_same_v<F, Int4Zeros> && token_tiles == 2 ? 6 : 8;
+    constexpr bool zeros = std::is_same_v<F, Int4Zeros>;  // which are in registers, too
+    if (F::kScales > 0 && token_tiles == 8) return zeros ? 2 : 4;
+    return zeros && token_tiles == 2 ? 6 : 8;
 }
 // Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before
 // 12.9 spills.
