@@ -35,9 +35,10 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 //   int4_zeros   the same for each row and group of 64 columns, with a zero point of 0 to 15
 //   int8_groups  as int4
 //   fp8_blocks   a float32 one for each 8 rows, from a multiple of 8 on, and group of 32 columns
+//   fp4          (e2m1) a bfloat16 one, a power of two, for each row and group of 32 columns
 // The first three are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4 are
 // then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
-enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks };
+enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4 };
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:
 // [num_tiles][num_units][unit_bytes]. A unit is unit_steps steps of 16 along k: one 16-byte load of each lane,
@@ -56,12 +57,15 @@ struct PackedWeight {
 
 constexpr int unit_steps(WeightFormat format) {
     if (format == WeightFormat::as_type) return 1;
-    return format == WeightFormat::int4 || format == WeightFormat::int4_zeros ? 4 : 2;
+    const bool four_bits =
+        format == WeightFormat::int4 || format == WeightFormat::int4_zeros || format == WeightFormat::fp4;
+    return four_bits ? 4 : 2;
 }
 constexpr int unit_bytes(WeightFormat format) {
     switch (format) {
         case WeightFormat::int4:
-        case WeightFormat::int4_zeros: return 512 + 64;
+        case WeightFormat::int4_zeros:
+        case WeightFormat::fp4: return 512 + 64;
         case WeightFormat::int8_groups: return 512 + 32;
         case WeightFormat::fp8_blocks: return 512 + 16;
         default: return 512;
@@ -93,7 +97,8 @@ cudaError_t pack_weight(const PackArgs&, cudaStream_t);
 
 // What lies in a block of integers of a file, or of what is made of files: the scale of `size` neighbours of a row,
 // then of each 32 the codes: of 4 bits those of columns j and j + 16 in byte j, else bytes.
-enum class BlockScale : int { f16, f16_zero, f32 };  // f16_zero: with an int8 behind it
+// f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127).
+enum class BlockScale : int { f16, f16_zero, f32, exponent };
 struct BlockType {
     const char* name;  // as Blocks::type of src/ops/backend.h
     int size, bits;
@@ -101,7 +106,12 @@ struct BlockType {
     WeightFormat format;  // that keeps its numbers exactly
 };
 constexpr int scale_bytes(BlockScale scale) {
-    return scale == BlockScale::f16 ? 2 : scale == BlockScale::f16_zero ? 3 : 4;
+    switch (scale) {
+        case BlockScale::f16: return 2;
+        case BlockScale::f16_zero: return 3;
+        case BlockScale::exponent: return 1;
+        default: return 4;
+    }
 }
 constexpr int block_bytes(const BlockType& type) { return scale_bytes(type.scale) + type.size * type.bits / 8; }
 

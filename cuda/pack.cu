@@ -228,6 +228,9 @@ __global__ void __launch_bounds__(kPackThreads) pack_blocks_kernel(const __grid_
         f16* halves = reinterpret_cast<f16*>(unit + 512) + r / 8;  // of words of rows r and r + 8
         switch (dst.format) {
             case WeightFormat::int4: halves[r % 8 * 4 + group % 2 * 2] = scale; break;
+            case WeightFormat::fp4:  // the two smallest are 2^-127, subnormal, and 2^-126
+                halves[r % 8 * 4 + group % 2 * 2].bits = static_cast<uint16_t>(block[0] ? block[0] << 7 : 0x40);
+                break;
             case WeightFormat::int8_groups: halves[r % 8 * 2] = scale; break;
             case WeightFormat::int4_zeros:
                 if (group % 2 != 0) break;

@@ -19,6 +19,7 @@ inline constexpr BlockType block_types[] = {
     {"Q8_0", 32, 8, BlockScale::f16, WeightFormat::int8_groups},
     {"Z4_64", 64, 4, BlockScale::f16_zero, WeightFormat::int4_zeros},
     {"Z4_128", 128, 4, BlockScale::f16_zero, WeightFormat::int4_zeros},
+    {"MXFP4", 32, 4, BlockScale::exponent, WeightFormat::fp4},
     {"F8_ROW", 32, 8, BlockScale::f32, WeightFormat::fp8},
     {"F8_32", 32, 8, BlockScale::f32, WeightFormat::fp8_blocks},
     {"F8_128", 128, 8, BlockScale::f32, WeightFormat::fp8_blocks},

@@ -16,6 +16,9 @@ __device__ __forceinline__ void stored_row(const PackedWeight& w, int row, int v
     int zero = 8;
     switch (w.format) {
         case WeightFormat::int4: scale = to_float(halves[r % 8 * 4 + within / 2 * 2]); break;
+        case WeightFormat::fp4:
+            scale = bits_to_float(static_cast<uint32_t>(halves[r % 8 * 4 + within / 2 * 2].bits) << 16);
+            break;
         case WeightFormat::int4_zeros:
             scale = to_float(halves[r % 8 * 4]);
             zero = halves[r % 8 * 4 + 2].bits & 15;  // of the number that int4_offset gives
@@ -28,8 +31,11 @@ __device__ __forceinline__ void stored_row(const PackedWeight& w, int row, int v
     for (int i = 0; i < 4; ++i) {  // lanes
         const int word = (is_int4 ? within / 2 : within) * 2 + r / 8;
         const uint32_t bits = reinterpret_cast<const uint32_t*>(bytes)[(r % 8 * 4 + i) * 4 + word];
-        if (is_int4) {
-            const int at = 4 * (within % 2 * 2 + vector % 2);
+        const int at = 4 * (within % 2 * 2 + vector % 2);
+        if (w.format == WeightFormat::fp4) {
+            const uint32_t exact = widen_fp4<f16>(bits >> at);
+            values[2 * i] = unpack_low<f16>(exact), values[2 * i + 1] = unpack_high<f16>(exact);
+        } else if (is_int4) {
             values[2 * i] = static_cast<float>(static_cast<int>(bits >> at & 15) - zero);
             values[2 * i + 1] = static_cast<float>(static_cast<int>(bits >> at >> 16 & 15) - zero);
         } else {

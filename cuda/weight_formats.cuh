@@ -18,8 +18,9 @@
 // plus 8, or plus its zero point.
 //
 // Scales of groups are float16, in one word of rows r and r + 8: of int4 a word for each 32 columns; of int4_zeros one
-// for 64, and one with what is subtracted from the floats that hold the integers, in the Type of the engine. Those of
-// fp8_blocks are float32, of the eight rows from 0 and of those from 8.
+// for 64, and one with what is subtracted from the floats that hold the integers, in the Type of the engine. fp4 has
+// its numbers where int4 has, and bfloat16 scales. Those of fp8_blocks are float32, of the eight rows from 0 and of
+// those from 8.
 //
 // The way from integers to floats is that of Kim et al., "Who Says Elephants Can't Run" (2022), and of Frantar et al.,
 // IST-DASLab/marlin: bits put under the exponent of a number so large that they count its units, and that number
@@ -67,6 +68,16 @@ template <class T>
 __device__ __forceinline__ uint32_t widen_int4(uint32_t halves, uint32_t offsets) {
     if constexpr (is_bf16<T>) return fma2<T>(and_or(halves, 0x000f000fu, 0x43004300u), 0x3f803f80u, offsets);
     return fma2<T>(and_or(halves, 0x000f000fu, 0x64006400u), 0x3c003c00u, offsets);
+}
+
+// Two e2m1 numbers, in half-bytes 0 and 4. The same bits are 2^-126 of the value in bf16 and 2^-14 in f16, subnormal or
+// not.
+template <class T>
+__device__ __forceinline__ uint32_t widen_fp4(uint32_t halves) {
+    const uint32_t sign = halves << 12;
+    if constexpr (is_bf16<T>)
+        return fma2<T>(and_or(sign, 0x80008000u, halves << 6 & 0x01c001c0u), 0x7e807e80u, 0x80008000u);
+    return fma2<T>(and_or(sign, 0x80008000u, halves << 9 & 0x0e000e00u), 0x74007400u, 0x80008000u);
 }
 
 // Two e4m3 numbers, in bytes 0 and 2. In bf16 the same bits are 2^-120 of the value, subnormal or not.
@@ -148,8 +159,21 @@ struct Int4Zeros : FourBits {
         return unit.scales[0];
     }
 };
+struct Fp4 : FourBits {
+    using Scales = float2;
+    template <class T, class Unit>
+    static __device__ __forceinline__ void fragment(uint32_t (&a)[4], const Unit& unit, int step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = widen_fp4<T>(halves(unit, step, i));
+    }
+    template <class Unit>
+    static __device__ __forceinline__ Scales scales_of(const Unit& unit, int turn) {
+        const uint32_t both = unit.scales[turn % 2];
+        return make_float2(unpack_low<bf16>(both), unpack_high<bf16>(both));
+    }
+};
 // Every format but AsType, each of which a file instantiates the linears for.
-#define INFINILM_FOR_FORMATS(DO) DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks)
+#define INFINILM_FOR_FORMATS(DO) DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks) DO(Fp4)
 
 // f(the type of one of these).
 template <class Visit>
@@ -162,6 +186,7 @@ cudaError_t visit_quantised(WeightFormat format, Visit f) {
         case WeightFormat::int4_zeros: return f(Int4Zeros{});
         case WeightFormat::int8_groups: return f(Int8Groups{});
         case WeightFormat::fp8_blocks: return f(Fp8Blocks{});
+        case WeightFormat::fp4: return f(Fp4{});
     }
     return cudaErrorInvalidValue;
 }

@@ -339,6 +339,10 @@ def load_weights(
             }
             expected_native = checkpoint.native_weights(linears, found.sources, native_on)
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
+    made = {checkpoint.info(source.tensor).dtype for name, source in found.sources.items() if name not in native}
+    if changed := sorted(made - set(FLOATS) - set(packed_dtypes.values())):
+        kept_as = dtype if isinstance(checkpoint, GgufCheckpoint) else quantised_dtype or dtype
+        logger.info("%s: weights stored as %s are computed as %s", checkpoint.path, " and ".join(changed), kept_as)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):

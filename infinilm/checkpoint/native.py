@@ -17,7 +17,7 @@ Linears = Mapping[str, tuple[list[str], bool, int]]
 """As `_core.linears` gives them: the weights of each, whether these are gate and up, and where ranks cut inputs."""
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
-    {"Q4_0": 18, "Q8_0": 34, "Z4_64": 36, "Z4_128": 72, "F8_ROW": 32, "F8_32": 33, "F8_128": 132}
+    {"Q4_0": 18, "Q8_0": 34, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18, "F8_ROW": 32, "F8_32": 33, "F8_128": 132}
 )
 """The types that kernels of GPUs take, and the bytes of a block there (cuda/packed_layout.h)."""
 

@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 from packing import feature_of_row
 
 # The numbers of WeightFormat.
-FORMATS = ("", "int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks")
+FORMATS = ("", "int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
 SMALLEST = np.float32(2.0**-119)
-UNIT_COLUMNS = {name: 64 if name.startswith("int4") else 32 for name in FORMATS}
-GROUP = {"int4": 32, "int4_zeros": 64, "int8_groups": 32, "fp8_blocks": 32}
+FOUR_BITS = ("int4", "int4_zeros", "fp4")
+UNIT_COLUMNS = {name: 64 if name in FOUR_BITS else 32 for name in FORMATS}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+GROUP = {"int4": 32, "int4_zeros": 64, "int8_groups": 32, "fp8_blocks": 32, "fp4": 32}
 
 
 class Quantised(NamedTuple):
     """What it stands for is numbers * scales, each scale repeated over its columns.
 
-    numbers: [n, k], integers, less their zero points; or bytes of e4m3. scales, zeros: [n, groups]. rows: [n], by which
-    scales of groups are divided where they are stored; in a format without groups the same as scales.
+    numbers: [n, k], integers, less their zero points; or codes of e4m3 and e2m1. scales, zeros: [n, groups]. rows: [n],
+    by which scales of groups are divided where they are stored; in a format without groups the same as scales.
     """
 
     numbers: Array
@@ -86,6 +88,9 @@ def quantise(weight: Array, name: str) -> Quantised:
     if name == "int8_groups":
         scale = (np.abs(largest) / 127).astype(np.float16).astype(np.float32)
         numbers = np.clip(np.rint(parts * _inverse(scale)), -127, 127).astype(np.int8)
+    elif name == "fp4":
+        scale = 2.0 ** (np.frexp(np.abs(largest))[1] - 3.0)
+        numbers = np.abs((parts / scale)[..., None] - E2M1).argmin(-1).astype(np.uint8)
     else:
         eight = np.maximum.reduceat(np.abs(largest), np.arange(0, n, 8), axis=0)
         scale = np.repeat(eight / np.float32(448), 8, axis=0)[:n]
@@ -96,7 +101,8 @@ def quantise(weight: Array, name: str) -> Quantised:
 def dequantise(q: Quantised, name: str) -> NDArray[np.float64]:
     """What it stands for, [n, k]."""
     k = q.numbers.shape[1]
-    values = e4m3_values()[q.numbers] if name.startswith("fp8") else q.numbers.astype(np.float64)
+    tables = {"fp8": e4m3_values(), "fp4": E2M1}
+    values = tables[name[:3]][q.numbers] if name[:3] in tables else q.numbers.astype(np.float64)
     return values * np.repeat(q.scales.astype(np.float64), GROUP.get(name, k), axis=1)[:, :k]
 
 
@@ -106,9 +112,12 @@ def blocks(q: Quantised, name: str, size: int) -> NDArray[np.uint8]:
     per_block = np.repeat(q.scales, GROUP.get(name, k) // 32, axis=1)[:, :: size // 32]
     dtype = np.float32 if name.startswith("fp8") else np.float16
     heads = [np.ascontiguousarray(per_block[..., None].astype(dtype)).view(np.uint8)]
+    if name == "fp4":
+        heads = [(np.frexp(per_block[..., None])[1] + 126).astype(np.uint8)]
     codes = q.numbers.view(np.uint8).reshape(n, -1, 32)
-    if name.startswith("int4"):
-        zeros = np.full((n, k // 32), 8) if q.zeros is None else np.repeat(q.zeros, 2, axis=1)
+    if name in FOUR_BITS:
+        middle = 8 if name == "int4" else 0
+        zeros = np.full((n, k // 32), middle) if q.zeros is None else np.repeat(q.zeros, 2, axis=1)
         codes = (q.numbers.reshape(n, -1, 32) + zeros[..., None]).astype(np.uint8)
         codes = codes[..., :16] | codes[..., 16:] << 4
         if q.zeros is not None:
@@ -127,7 +136,7 @@ def pack(q: Quantised, name: str, order: str = "natural", head_dim: int = 0, kin
     n, k = q.numbers.shape
     features, width = feature_of_row(n, order, head_dim), UNIT_COLUMNS[name]
     units, all_rows = -(-k // width), max(n, int(features.max()) + 1)
-    bits = 4 if name.startswith("int4") else 8
+    bits = 4 if name in FOUR_BITS else 8
 
     def by_row(table: Array) -> Array:
         """[n, ..] in the order of packed rows; padding is zero."""
@@ -137,7 +146,7 @@ def pack(q: Quantised, name: str, order: str = "natural", head_dim: int = 0, kin
 
     padded = np.zeros((n, units * width), np.int64)
     padded[:, :k] = q.numbers
-    if bits == 4:
+    if name.startswith("int4"):
         zeros = np.full((n, 1), 8) if q.zeros is None else np.repeat(q.zeros, GROUP[name], axis=1)
         end = -(-k // 32) * 32  # of groups of columns that are there
         padded[:, :end] += zeros[:, :end]
@@ -164,6 +173,8 @@ def pack(q: Quantised, name: str, order: str = "natural", head_dim: int = 0, kin
         halves = (q.scales / q.rows[:, None]).astype(np.float16).view(np.uint16) if name in GROUP else None
     if name == "int4":
         data.append(in_units(halves, 2))
+    elif name == "fp4":
+        data.append(in_units(to_bf16(q.scales), 2))
     elif name == "int4_zeros":
         first = np.where(kind == "bf16", 0xC300, 0xE400).astype(np.uint16)  # -128, -1024
         data.append(np.concatenate([in_units(halves, 1), in_units(first + q.zeros.astype(np.uint16), 1)], 3))

@@ -26,6 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("llama", "ct_fp8", ["channel"], "float16", 2, True),
         ("llama", "fp8_block", [[128, 128], "F32"], "bfloat16", 2, True),
         ("qwen2-moe", "ct_fp8", ["block", [64, 32]], "bfloat16", 1, True),
+        ("qwen2-moe", "ct_fp4", ["mxfp4"], "float16", 2, True),
         ("llama", "awq", [32], "bfloat16", 1, False),
         ("llama", "bnb4", [True], "float16", 1, False),
     ],

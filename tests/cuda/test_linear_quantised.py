@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 SOURCES = [*LINEARS, ROOT / "cuda/rowwise.cu", ROOT / "cuda/pack.cu", "linear_quantised_api.cu"]
 KERNELS = ("prefill", "sm90", "decode")
-FORMATS = ("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks")
+FORMATS = ("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
 
 few = settings(
     max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
@@ -20,7 +20,9 @@ few = settings(
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Every format and order: k that ends inside of a unit, and k longer than the stages. First choices demand most."""
+    """Every format, and every order: k that ends inside of a unit, and k longer than the stages. First choices demand
+    most.
+    """
 
     def one(name: str, order: str, tokens: tuple[int, ...], n: tuple[int, ...], k: tuple[int, ...]) -> dict[str, Any]:
         residuals = ("",) if order == "rope_pairs" else ("in_place", "apart", "")
@@ -32,7 +34,7 @@ def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
         }  # fmt: skip
 
     found = [one(name, "natural", (17, 3, 64), (136, 24, 200), (1288, 520, 8, 40, 2056)) for name in FORMATS]
-    found += [one(name, "gate_up", (33, 9), (144, 48), (136, 72)) for name in FORMATS]
+    found += [one(name, "gate_up", (33, 9), (144, 48), (136, 72)) for name in draw(st.permutations(FORMATS))[:3]]
     head_dim = draw(st.sampled_from((48, 16)))
     found += [{**one("int4", "rope_pairs", (8,), (3 * head_dim,), (264,)), "head_dim": head_dim}]
     wide = one("int8", "natural", (1,), (24,), (72,))
@@ -89,6 +91,7 @@ def test_blocks_of_files(emulate: Run) -> None:
     """The types that files have, and those that quantised safetensors become."""
     types = {
         "Q4_0": ("int4", 32), "Q8_0": ("int8_groups", 32), "Z4_64": ("int4_zeros", 64), "Z4_128": ("int4_zeros", 128),
+        "MXFP4": ("fp4", 32),
         "F8_ROW": ("fp8", 32), "F8_32": ("fp8_blocks", 32), "F8_128": ("fp8_blocks", 128),
     }  # fmt: skip
     orders: list[tuple[int, str, int]] = [(24, "natural", 0), (48, "gate_up", 0), (64, "rope_pairs", 32)]
