@@ -1,7 +1,7 @@
 // C functions over the launchers of the linears for linear_quantised_cases.py. Types, orders and formats are their
 // numbers in kernels.h.
+#include "block_types.h"
 #include "kernels.h"
-#include "packed_layout.h"
 
 using namespace infinilm::cuda;
 
