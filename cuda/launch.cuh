@@ -10,6 +10,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "kernel_list.h"
@@ -60,6 +61,12 @@ template <auto kernel, class... A>
 cudaError_t launch(const LaunchConfig& config, A&&... args) {
     static_cast<void>(&ListedKernel<kernel>::entered);  // a use, by which it is there
     return launch_listed(kernel, config, std::forward<A>(args)...);
+}
+
+// Blocks for a loop over `count` by that many threads each: enough to fill a GPU, few enough for the limit of a grid.
+inline dim3 loop_grid(int64_t count, int threads) {
+    const int64_t blocks = (count + threads - 1) / threads;
+    return dim3(static_cast<unsigned>(blocks < 16384 ? blocks : 16384));
 }
 
 }  // namespace infinilm::cuda

@@ -3,9 +3,9 @@
 
 namespace infinilm::cuda {
 
-extern template cudaError_t linear_decode_as<Int8>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_decode_as<Int4<32>>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_decode_as<Fp8>(const LinearArgs&, cudaStream_t);
+#define INFINILM_DECLARE(F) extern template cudaError_t linear_decode_as<F>(const LinearArgs&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+#undef INFINILM_DECLARE
 
 // Chooses R: more rows share the columns of x, as long as there is a group of them for each SM.
 template <class T, bool kNorm, int NT>
@@ -31,12 +31,8 @@ cudaError_t linear_decode(const LinearArgs& args, cudaStream_t stream) {
     const int most = args.norm_weight ? max_norm_tokens(format) : max_decode_tokens(format);
     if (args.num_tokens > most || args.weight.type == Type::f32) return cudaErrorInvalidValue;
     if (args.num_tokens == 0) return cudaSuccess;
-    switch (format) {
-        case WeightFormat::int8: return linear_decode_as<Int8>(args, stream);
-        case WeightFormat::int4: return linear_decode_as<Int4<32>>(args, stream);
-        case WeightFormat::fp8: return linear_decode_as<Fp8>(args, stream);
-        case WeightFormat::as_type: break;
-    }
+    if (format != WeightFormat::as_type)
+        return visit_quantised(format, [&](auto f) { return linear_decode_as<decltype(f)>(args, stream); });
     DecodeDevice device;
     if (cudaError_t error = query(device)) return error;
     auto run_type = [&](auto t) {

@@ -13,6 +13,8 @@
 // can.) With more tokens their columns take up the shared memory, and the weights wait in registers.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "linear.cuh"
 #include "norm.cuh"
@@ -48,10 +50,11 @@ struct DecodeShared {
         return kInverseBytes + kSumBytes + (kWeights || rings > kPieceBytes ? rings : kPieceBytes);
     }
 };
-// 16-byte loads of weights in flight per lane; fewer where sums of groups want the registers.
+// 16-byte loads in flight per lane of weights in registers; fewer where sums of groups want these.
 template <class F>
-constexpr int num_loads(int token_tiles) {
-    return F::kScales > 0 && token_tiles == 8 ? 4 : 8;
+constexpr int num_loads() {
+    constexpr bool zeros = std::is_same_v<F, Int4Zeros>;  // which are in registers, too
+    return F::kScales == 0 ? 8 : zeros ? 2 : 4;
 }
 // Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before
 // 12.9 spills.
@@ -142,7 +145,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             const Unit<F>& unit = units[F::kUnitSteps == 1 ? step : 0][r];
-            F::template fragment<T>(weights[step][r], unit.words, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
+            F::template fragment<T>(weights[step][r], unit, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
         }
 #pragma unroll
     for (int tile = 0; tile < NT; ++tile) {
@@ -162,7 +165,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
                 float group[4] = {};
                 mma_m16n8k16<T>(group, weights[0][r], first);
                 mma_m16n8k16<T>(group, weights[1][r], second);
-                add_scaled(sums[r][tile], group, units[0][r].scales_of(turn));
+                add_scaled(sums[r][tile], group, F::scales_of(units[0][r], turn));
             }
             // ptxas would have the groups of all tokens in registers at once, and spill; it does not look past this.
             if (NT >= 4 && tile % 2 == 1) __syncwarp();
@@ -349,7 +352,7 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
                 const uint8_t* unit = src + u * unit_bytes_of<F> + min(r, tiles - 1 - first) * tile_bytes;
                 const int to = (u * R + r) * unit_bytes_of<F> + lane * 16;
                 copy(to, unit);
-                if (F::kScales > 0 && lane < 2 * F::kScales) copy(to + 512, unit + 512);
+                if (lane < F::kScaleBytes / 16) copy(to + 512, unit + 512);
             }
         }
     };
@@ -419,7 +422,7 @@ __device__ __forceinline__ void sum_groups_held(Work& work, uint8_t* smem, int s
     float4* room = reinterpret_cast<float4*>(smem + Shared::kInverseBytes);
     uint8_t* slots = smem + Shared::kInverseBytes + warp_id() * stages * Shared::kStageBytes;
     Ring ring{slots, stages, Shared::kStageBytes};
-    constexpr int kAhead = num_loads<F>(NT) / R;                           // units of weights in registers
+    constexpr int kAhead = num_loads<F>() / R;                             // units of weights in registers
     constexpr int kTogether = Shared::kUnits;                              // units to a stage of x
     constexpr int kUnitTurns = F::kUnitSteps > 1 ? F::kUnitSteps / 2 : 1;  // stages of x to a unit
     const int tiles = num_tiles(args.weight);
