@@ -114,7 +114,7 @@ class Backend:
         parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
         """
 
-    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain', head_dim: int = 0) -> PreparedLinear:
+    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
 
     def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
@@ -128,28 +128,25 @@ class Backend:
 
     def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0) -> None: ...
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0, scale: float = 1.0) -> None: ...
 
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
-    def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
-        """x: [num_tokens, num_heads, in_features]; weight: by_head."""
-
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
 
-    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu') -> None: ...
+    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None) -> None: ...
 
     def soft_cap(self, x: Tensor, cap: float) -> None:
         """x = cap * tanh(x / cap), in place."""
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
-    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, group_best: int = 2) -> None: ...
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
@@ -221,6 +218,13 @@ class AttentionSpec:
 
     @output_gate.setter
     def output_gate(self, arg: bool, /) -> None: ...
+
+    @property
+    def v_norm(self) -> bool:
+        """RMSNorm of each head of v, without weight."""
+
+    @v_norm.setter
+    def v_norm(self, arg: bool, /) -> None: ...
 
     @property
     def qk_norm(self) -> str: ...
@@ -337,11 +341,11 @@ class ExpertsSpec:
     def top_groups(self, arg: int, /) -> None: ...
 
     @property
-    def group_best(self) -> int:
-        """Experts of a group that say how good it is."""
+    def beside_mlp(self) -> bool:
+        """The layer has its MLP, too; each of the two has its norms."""
 
-    @group_best.setter
-    def group_best(self, arg: int, /) -> None: ...
+    @beside_mlp.setter
+    def beside_mlp(self, arg: bool, /) -> None: ...
 
 class DeltaSpec:
     """What layers with a state have in place of attention."""
@@ -377,48 +381,6 @@ class DeltaSpec:
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
 
-class LatentSpec:
-    """What layers with a latent cache have in place of q, k and v."""
-
-    @property
-    def q_rank(self) -> int:
-        """0: queries are made of the hidden state."""
-
-    @q_rank.setter
-    def q_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def kv_rank(self) -> int: ...
-
-    @kv_rank.setter
-    def kv_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def rope_dim(self) -> int: ...
-
-    @rope_dim.setter
-    def rope_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def nope_dim(self) -> int: ...
-
-    @nope_dim.setter
-    def nope_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def v_dim(self) -> int:
-        """Of a head."""
-
-    @v_dim.setter
-    def v_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def norm_eps(self) -> float:
-        """Of the norms of latents."""
-
-    @norm_eps.setter
-    def norm_eps(self, arg: float, /) -> None: ...
-
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
@@ -450,7 +412,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before."""
 
-    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0) -> None: ...
+    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0, owner: int = -1) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -463,16 +425,27 @@ class CacheSpec:
     def head_dim(self) -> int:
         """0: as the model has it."""
 
+    @property
+    def owner(self) -> int:
+        """Of a shared one: the earlier layer whose keys and values these are."""
+
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ...) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0) -> None: ...
 
     @property
     def cache(self) -> CacheSpec: ...
 
     @cache.setter
     def cache(self, arg: CacheSpec, /) -> None: ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of the MLP; 0: as the model has it."""
+
+    @intermediate_size.setter
+    def intermediate_size(self, arg: int, /) -> None: ...
 
     @property
     def q_rope(self) -> int:
@@ -497,7 +470,7 @@ class LayerSpec:
 
     @property
     def experts(self) -> bool:
-        """It has experts in place of the MLP."""
+        """It has experts in place of the MLP, or beside it."""
 
     @experts.setter
     def experts(self, arg: bool, /) -> None: ...
@@ -610,6 +583,26 @@ class ModelSpec:
     def tie_word_embeddings(self, arg: bool, /) -> None: ...
 
     @property
+    def layer_scalars(self) -> bool:
+        """Each layer multiplies the residual stream it leaves."""
+
+    @layer_scalars.setter
+    def layer_scalars(self, arg: bool, /) -> None: ...
+
+    @property
+    def per_layer_size(self) -> int:
+        """Of a token's vector for each layer; 0: it has none."""
+
+    @per_layer_size.setter
+    def per_layer_size(self, arg: int, /) -> None: ...
+
+    @property
+    def per_layer_vocab_size(self) -> int: ...
+
+    @per_layer_vocab_size.setter
+    def per_layer_vocab_size(self, arg: int, /) -> None: ...
+
+    @property
     def attention(self) -> AttentionSpec: ...
 
     @attention.setter
@@ -632,12 +625,6 @@ class ModelSpec:
 
     @delta.setter
     def delta(self, arg: DeltaSpec, /) -> None: ...
-
-    @property
-    def latent(self) -> LatentSpec: ...
-
-    @latent.setter
-    def latent(self, arg: LatentSpec, /) -> None: ...
 
     @property
     def ropes(self) -> list[RopeSpec]: ...
@@ -670,7 +657,7 @@ def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[in
 
 def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not).
     """
 
 PACKED_LAYOUT_VERSION: int = 1

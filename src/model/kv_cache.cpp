@@ -31,6 +31,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     int64_t states = 0;  // layers
     for (int layer = 0; layer < model.num_layers; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
+        if (!attention.own_kv) {
+            places_.push_back(place(model.layers[static_cast<size_t>(layer)].cache.owner));
+            continue;
+        }
         const bool has_values = !model.has_latent(layer);
         places_.push_back({attention.num_kv_heads, attention.head_dim, keys, values, has_values, states});
         if (model.has_state(layer)) {
@@ -136,8 +140,8 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
     for (int layer = 0; layer < model.num_layers; ++layer) {
-        if (model.has_state(layer)) continue;
         const AttentionSpec attention = model.attention_of(layer);
+        if (model.has_state(layer) || !attention.own_kv) continue;
         const int64_t rows = model.has_latent(layer) ? 1 : 2;  // of each head
         bytes += rows * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
     }

@@ -28,9 +28,11 @@ public:
     KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec);
 
     const KvCacheSpec& spec() const { return spec_; }
-    TensorView k(int layer) const { return rows(k_, layer, place(layer).keys); }  // [num_blocks, num_kv_heads,
-    TensorView v(int layer) const {                                               //  block_size, head_dim]
-        return place(layer).has_values ? rows(v_, layer, place(layer).values) : TensorView();  // of latents absent
+    // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner. Of latents
+    // there are only keys.
+    TensorView k(int layer) const { return rows(k_, layer, place(layer).keys); }
+    TensorView v(int layer) const {
+        return place(layer).has_values ? rows(v_, layer, place(layer).values) : TensorView();
     }
     // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
     TensorView k_scales(int layer) const { return scales(k_scales_, layer, place(layer).keys); }

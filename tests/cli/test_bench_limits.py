@@ -97,7 +97,11 @@ def stored(weights: dict[str, np.ndarray], part: str, quantization: str | None) 
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "deepseek-v3", "deepseek-v2", "cohere"]
+    "name",
+    [
+        *("gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "deepseek-v3", "deepseek-v2", "cohere"),
+        *("gemma4-text", "gemma4-moe"),
+    ],
 )
 def test_every_weight_is_of_an_op(name: str) -> None:
     """In families with other norms, sinks, experts and layers that keep a state."""
