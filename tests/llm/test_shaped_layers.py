@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from lora.adapters import make_adapter
+from reference.checkpoint import read_checkpoint
+from safetensors.numpy import save_file
 
 from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, _core, plan_memory
 from infinilm.config.families import build_spec
@@ -72,6 +76,30 @@ def test_hooks_see_what_the_reference_computes(name: str) -> None:
         "gemma4-moe": {"router_logits", "experts", "down_proj", "pre_feedforward_layernorm_2"},
     }
     assert own[name] <= new and ("layer3_k_proj" in seen) == (name == "gemma4")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters(name: str, tmp_path: Path) -> None:
+    """One of k_proj changes the values, too, where these are keys; one of an MLP leaves the experts beside it alone."""
+    base = tmp_path / "base"
+    shutil.copytree(GOLDEN / name, base)
+    text = {key: value for key, value in read_checkpoint(base).items() if "vision" not in key}
+    save_file({key: np.ascontiguousarray(value) for key, value in text.items()}, base / "model.safetensors")
+    linears = tmp_path / "linears"
+    linears.mkdir()
+    own = {key: np.ascontiguousarray(value) for key, value in text.items() if "experts" not in key}
+    save_file(own, linears / "model.safetensors")
+    adapter, (ids, _) = make_adapter(tmp_path / "adapter", linears), expected(name)
+    model = ReferenceModel.from_pretrained(base, dtype="float64", max_model_len=128)
+    plain = model.forward(ids)
+    model.merge_lora(adapter)
+    want = model.forward(ids)
+    assert np.abs(want - plain).max() > 0.05 * np.abs(want).max()
+    for ranks in (1, 2):
+        options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "use_tqdm": False}
+        with LLM(base, lora={"x": adapter}, tensor_parallel_size=ranks, **options) as llm:
+            assert np.abs(llm.forward(ids, lora="x") - want).max() < 3e-5 * np.abs(want).max()
+            assert np.abs(llm.forward(ids) - plain).max() < 3e-5 * np.abs(want).max()
 
 
 def test_the_plan_counts_shared_keys_and_values_once() -> None:
