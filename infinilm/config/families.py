@@ -414,11 +414,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
             rope=rope,
             q_rope=facts.q_rope,
             experts=has_experts,
-            cache=CacheSpec("state")
-            if has_state
-            else CacheSpec("latent")
-            if facts.latent.kv_rank
-            else _cache_spec(config, shape),
+            cache=_cache_spec(config, shape, "state" if has_state else "latent" if facts.latent.kv_rank else "paged"),
             intermediate_size=0 if shape.intermediate_size == config.intermediate_size else shape.intermediate_size,
         )
         for window, rope, has_experts, has_state, shape in zip(
@@ -433,10 +429,12 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     return spec
 
 
-def _cache_spec(config: ModelConfig, shape: LayerShape) -> CacheSpec:
+def _cache_spec(config: ModelConfig, shape: LayerShape, kind: str) -> CacheSpec:
     """Write what differs from the model as a whole."""
     from infinilm._core import CacheSpec
 
+    if kind != "paged":
+        return CacheSpec(kind)
     own = (
         0 if shape.num_kv_heads == config.num_key_value_heads else shape.num_kv_heads,
         0 if shape.head_dim == config.head_dim else shape.head_dim,
