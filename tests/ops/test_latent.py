@@ -151,7 +151,7 @@ def test_rows_without_values(isa: str, dtype: str, num_heads: int, head_dim: int
     turned = strided(queries[..., :rotary_dim], 0, 3)
     queries[..., :rotary_dim] = np.nan
     arguments = tensor(apart), tensor(table), None, None, tensor(slots), tensors[2], None
-    b.qk_norm_rope_store_kv(*arguments, *scalars, tensor(scales[2]), None, tensor(turned))
+    b.qk_norm_rope_store_kv(*arguments, *scalars, tensor(scales[2]), None, q_turned=tensor(turned))
     assert_bitwise(apart, full[:, : width + head_dim])
     np.testing.assert_array_equal(caches[2], caches[0])
     if dtype == "int8":
