@@ -109,6 +109,8 @@ class Guard:
             self._check(scope["method"], scope["path"], headers)
             await self._app(scope, self._bounded(receive, headers), sending)
         except ApiError as error:
+            if started:
+                raise
             await send_error(sending, error, scope["path"])
         except ClientDisconnect:
             pass  # before its request was all there

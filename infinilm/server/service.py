@@ -273,13 +273,16 @@ class Service:
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
                     asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
+                await asyncio.sleep(0)  # requests that came together are all read before the first of them starts,
                 started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
                 try:
+                    await asyncio.sleep(0)  # and all start before the engine is let have the interpreter
                     yield running
                 finally:
-                    self.metrics.finish(running.outputs())
+                    # After the answers of others that ended at the same time.
+                    asyncio.get_running_loop().call_soon(lambda: self.metrics.finish(running.outputs()))
 
     @contextlib.contextmanager
     def admitted(self, num_tokens: int) -> Iterator[_Call]:
