@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import importlib.metadata
 import json
 import logging
@@ -17,7 +18,7 @@ import pytest
 
 from infinilm import LLM
 from infinilm.server.protocol import HttpProtocol
-from server.support import SECONDS, Hosted, hosted, wait_for
+from server.support import SECONDS, Gate, Hosted, gauge, hosted, wait_for
 
 BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 3, "ignore_eos": True, "seed": 1}).encode()
 STREAM = BODY[:-1] + b', "stream": true}'
@@ -148,6 +149,43 @@ def test_who_leaves_before_the_request_is_there_is_no_failure(host: Hosted, capl
             read_one(connection)
         wait_for(lambda: host.service._num_admitted == 0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("body", [BODY, STREAM])
+def test_who_sends_no_more_still_reads(host: Hosted, llm: LLM, version: str, body: bytes) -> None:
+    """As `nc -N` does: the end of its input closes its half of the connection."""
+    expected = json.loads(ask(host, post())[2])["choices"][0]["text"]
+    with Gate(llm) as gate, connect(host) as connection:
+        connection.sendall(post(body=body, version=version))
+        connection.shutdown(socket.SHUT_WR)
+        begin = connection.recv(1, socket.MSG_PEEK)  # of the answer, early
+        assert begin == b"H"
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        gate.open()
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        text = answer.read().decode()
+        assert connection.recv(1) == b""
+    if body is STREAM:
+        events = text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2]) == expected
+    else:
+        assert json.loads(text)["choices"][0]["text"] == expected
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+def test_who_sends_no_more_may_leave(host: Hosted, llm: LLM, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpProtocol, "probe_seconds", 0.2)
+    with Gate(llm) as gate:
+        with connect(host) as connection:
+            connection.sendall(post(body=body))
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b"H"
+            wait_for(lambda: host.service._num_admitted == 1)
+        wait_for(lambda: host.service._num_admitted == 0)
+        gate.open()
 
 
 def test_connections_are_used_again(host: Hosted) -> None:
