@@ -218,7 +218,9 @@ class Tokenizer:
         backend = self._require()
         if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
             raise TypeError(f"ids: expected a list of token ids, got {ids!r:.80} of type {type(ids).__name__}")
-        checked = [_checked_id(i) for i in ids]
+        checked = list(ids)
+        if {*map(type, checked)} != {int} or not 0 <= min(checked) <= max(checked) < 1 << 32:  # rarely
+            checked = [_checked_id(i) for i in checked]
         try:
             return backend.decode(checked, skip_special_tokens=skip_special_tokens)
         except BaseException as error:

@@ -114,6 +114,11 @@ class Hosted:
             self._ready.set()
             await self._server.serve([listener])
 
+    @property
+    def num_connections(self) -> int:
+        """Of clients, now."""
+        return len(self._server.server_state.connections)
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the thread of the server's event loop."""
         self._loop.call_soon_threadsafe(function)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import importlib.metadata
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.lifespan.on import LifespanOn
 
 from infinilm import LLM
+from infinilm.server import app, service
+from infinilm.server.app import make_app
 from infinilm.server.protocol import HttpProtocol
 from server.support import SECONDS, Gate, Hosted, gauge, hosted, wait_for
 
@@ -328,6 +334,49 @@ def test_upgrades_are_not_taken(host: Hosted) -> None:
     line = "GET /health HTTP/1.1"
     for kind in ("Upgrade: websocket", "Upgrade: h2c"):
         assert ask(host, head(line, "Host: a", kind, *upgrade))[0] == 200
+
+
+def test_the_rest_of_asgi(host: Hosted) -> None:
+    """Ray Serve tells applications that they begin and end, and fails those that do not answer."""
+
+    async def live() -> None:
+        lifespan = LifespanOn(uvicorn.Config(make_app(host.service), lifespan="on"))
+        await lifespan.startup()
+        assert not lifespan.should_exit
+        await lifespan.shutdown()
+        assert not lifespan.should_exit
+
+    asyncio.run(live())
+
+
+def test_what_comes_together_starts_together(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are read before the first starts. Who comes alone, or among others that never end, waits for nobody."""
+    monkeypatch.setattr(service, "_TOGETHER_SECONDS", SECONDS)
+    happened: list[str] = []
+    read, start = app.read_completion, llm.asubmit
+    monkeypatch.setattr(app, "read_completion", lambda *a: happened.append("read") or read(*a))
+    monkeypatch.setattr(llm, "asubmit", lambda *a, **more: happened.append("start") or start(*a, **more))
+    connections = [connect(host) for _ in range(20)]
+    wait_for(lambda: host.num_connections == len(connections))
+    waits, ready = threading.Event(), threading.Event()
+    host.call(lambda: waits.set() or ready.wait(SECONDS))  # type: ignore[func-returns-value]
+    assert waits.wait(SECONDS)  # the server hears of nothing
+    for connection in connections:
+        connection.sendall(post())
+    ready.set()
+    texts = {json.loads(read_one(connection)[2])["choices"][0]["text"] for connection in connections}
+    assert len(texts) == 1 and happened == ["read"] * 20 + ["start"] * 20
+    for connection in connections:
+        connection.close()
+    monkeypatch.setattr(service, "_TOGETHER_SECONDS", 0.005)
+
+    async def wait_among_others() -> None:
+        waiting = asyncio.ensure_future(host.service._others_are_read())
+        while not waiting.done():
+            host.service._num_read += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(wait_among_others(), SECONDS))
 
 
 def test_version(host: Hosted) -> None:
