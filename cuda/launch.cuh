@@ -4,8 +4,8 @@
 // is launched anywhere is in its list.
 //
 // On sm_90 and later a kernel is started before the one in front has ended, so that a step of many small kernels does
-// not wait for each start: every kernel begins with begin_kernel() (ptx.cuh), or does what needs no earlier output
-// before it calls grid_dependency_wait().
+// not wait for each start: every kernel begins with begin_kernel() (ptx.cuh) or grid_dependency_wait(), before which it
+// may do what needs no earlier output.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -182,7 +182,7 @@ template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap map,
                        int token_blocks) {
-    begin_kernel();
+    grid_dependency_wait();
     using Shape = HopperShape<F, kTokens>;
     INFINILM_DYNAMIC_SHARED(smem);  // [kHopperStages][kStageBytes], then the outputs
     INFINILM_SHARED(uint64_t, full, [kHopperStages]);

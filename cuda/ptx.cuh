@@ -231,8 +231,8 @@ __device__ __forceinline__ void grid_launch_dependents() {
 
 namespace infinilm::cuda {
 
-// The first thing that a kernel does (launch.cuh), unless something needs no earlier output and may come before the
-// wait.
+// The first thing that a short kernel does. One that keeps the device busy for longer waits alike, and says at its end,
+// or not at all, that the next may start: blocks that come early lie on some SMs in pairs while others are idle.
 __device__ __forceinline__ void begin_kernel() {
     grid_launch_dependents();
     grid_dependency_wait();

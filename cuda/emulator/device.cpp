@@ -145,12 +145,18 @@ cudaError_t report(cudaError_t error) {
     return error;
 }
 
-cudaError_t sticky_error() {
+// Whether there is a device: what the runtime knows once it has looked, in a forked process as well.
+cudaError_t no_device_error() {
     if (sticky != cudaSuccess) return sticky;
     if (first_process == 0) first_process = getpid();
-    if (first_process != getpid()) return report(cudaErrorInitializationError);  // forked after the first use
     if (device_count() < 0 || driver_version() < CUDART_VERSION) return report(cudaErrorInsufficientDriver);
     return device_count() == 0 ? report(cudaErrorNoDevice) : cudaSuccess;
+}
+
+cudaError_t sticky_error() {
+    if (cudaError_t error = no_device_error()) return error;
+    return first_process == getpid() ? cudaSuccess
+                                     : report(cudaErrorInitializationError);  // forked after the first use
 }
 
 cudaError_t enter_context() {
@@ -237,7 +243,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = 0;
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = no_device_error()) return error;
     *count = device_count();
     return cudaSuccess;
 }

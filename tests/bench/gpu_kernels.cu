@@ -13,6 +13,7 @@
 #include "device.cuh"
 #include "kernels.h"
 #include "launch.cuh"
+#include "ptx.cuh"
 
 namespace infinilm::cuda {
 
