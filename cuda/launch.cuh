@@ -20,6 +20,7 @@ struct LaunchConfig {
     // Programmatic dependent launch (sm_90): the kernel may start before its predecessor in the stream has ended, and
     // must call grid_dependency_wait() (ptx.cuh) before it reads what that wrote or writes what that reads.
     bool dependent = false;
+    unsigned cluster = 1;  // blocks of a cluster (sm_90), neighbours in x; divides the grid
 };
 
 template <auto kernel>
@@ -30,12 +31,20 @@ struct ListedKernel {
 template <class... P, class... A>
 cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
-    cudaLaunchAttribute dependent;
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (config.cluster > 1) {
+        cudaLaunchAttribute& cluster = attributes[count++];
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = config.cluster, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    }
+    if (config.dependent) {
+        cudaLaunchAttribute& dependent = attributes[count++];
+        dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        dependent.val.programmaticStreamSerializationAllowed = 1;
+    }
     // gridDim, blockDim, ..: not by name, as blockDim is a macro in the emulator.
-    const cudaLaunchConfig_t c{config.grid,   config.block, config.smem_bytes,
-                               config.stream, &dependent,   config.dependent ? 1u : 0u};
+    const cudaLaunchConfig_t c{config.grid, config.block, config.smem_bytes, config.stream, attributes, count};
     return cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...);
 }
 

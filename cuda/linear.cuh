@@ -28,21 +28,26 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
     return row;
 }
 
-// silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
-__device__ __forceinline__ float activate(Activation activation, float x) {
+// activation(gate) * up as act_mul has it of stored values, in two parts: gate / divisor * up. Of several numbers the
+// parts are better done one after the other, as a division may branch. silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u),
+// u = sqrt(2 / pi) * (x + 0.044715 x^3).
+template <class T>
+__device__ __forceinline__ float activation_divisor(Activation activation, float& gate, float& up) {
+    gate = rounded<T>(gate), up = rounded<T>(up);
+    if (activation == Activation::clamped_swiglu) {
+        gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one
+        up = __fadd_rn(up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up, 1.0f);
+        return 1.0f + expf(__fmul_rn(gate, -1.702f));
+    }
     const float u = activation == Activation::silu
-                        ? x
-                        : __fmul_rn(1.5957691f, __fmul_rn(x, __fmaf_rn(__fmul_rn(x, x), 0.044715f, 1.0f)));
-    return x / (1.0f + expf(-u));
+                        ? gate
+                        : __fmul_rn(1.5957691f, __fmul_rn(gate, __fmaf_rn(__fmul_rn(gate, gate), 0.044715f, 1.0f)));
+    return 1.0f + expf(-u);
 }
-// activation(gate) * up as act_mul has it of stored values.
 template <class T>
 __device__ __forceinline__ float act_mul(Activation activation, float gate, float up) {
-    gate = rounded<T>(gate), up = rounded<T>(up);
-    if (activation != Activation::clamped_swiglu) return __fmul_rn(activate(activation, gate), up);
-    gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one
-    up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-    return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), __fadd_rn(up, 1.0f));
+    const float divisor = activation_divisor<T>(activation, gate, up);
+    return __fmul_rn(gate / divisor, up);
 }
 // The scales of packed rows, where the format has them: [num_tiles * 16].
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {
