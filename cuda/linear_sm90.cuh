@@ -254,11 +254,7 @@ __device__ __forceinline__ uint4 act_mul8(Activation activation, const T* gates,
     for (int i = 0; i < 4; i += 2) {
         float y[4] = {unpack_low<T>(g[i]), unpack_high<T>(g[i]), unpack_low<T>(g[i + 1]), unpack_high<T>(g[i + 1])};
         float f[4] = {unpack_low<T>(u[i]), unpack_high<T>(u[i]), unpack_low<T>(u[i + 1]), unpack_high<T>(u[i + 1])};
-        float divisor[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) divisor[j] = activation_divisor<T>(activation, y[j], f[j]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y[j] = __fmul_rn(y[j] / divisor[j], f[j]);
+        act_mul4(activation, y, f);
         out[i] = pack2<T>(y[0], y[1]), out[i + 1] = pack2<T>(y[2], y[3]);
     }
     return make_uint4(out[0], out[1], out[2], out[3]);
