@@ -23,9 +23,6 @@ namespace infinilm::cuda {
 constexpr int kHopperThreads = 384, kBoxSteps = 4, kBoxColumns = 16 * kBoxSteps, kClusterBlocks = 2;
 constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers, kWriterWarps = 3;
 constexpr int kHalfRows = kTileRows / kConsumers, kHalfTiles = kRowTiles / kConsumers;  // of a warpgroup that multiplies
-// Registers of a thread that multiplies, and of another one: (2 x 216 + 72) x 128 <= 65536.
-constexpr int consumer_registers(int tokens) { return tokens > 128 ? 216 : 200; }
-constexpr int other_registers(int tokens) { return 504 - 2 * consumer_registers(tokens); }
 constexpr int kHopperBytes = 226 * 1024;                       // of shared memory, but for the barriers
 
 template <class F, int kTokens>
@@ -38,6 +35,10 @@ struct HopperShape {
     static constexpr int kMostStages = (kHopperBytes - kConsumers * kHalfBytes) / kStageBytes;
     static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
     static constexpr int kSmemBytes = kStages * kStageBytes + kConsumers * kHalfBytes;
+    // Of a thread that multiplies, and of another one: (2 x 224 + 56) x 128 <= 65536.
+    static constexpr int kSums = kTokens / 2 * (F::kScales > 0 ? 3 : 2);
+    static constexpr int kConsumerRegisters = kSums > 176 ? 224 : kSums > 128 ? 208 : 200;
+    static constexpr int kOtherRegisters = 504 - kConsumers * kConsumerRegisters;
 };
 
 // The ring of stages as each side walks it: the stage that comes next, and how often the ring has been walked.
@@ -269,11 +270,11 @@ __device__ __forceinline__ uint4 add8(uint4 y, uint4 residual) {
 }
 
 // From the buffer to out, and what stands between them: activation(gate) * up, the residual. tile, token: the first of
-// the buffer; thread: of kThreads. Residuals of several tokens are on their way at a time.
-template <class T, int kTokens, int kThreads>
+// the buffer; thread: of kThreads. Residuals of kBatch tokens are on their way at a time.
+template <class T, int kTokens, int kThreads, int kBatch>
 __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buffer, int tile, int token, int thread) {
     const PackedWeight& w = args.weight;
-    const bool gate_up = joins_gate_up(args);
+    const bool gate_up = opaque(joins_gate_up(args)) != 0;  // so that what follows takes up no registers before
     thread = opaque(thread);
     const int pieces = gate_up ? 4 : 8, piece = thread % pieces, stride = kThreads / pieces;
     const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
@@ -284,16 +285,16 @@ __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buff
     T* out = static_cast<T*>(args.out) + token * args.out_stride + feature;
     const int residual_stride = static_cast<int>(args.residual_stride), out_stride = static_cast<int>(args.out_stride);
     auto write = [&](auto batch, auto output_of) {
-        constexpr int kBatch = decltype(batch)::value;
-        for (int first = thread / pieces; first < tokens; first += kBatch * stride) {
-            uint4 residuals[kBatch];
+        constexpr int kAtOnce = decltype(batch)::value;
+        for (int first = thread / pieces; first < tokens; first += kAtOnce * stride) {
+            uint4 residuals[kAtOnce];
             if (args.residual)
 #pragma unroll
-                for (int i = 0; i < kBatch; ++i)
+                for (int i = 0; i < kAtOnce; ++i)
                     if (const int t = first + i * stride; t < tokens)
                         residuals[i] = *reinterpret_cast<const uint4*>(residual + t * residual_stride);
 #pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
+            for (int i = 0; i < kAtOnce; ++i) {
                 const int t = first + i * stride;
                 if (t >= tokens) break;
                 uint4 y = output_of(t);
@@ -308,11 +309,11 @@ __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buff
                                output_piece<T>(buffer, t, 2 * piece + 1));
         });
     else
-        write(std::integral_constant<int, (kTokens > 128 ? 2 : 4)>{},
+        write(std::integral_constant<int, kBatch>{},
               [&](int t) { return *reinterpret_cast<const uint4*>(output_piece<T>(buffer, t, piece)); });
 }
 
-// float32 outputs of a warp's 16 rows (logits), in tiles of at most 128 tokens, as registers are few: each from the lane that has it: eight lanes write 32 bytes.
+// float32 outputs of a warp's 16 rows (logits), where registers are left for it (HopperShape::kSums): each from the lane that has it: eight lanes write 32 bytes.
 template <class T, class F, int kTokens>
 __device__ __forceinline__ void write_float32(const LinearArgs& args, const float (&sums)[kTokens / 2], int tile,
                                               int token) {
@@ -364,7 +365,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     StageRing<Shape::kStages, Shape::kStageBytes> ring{full, empty, smem, {}};
     auto first_tile = [&](const TilePlace& place) { return (place.row_block * kClusterBlocks + rank) * kRowTiles; };
     if (group < 0) {
-        registers_decrease<other_registers(kTokens)>();
+        registers_decrease<Shape::kOtherRegisters>();
         if (threadIdx.x == 0) {
             tensor_prefetch(weights);
             tensor_prefetch(x);
@@ -378,7 +379,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
                 const TilePlace place = tile_place(tile_at(turn), pairs, token_blocks);
                 for (int half = 0; half < kConsumers; ++half) {
                     mbarrier_wait(staged + half, turn % 2);
-                    write_half<T, kTokens, 32 * kWriterWarps>(
+                    write_half<T, kTokens, 32 * kWriterWarps, (Shape::kOtherRegisters - 40) / 16>(
                         args, outputs + half * Shape::kHalfBytes, first_tile(place) + half * kHalfTiles,
                         place.token_block * kTokens, static_cast<int>(threadIdx.x) - 32);
                     __syncwarp();
@@ -387,7 +388,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             }
         }
     } else {
-        registers_increase<consumer_registers(kTokens)>();
+        registers_increase<Shape::kConsumerRegisters>();
         const int row_tile = group * kHalfTiles + static_cast<int>(warp_id()) % 4;
         ring.released = lane_id() < kClusterBlocks ? cluster_barriers(empty, lane_id()) : ClusterBarriers{};
         int turn = 0;
@@ -400,7 +401,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             const TilePlace place = tile_place(tile_at(turn), pairs, token_blocks);
             const int warp = opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
             const int tile = first_tile(place) + group * kHalfTiles + warp;
-            if constexpr (kTokens <= 128) {
+            if constexpr (Shape::kSums <= 128) {
                 if (args.out_float32) {
                     write_float32<T, F, kTokens>(args, totals, tile, place.token_block * kTokens);
                     continue;
@@ -416,7 +417,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             const TilePlace place = tile_place(tile_at(turn - 1), pairs, token_blocks);
             const int thread = opaque(static_cast<int>(threadIdx.x)) % 128;
             mbarrier_wait(staged + group, (turn - 1) % 2);
-            write_half<T, kTokens, 128>(args, outputs + group * Shape::kHalfBytes,
+            write_half<T, kTokens, 128, 4>(args, outputs + group * Shape::kHalfBytes,
                                         first_tile(place) + group * kHalfTiles, place.token_block * kTokens, thread);
         }
     }
