@@ -3,21 +3,15 @@
 
 namespace infinilm::cuda {
 
-extern template cudaError_t linear_sm90_as<Int8>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_sm90_as<Int4<32>>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_sm90_as<Fp8>(const LinearArgs&, cudaStream_t);
+#define INFINILM_DECLARE(F) extern template cudaError_t linear_sm90_as<F>(const LinearArgs&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+#undef INFINILM_DECLARE
 
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    // The kernels have no registers left for float32 outputs of int4; those of gate and up nobody asks for.
-    if (args.out_float32 && (joins_gate_up(args) || args.weight.format == WeightFormat::int4))
-        return linear_prefill(args, stream);
-    switch (args.weight.format) {
-        case WeightFormat::int8: return linear_sm90_as<Int8>(args, stream);
-        case WeightFormat::int4: return linear_sm90_as<Int4<32>>(args, stream);
-        case WeightFormat::fp8: return linear_sm90_as<Fp8>(args, stream);
-        case WeightFormat::as_type: break;
-    }
+    if (args.out_float32 && joins_gate_up(args)) return linear_prefill(args, stream);  // which nobody asks for
+    if (args.weight.format != WeightFormat::as_type)
+        return visit_quantised(args.weight.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, stream); });
     int num_sms = 0;
     if (cudaError_t error = num_sms_of_device(num_sms)) return error;
     const int tokens = choose_hopper_tokens(args, num_sms);

@@ -95,7 +95,7 @@ __device__ __forceinline__ void consume(Ring& ring, int row_tile, int steps, flo
         for (int i = step; i < step + 2; ++i) {
             Unit<AsType> unit;
             unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + i * 512);
-            AsType::fragment<T>(a[i], unit.words, 0);
+            AsType::fragment<T>(a[i], unit, 0);
         }
     };
     int accumulate = 0, slice = 0, end = 0, previous = ring.index;
@@ -170,13 +170,14 @@ __device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, int 
     constexpr int kUnitTurns = F::kUnitSteps / 2, kStageTurns = kBoxSteps / 2;
     constexpr bool kGroups = F::kScales > 0;  // products is then the chain of one turn, else that of the slice
     float products[kTokens / 2] = {}, sums[kGroups ? kTokens / 2 : 1] = {};
-    uint32_t a[2][2][4], scales[2] = {};
+    uint32_t a[2][2][4];
+    typename F::Scales scales[2] = {};
     auto load = [&](int at) {  // turn `at` of the stage, to a[at]
         Unit<F> unit;
         unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + at / kUnitTurns * unit_bytes_of<F>);
 #pragma unroll
-        for (int s = 0; s < 2; ++s) F::template fragment<T>(a[at][s], unit.words, at % kUnitTurns * 2 + s);
-        if constexpr (kGroups) scales[at] = unit.scales_of(at);
+        for (int s = 0; s < 2; ++s) F::template fragment<T>(a[at][s], unit, at % kUnitTurns * 2 + s);
+        if constexpr (kGroups) scales[at] = F::scales_of(unit, at);
     };
     const int turns = units * kUnitTurns;
     int accumulate = 0, end = slice_end(0, units);
@@ -341,6 +342,7 @@ template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
                        const __grid_constant__ TensorMap x, int token_blocks) {
+    begin_kernel();
     using Shape = HopperShape<F, kTokens>;
     INFINILM_DYNAMIC_SHARED(smem);  // [kStages][kStageBytes], [kConsumers][kHalfBytes]
     INFINILM_SHARED(uint64_t, full, [Shape::kStages]);
@@ -475,6 +477,7 @@ inline int choose_hopper_tokens(const LinearArgs& a, int num_sms) {
 // linear_sm90 of a quantised weight: tiles of 128 tokens alone, for which weights are widened half as often.
 template <class F>
 cudaError_t linear_sm90_as(const LinearArgs& args, cudaStream_t stream) {
+    if (F::kScales > 0 && args.out_float32) return linear_prefill(args, stream);  // there are no registers for it
     int num_sms = 0;
     if (cudaError_t error = num_sms_of_device(num_sms)) return error;
     return args.weight.type == Type::bf16 ? launch_sm90<bf16, F, 128>(args, num_sms, stream)
