@@ -1,17 +1,18 @@
-// linear for many tokens on Hopper: the results of linear_prefill from the same packed weights, by wgmma.
-// Mapping: persistent blocks, one per SM, over tiles of 128 packed rows x 128 tokens (or 64: choose_tile_tokens) in the
-// order of tile_place(). One thread of the first warpgroup brings stages of 64 columns of k to shared memory: of the
-// weight, for each of the 8 tiles of 16 rows, units as they lie in memory (bulk copies, no swizzle), 2 KB of as_type;
-// of x a box of a tensor map with the 128-byte swizzle, zeros beyond the tokens and k. Two warpgroups multiply 64 rows
-// each: wgmma's A in registers has the fragments of mma.m16n8k16 (ptx.cuh), so 16-byte reads fetch it; two wgmma in
-// flight. Quantised weights are widened on that way: those of the next 32 columns while two wgmma multiply these.
-// Outputs have a buffer of their own, so that the next tile is loaded meanwhile.
-// Slices of k are chains of their own, as everywhere (linear.cuh); whether wgmma adds the products of a step as mma
-// does, and rows thus equal those of linear_prefill bit for bit, only a GPU can tell.
-// Bytes: the weight once for each 1024 tokens, x once from memory, then both from L2. Floor: 2 n k num_tokens / peak of
-// wgmma. Shared memory comes next: a stage is 512 cycles of wgmma, 32 KB written and 48 KB read, by count 160 bytes a
-// cycle where a port has 128. Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent,
-// warp-specialised), the register-A wgmma of CUTLASS's mixed-input GEMM, IST-DASLab/marlin (weights as fragments).
+// linear for many tokens on Hopper: the bits of linear_prefill from the same packed weights, by wgmma.
+// Mapping: clusters of two blocks, one block per SM, persistent, over tiles of 128 packed rows x 64 to 192 tokens
+// (choose_hopper_tokens) in the order of tile_place(). The blocks of a cluster have the same tokens. One thread brings
+// stages of 64 columns of k to shared memory: of the weight, units as they lie, by one tensor map of the packed bytes;
+// of x a box with the 128-byte swizzle, half of its tokens for both blocks (multicast). What the weight, the tokens or
+// k do not have comes as zeros. Two warpgroups multiply 64 rows each: wgmma's A in registers has the fragments of
+// mma.m16n8k16 (ptx.cuh), so 16-byte reads fetch it, for two steps while two others are multiplied. Quantised weights
+// are widened on that way. Outputs are left in shared memory, in T, and three warps that do nothing else bring them to
+// memory with what is between (activation, residual), while the next tile is multiplied. Slices of k are chains of
+// their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most. wgmma adds the
+// products of a step as mma does, so rows have the bits of linear_prefill and linear_decode. Bytes: the weight once for
+// each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of 768 cycles of wgmma (192
+// tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power the GPU may draw
+// (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent, warp-specialised,
+// clusters), the register-A wgmma of CUTLASS's mixed-input GEMM, IST-DASLab/marlin (weights as fragments).
 #pragma once
 
 #include "launch.cuh"
@@ -22,8 +23,9 @@ namespace infinilm::cuda {
 
 constexpr int kHopperThreads = 384, kBoxSteps = 4, kBoxColumns = 16 * kBoxSteps, kClusterBlocks = 2;
 constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers, kWriterWarps = 3;
-constexpr int kHalfRows = kTileRows / kConsumers, kHalfTiles = kRowTiles / kConsumers;  // of a warpgroup that multiplies
-constexpr int kHopperBytes = 226 * 1024;                       // of shared memory, but for the barriers
+constexpr int kHalfRows = kTileRows / kConsumers,
+              kHalfTiles = kRowTiles / kConsumers;  // of a warpgroup that multiplies
+constexpr int kHopperBytes = 226 * 1024;            // of shared memory, but for the barriers
 
 template <class F, int kTokens>
 struct HopperShape {
@@ -314,7 +316,8 @@ __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buff
               [&](int t) { return *reinterpret_cast<const uint4*>(output_piece<T>(buffer, t, piece)); });
 }
 
-// float32 outputs of a warp's 16 rows (logits), where registers are left for it (HopperShape::kSums): each from the lane that has it: eight lanes write 32 bytes.
+// float32 outputs of a warp's 16 rows (logits), where registers are left for it (HopperShape::kSums): each from the
+// lane that has it: eight lanes write 32 bytes.
 template <class T, class F, int kTokens>
 __device__ __forceinline__ void write_float32(const LinearArgs& args, const float (&sums)[kTokens / 2], int tile,
                                               int token) {
@@ -347,7 +350,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     INFINILM_DYNAMIC_SHARED(smem);  // [kStages][kStageBytes], [kConsumers][kHalfBytes]
     INFINILM_SHARED(uint64_t, full, [Shape::kStages]);
     INFINILM_SHARED(uint64_t, empty, [Shape::kStages]);
-    INFINILM_SHARED(uint64_t, staged, [kConsumers]);  // the outputs of a warpgroup are in its buffer
+    INFINILM_SHARED(uint64_t, staged, [kConsumers]);   // the outputs of a warpgroup are in its buffer
     INFINILM_SHARED(uint64_t, written, [kConsumers]);  // and are there no more
     if (threadIdx.x == 0) {
         for (int s = 0; s < Shape::kStages; ++s) {
@@ -420,7 +423,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             const int thread = opaque(static_cast<int>(threadIdx.x)) % 128;
             mbarrier_wait(staged + group, (turn - 1) % 2);
             write_half<T, kTokens, 128, 4>(args, outputs + group * Shape::kHalfBytes,
-                                        first_tile(place) + group * kHalfTiles, place.token_block * kTokens, thread);
+                                           first_tile(place) + group * kHalfTiles, place.token_block * kTokens, thread);
         }
     }
     cluster_sync();  // no block's shared memory goes while the other may still arrive in it
@@ -432,9 +435,14 @@ cudaError_t launch_sm90(const LinearArgs& args, int num_sms, cudaStream_t stream
     using Shape = HopperShape<F, kTokens>;
     TensorMap weights, x;
     const uint64_t row_bytes = static_cast<uint64_t>(unit_bytes_of<F>) * units_of<F>(w.k);
-    const TensorMapParams of_weights{w.data,    row_bytes / 8,           static_cast<uint64_t>(num_tiles(w)),
-                                     row_bytes, Shape::kTileBytes / 8, kRowTiles,
-                                     Swizzle::none, 8};
+    const TensorMapParams of_weights{w.data,
+                                     row_bytes / 8,
+                                     static_cast<uint64_t>(num_tiles(w)),
+                                     row_bytes,
+                                     Shape::kTileBytes / 8,
+                                     kRowTiles,
+                                     Swizzle::none,
+                                     8};
     const TensorMapParams of_x{args.x,
                                static_cast<uint64_t>(w.k),
                                static_cast<uint64_t>(args.num_tokens),
@@ -446,8 +454,8 @@ cudaError_t launch_sm90(const LinearArgs& args, int num_sms, cudaStream_t stream
     const int token_blocks = ceil_div(args.num_tokens, kTokens);
     const int tiles = ceil_div(row_blocks(w), kClusterBlocks) * token_blocks;
     const int clusters = max(1, min(tiles, num_sms / kClusterBlocks));
-    LaunchConfig config{dim3(static_cast<unsigned>(clusters * kClusterBlocks)), dim3(kHopperThreads),
-                              Shape::kSmemBytes, stream};
+    LaunchConfig config{dim3(static_cast<unsigned>(clusters * kClusterBlocks)), dim3(kHopperThreads), Shape::kSmemBytes,
+                        stream};
     config.cluster = kClusterBlocks;
     return launch<linear_sm90_kernel<T, F, kTokens>>(config, args, weights, x, token_blocks);
 }
@@ -458,11 +466,12 @@ inline cudaError_t num_sms_of_device(int& num_sms) {
     return cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
 }
 
-// Tokens of a tile. Fewer give more tiles, so that a product fills the GPU and the last tiles leave few SMs idle, but the
-// time of a tile does not fall as fast: it was about as tokens + 100 on an H100 (docs/kernels.md).
+// Tokens of a tile. Fewer give more tiles, so that a product fills the GPU and the last tiles leave few SMs idle, but
+// the time of a tile does not fall as fast: it was about as tokens + 100 on an H100 (docs/kernels.md).
 inline int choose_hopper_tokens(const LinearArgs& a, int num_sms) {
 #ifdef CHOOSE_ENV
-    if (const char* e = getenv("SM90_TOKENS")) if (atoi(e)) return atoi(e);
+    if (const char* e = getenv("SM90_TOKENS"))
+        if (atoi(e)) return atoi(e);
 #endif
     const int pairs = ceil_div(row_blocks(a.weight), kClusterBlocks), clusters = max(1, num_sms / kClusterBlocks);
     auto cost = [&](int tokens) {

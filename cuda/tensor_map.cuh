@@ -71,8 +71,8 @@ inline cudaError_t make_tensor_map(TensorMap* map, const TensorMapParams& p) {
     const cuuint32_t box[2] = {p.box_columns, p.box_rows}, step[2] = {1, 1};
     // The element type matters only to out-of-range fills, which are zero.
     const CUresult result = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function)(
-        map, p.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 2, const_cast<void*>(p.data), size, stride, box, step,
-        CU_TENSOR_MAP_INTERLEAVE_NONE,
+        map, p.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 2,
+        const_cast<void*>(p.data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
         p.swizzle == Swizzle::none ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;

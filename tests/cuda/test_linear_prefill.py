@@ -90,15 +90,19 @@ def test_rows_do_not_depend_on_their_batch(
 
 
 def test_kernels_agree(emulate: Run) -> None:
-    """On a GPU: tiles of 64, 128, 176 and 192 tokens, values of every size, sums of many steps that nearly cancel."""
-    sizes = [(300, 2048, 2048), (1500, 1536, 2056), (2048, 4096, 1024), (2111, 6144, 520)] if ON_GPU else [(130, 40, 264)]
-    orders = ["natural", "gate_up", "rope_pairs"] if ON_GPU else ["gate_up"]
-    shapes = [
-        {"seed": 7 * i + j, "tokens": tokens, "n": n, "k": k, "kind": kind, "order": order, "head_dim": 64,
-         "bias": i % 2 == 0, "residual": "apart" if order == "natural" else "", "out_float32": order != "gate_up" and i == 0}
-        for i, (tokens, n, k) in enumerate(sizes)
-        for j, (order, kind) in enumerate((order, kind) for order in orders for kind in ("bf16", "f16"))
-    ]  # fmt: skip
+    """On a GPU: tiles of every size, and what is done to outputs on the way."""
+    sizes = [(130, 48, 264)]
+    if ON_GPU:
+        sizes = [(300, 2048, 2048), (1500, 1536, 2056), (2048, 4096, 1024), (2111, 6144, 520)]
+    kinds = [(order, kind) for order in ("natural", "gate_up", "rope_pairs") for kind in ("bf16", "f16")]
+    shapes: list[dict[str, Any]] = []
+    for number, (tokens, n, k) in enumerate(sizes):
+        for order, kind in kinds if ON_GPU else kinds[2:3]:
+            shapes.append({
+                "seed": len(shapes), "tokens": tokens, "n": n, "k": k, "kind": kind, "order": order, "head_dim": 64,
+                "bias": number % 2 == 0, "residual": "apart" if order == "natural" else "",
+                "out_float32": order == "rope_pairs" and number < 2,
+            })  # fmt: skip
     _check(emulate, "kernels_agree", shapes=shapes)
 
 
