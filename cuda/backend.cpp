@@ -405,7 +405,7 @@ void CudaBackend::run_linear(const LinearArgs& args) {
         if (type_ == Type::f32) return linear_f32(args, stream_);
         if (few(args.num_tokens, args.weight)) return linear_decode(args, stream_);
 #if INFINILM_SM90
-        if (is_hopper_ && !options_.batch_invariant) return linear_sm90(args, stream_);
+        if (is_hopper_) return linear_sm90(args, stream_);
 #endif
         return linear_prefill(args, stream_);
     };

@@ -66,7 +66,10 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
     auto limit = dynamic_shared_limits().find(kernel);
     if (g.smem_bytes > static_cast<size_t>(limit == dynamic_shared_limits().end() ? 48 * 1024 : limit->second))
         return cudaErrorInvalidValue;
-    if (g.dependent && compute_capability() < 90) return cudaErrorNotSupported;
+    const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
+    if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (cluster == 0 || cluster > 8 || g.grid.x % g.cluster.x || g.grid.y % g.cluster.y || g.grid.z % g.cluster.z)
+        return cudaErrorInvalidConfiguration;
     return cudaSuccess;
 }
 
@@ -187,6 +190,8 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     g.smem_bytes = config.dynamicSmemBytes;
     for (unsigned i = 0; i < config.numAttrs; ++i) {
         const cudaLaunchAttribute& a = config.attrs[i];
+        if (a.id == cudaLaunchAttributeClusterDimension)
+            g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
         if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization)
             g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
         if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
@@ -195,11 +200,11 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     if (!capturing(config.stream)) load_kernel(kernel, current_device());
     if (is_named_by("INFINILM_EMULATOR_UNCAPTURABLE_KERNEL", kernel))
         if (cudaError_t error = forbid_in_capture(config.stream)) return report(error);
-    auto work = [grid = g.grid, block = g.block, smem = g.smem_bytes, dependent = g.dependent, kernel,
-                 body = std::move(body)] {
+    auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
+                 kernel, body = std::move(body)] {
         Grid run;
         run.kernel = kernel;
-        run.grid = grid, run.block = block, run.smem_bytes = smem, run.dependent = dependent;
+        run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
         run.body = &body;
         DeviceAccess access;
         run_grid(run);
