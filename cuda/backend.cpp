@@ -511,6 +511,9 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                                  .prefill_begin = count(p.known.prefill_begin),
                                  .num_prefill = count(p.known.num_prefill),
                                  .workspace = p.workspace.data()};
+#if INFINILM_SM90
+    if (is_hopper_) return run(attention_sm90(args, work, stream_), "paged_attention", p.q.shape());
+#endif
     run(attention(args, work, stream_), "paged_attention", p.q.shape());
 }
 

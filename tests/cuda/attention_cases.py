@@ -138,11 +138,13 @@ class Problem:
     def whole(self) -> list[Part]:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
 
-    def run(self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, spare: int = 0) -> list[Array]:
+    def run(
+        self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, spare: int = 0, sm90: bool = False
+    ) -> list[Array]:
         """One call whose sequences are the parts, in their order: the bits of out, by part.
 
         num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; spare:
-        items of decode that the launch has room for, beyond the list.
+        items of decode that the launch has room for, beyond the list; sm90: by attention_sm90.
         """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
@@ -165,7 +167,7 @@ class Problem:
         sinks = None if self.sinks is None else gpu.upload(self.sinks)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
-            "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
+            "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, sinks,
@@ -202,20 +204,24 @@ class Problem:
             assert norms[0] <= 2 * unit * norms[1] + norms[2], f"{case}: relative norm {norms[0] / norms[1]:.3g}"
 
 
-def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None) -> None:
-    """Whole against float64; then, if there are cuts, bit for bit: alone, backwards, in parts, in little memory."""
+def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, hopper: bool = True) -> None:
+    """Whole against float64; then bit for bit by wgmma, on Hopper; then, if there are cuts, alone, backwards, in parts,
+    in little memory.
+    """
     problem = Problem(gpu, Case(**shape))
     whole = problem.whole()
     want = problem.run(whole)
     problem.check(want)
-    if cuts is None:
-        return
 
-    def same(parts: list[Part], what: str, **how: int) -> None:
+    def same(parts: list[Part], what: str, **how: Any) -> None:
         for (s, begin, end), bits in zip(parts, problem.run(parts, **how), strict=True):
             unequal = np.argwhere(bits.view(np.uint8) != want[s][begin:end].view(np.uint8))
             assert len(unequal) == 0, f"{problem.case}, {what}: sequence {s}, first at {unequal[0]} from query {begin}"
 
+    if hopper and problem.case.kind != "f32":
+        same(whole, "by wgmma", sm90=True)
+    if cuts is None:
+        return
     for part in whole[:2]:
         same([part], "alone")
     same(whole[::-1], "backwards, by many blocks", num_sms=200, spare=3)
