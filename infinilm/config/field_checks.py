@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infinilm.checks import as_integer, short_repr
 from infinilm.config.delta import STATE_LAYER
-from infinilm.config.families import Family, rotary_dim
+from infinilm.config.families import Family, ModelConfig, rotary_dim
 from infinilm.config.keys import UNSUPPORTED
 from infinilm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from infinilm.config.llama_config import LlamaConfig
 
 __all__ = ["check_family_keys", "check_layer_types", "check_positive"]
 
@@ -24,7 +21,7 @@ def check_positive(key: str, value: Any) -> None:
         raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
 
 
-def check_layer_types(config: LlamaConfig, family: Family) -> None:
+def check_layer_types(config: ModelConfig, family: Family) -> None:
     """Raise ConfigError where `layer_types` is not a list of kinds that the family has, one for each layer."""
     kinds = ("full_attention", "sliding_attention")
     if "linear_num_key_heads" in family.keys:
@@ -46,7 +43,7 @@ def check_layer_types(config: LlamaConfig, family: Family) -> None:
         )
 
 
-def check_family_keys(config: LlamaConfig, family: Family) -> None:
+def check_family_keys(config: ModelConfig, family: Family) -> None:
     """Raise ConfigError for a field that the family has not, or whose number is out of range."""
     for key, (neutral, reason) in UNSUPPORTED.items():
         value = getattr(config, key, None)

@@ -85,6 +85,8 @@ def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:
 
 def _global_layers(values: dict[str, Any]) -> None:
     """Bring `per_layer_config`, what differs in layers by their numbers, to the keys of layers without a window."""
+    if "hidden_size_per_layer_input" in values and values["hidden_size_per_layer_input"] is None:
+        values["hidden_size_per_layer_input"] = 0  # in files null says that there are none
     given = values.pop("per_layer_config", None)
     if given is None:
         return

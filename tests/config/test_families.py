@@ -419,6 +419,7 @@ def test_what_differs_by_the_number_of_a_layer_is_read():
     values |= {"layer_types": [S, F, F], "attention_k_eq_v": True}
     config = make("gemma4_text", **values, per_layer_config={"1": own, "2": own})
     assert (config.global_head_dim, config.num_global_key_value_heads) == (12, 1)
+    assert model_facts(make("gemma4_text", **{**values, "hidden_size_per_layer_input": None}), 9).per_layer_size == 0
     same = make("gemma4_text", **{**values, "attention_k_eq_v": False}, per_layer_config={})
     assert [shape.head_dim for shape in model_facts(same, 9).shapes] == [8, 8, 8]
     for wrong in ({"1": own}, {"1": own, "2": {"head_dim": 4}}, {"1": own, "2": {**own, "hidden_size": 3}}, [own]):
