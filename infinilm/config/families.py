@@ -360,7 +360,6 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     facts = model_facts(config, max_model_len)
 
     from infinilm._core import (  # late: a configuration is usable without the compiled module
-        CacheSpec,
         LayerSpec,
         ModelSpec,
         RopeSpec,
