@@ -114,7 +114,7 @@ class Backend:
         parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
         """
 
-    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain') -> PreparedLinear:
+    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain', head_dim: int = 0) -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
 
     def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
@@ -133,11 +133,14 @@ class Backend:
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
+    def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
+        """x: [num_tokens, num_heads, in_features]; weight: by_head."""
+
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None) -> None: ...
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
 
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None) -> None: ...
 
@@ -146,7 +149,7 @@ class Backend:
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
-    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None) -> None: ...
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
@@ -341,6 +344,13 @@ class ExpertsSpec:
     def top_groups(self, arg: int, /) -> None: ...
 
     @property
+    def group_best(self) -> int:
+        """Experts of a group that say how good it is."""
+
+    @group_best.setter
+    def group_best(self, arg: int, /) -> None: ...
+
+    @property
     def beside_mlp(self) -> bool:
         """The layer has its MLP, too; each of the two has its norms."""
 
@@ -380,6 +390,48 @@ class DeltaSpec:
 
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
+
+class LatentSpec:
+    """What layers with a latent cache have in place of q, k and v."""
+
+    @property
+    def q_rank(self) -> int:
+        """0: queries are made of the hidden state."""
+
+    @q_rank.setter
+    def q_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def kv_rank(self) -> int: ...
+
+    @kv_rank.setter
+    def kv_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def rope_dim(self) -> int: ...
+
+    @rope_dim.setter
+    def rope_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def nope_dim(self) -> int: ...
+
+    @nope_dim.setter
+    def nope_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def v_dim(self) -> int:
+        """Of a head."""
+
+    @v_dim.setter
+    def v_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Of the norms of latents."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
 
 class RopeSpec:
     def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
@@ -627,6 +679,12 @@ class ModelSpec:
     def delta(self, arg: DeltaSpec, /) -> None: ...
 
     @property
+    def latent(self) -> LatentSpec: ...
+
+    @latent.setter
+    def latent(self, arg: LatentSpec, /) -> None: ...
+
+    @property
     def ropes(self) -> list[RopeSpec]: ...
 
     @ropes.setter
@@ -657,7 +715,7 @@ def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[in
 
 def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not).
+    By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.
     """
 
 PACKED_LAYOUT_VERSION: int = 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy as np
+
 from infinilm.errors import ConfigError, InfinilmError
 
-__all__ = ["DTYPES", "OfThisProcess", "as_boolean", "as_integer", "dtype_name", "short_repr"]
+__all__ = ["DTYPES", "OfThisProcess", "as_boolean", "as_integer", "dtype_name", "short_repr", "token_ids"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What an engine can compute in."""
@@ -78,3 +80,12 @@ def dtype_name(value: Any) -> str:
         name = getattr(value, "name", None)  # of numpy's dtypes
         text = name if isinstance(name, str) else str(value).removeprefix("torch.")
     return _DTYPE_ALIASES.get(text, text)
+
+
+def token_ids(key: str, value: Any) -> list[int]:
+    """Return token ids as a list. TypeError: neither an integer nor a list of them."""
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+            raise TypeError(f"{key} must be an int or a list of ints ([] for none); got {value!r}")
+    return [int(item) for item in items]

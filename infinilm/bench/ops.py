@@ -19,6 +19,7 @@ OpSeconds = Mapping[str, float]
 _ORDER = (
     "embedding",
     "qkv_proj",
+    "latents",
     "attention",
     "delta_rule",
     "o_proj",
@@ -34,6 +35,7 @@ _ORDER = (
 )
 _TITLES = {
     "qkv_proj": "norm, q, k, v, rope",
+    "latents": "to and from latents",
     "gate_up_proj": "norm, gate, up, silu",
     "lm_head": "norm, lm_head",
     "between": "between the ops",

@@ -28,6 +28,8 @@ _OPS = {
     "q_proj": "qkv_proj",
     "k_proj": "qkv_proj",
     "v_proj": "qkv_proj",
+    **{end: "qkv_proj" for end in ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj", "kv_a_layernorm")},
+    **{end: "latents" for end in ("k_b_proj", "v_b_proj")},
     "self_attn.gate_proj": "qkv_proj",
     **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
     **{end: "delta_rule" for end in ("conv1d", "linear_attn", "linear_attn.norm")},
@@ -78,8 +80,9 @@ class Work:
         A row of that table.
     kv_bytes_per_token_layer : int
         Keys and values of one token in one layer; on average, where layers differ.
-    q_dim, vocab_size : int
-        num_heads * head_dim, on average; logits of a row.
+    multiplied, vocab_size : int
+        Elements that a query multiplies with those of a key, and its weight with those of a value, of all heads, on
+        average; logits of a row.
     sliding_window : tuple of int
         Per layer that reads keys and values, its own or those of another; 0 is none.
     num_experts, top_k : int
@@ -92,7 +95,7 @@ class Work:
     weight_bytes_by_op: Mapping[str, int]
     embedding_bytes_per_token: float
     kv_bytes_per_token_layer: int
-    q_dim: int
+    multiplied: int
     vocab_size: int
     sliding_window: tuple[int, ...]
     num_experts: int = 1
@@ -147,7 +150,7 @@ class Work:
         pairs = sum(_pairs(num_new, context_len, window) for window in self.sliding_window)
         read = sum(min(context_len, window + num_new - 1 if window else math.inf) for window in self.sliding_window)
         work["attention"] = OpWork(
-            batch_size * self.kv_bytes_per_token_layer * read, 4 * batch_size * self.q_dim * pairs
+            batch_size * self.kv_bytes_per_token_layer * read, 2 * batch_size * self.multiplied * pairs
         )
         work["embedding"] = OpWork(tokens * self.embedding_bytes_per_token, 0)
         work["sampling"] = OpWork(4 * batch_size * self.vocab_size, 0)
@@ -179,8 +182,9 @@ def count_work(llm: LLM) -> Work:
         if len(shapes[name]) == 2:
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
     attention = [layer for layer in spec.layers if layer.cache.kind != "state"]
-    num_kv_layers = sum(layer.cache.kind == "paged" for layer in attention)
+    num_kv_layers = sum(layer.cache.kind != "shared" for layer in attention)
     head_dims = [layer.cache.head_dim or spec.attention.head_dim for layer in attention]
+    value_dims = [spec.latent.kv_rank or head_dim for head_dim in head_dims]
     table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer
     elements.pop("embedding")
     if spec.tie_word_embeddings:
@@ -192,7 +196,7 @@ def count_work(llm: LLM) -> Work:
         weight_bytes_by_op=num_bytes,
         embedding_bytes_per_token=table_bytes / spec.vocab_size,
         kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // max(1, num_kv_layers),
-        q_dim=spec.attention.num_heads * sum(head_dims) // max(1, len(head_dims)),
+        multiplied=spec.attention.num_heads * sum(head_dims + value_dims) // max(1, len(head_dims)),
         vocab_size=spec.vocab_size,
         sliding_window=tuple(layer.sliding_window for layer in attention),
         num_experts=max(1, spec.experts.count),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.delta import delta_facts
 from infinilm.config.families import family_of, model_facts, rotary_dim
+from infinilm.config.latent import latent_facts
 from infinilm.config.layer_shapes import LayerShape
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
@@ -25,8 +26,16 @@ from infinilm.config.tensor_names import TensorNames
 __all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs"]
 
 Shape = tuple[int, ...]
-HeadRows = tuple[str, npt.NDArray[np.int64], int]
-"""A tensor, which of its rows, and how many it has in all."""
+
+
+class HeadRows(NamedTuple):
+    """Rows of a tensor that stand head by head in it."""
+
+    tensor: str
+    rows: npt.NDArray[np.int64]
+    num_rows: int  # of the tensor
+    transposed: int = 0  # how many matrices these rows are, each of which is transposed; 0: none is
+
 
 _OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+?)(\.weight|\.bias|)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
@@ -50,6 +59,8 @@ class Source:
         They are columns there.
     step : int
         Each so-manieth of them.
+    transposed : int
+        These rows are so many matrices of equal size, each of which is transposed. 0: none is.
     """
 
     tensor: str
@@ -59,6 +70,7 @@ class Source:
     matrix: int | None = None
     columns: bool = False
     step: int = 1
+    transposed: int = 0
 
     @property
     def places(self) -> slice:
@@ -68,8 +80,16 @@ class Source:
     def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Take the parameter from the whole tensor: a view, or a copy where it does not lie there row by row."""
         whole = array if self.matrix is None else array[self.matrix]
-        rows = (whole.T if self.columns else whole)[self.begin : self.end : self.step]
-        return np.ascontiguousarray(rows) if self.order is None else rows[self.order]
+        return self.choose((whole.T if self.columns else whole)[self.begin : self.end])
+
+    def choose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Take the parameter from the rows from `begin` to `end`."""
+        rows = rows[:: self.step]
+        rows = np.ascontiguousarray(rows) if self.order is None else rows[self.order]
+        if not self.transposed:
+            return rows
+        matrices = rows.reshape(self.transposed, -1, rows.shape[1]).swapaxes(1, 2)
+        return np.ascontiguousarray(matrices).reshape(-1, matrices.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +169,10 @@ def find_by_names(
         if module == "self_attn.v_proj" and layers[int(layer.split(".")[1])].values_are_keys:
             module = "self_attn.k_proj"
         if module in by_head:
-            whole, own_rows, num_rows = by_head[module]
+            whole, own_rows, num_rows, transposed = by_head[module]
             tensor = f"{model}{layer}{whole}{kind}"
-            sources[name], shapes[tensor] = Source(tensor, 0, num_rows, own_rows), (num_rows, *shape[1:])
+            sources[name] = Source(tensor, 0, num_rows, own_rows, transposed=transposed)
+            shapes[tensor] = (num_rows, rows // transposed) if transposed else (num_rows, *shape[1:])
             continue
         expert = _EXPERT.search(module)
         number = expert.group() if expert else ""
@@ -232,8 +253,10 @@ def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows
             for part in sizes:
                 parts.append(heads[:, first : first + part].reshape(-1))
                 first += part
-            found[module] = tensor, np.concatenate(parts), num_heads * size
+            found[module] = HeadRows(tensor, np.concatenate(parts), num_heads * size)
 
+    if config.kv_lora_rank:
+        found |= _rows_of_latents(config)
     if names.gated_q:
         one = [config.head_dim]
         add("self_attn.q_proj", config.num_attention_heads, {"self_attn.q_proj": one, "self_attn.gate_proj": one})
@@ -246,6 +269,30 @@ def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows
         ba = {"linear_attn.in_proj_b": [shared_by], "linear_attn.in_proj_a": [shared_by]}
         add("linear_attn.in_proj_ba", delta.num_k_heads, ba)
     return found
+
+
+def _rows_of_latents(config: LlamaConfig) -> dict[str, HeadRows]:
+    """Return where what `LatentFacts` describes is: the file has what RoPE turns at the end, the engine first."""
+    facts = latent_facts(config)
+    num_heads, rope_dim, nope_dim, kv_rank = config.num_attention_heads, facts.rope_dim, facts.nope_dim, facts.kv_rank
+    neighbours = family_of(config.architecture).rope_pairs == "neighbours" and config.rope_interleave
+    turned = order_of_pairs(rope_dim, rope_dim) if neighbours else np.arange(rope_dim)
+
+    def of_heads(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+        heads: npt.NDArray[np.int64] = np.arange(0, num_heads * size, size)[:, None] + rows
+        return heads.reshape(-1)
+
+    query = np.concatenate([nope_dim + turned, np.arange(nope_dim)])
+    q_proj = "self_attn.q_b_proj" if facts.q_rank else "self_attn.q_proj"
+    row = np.concatenate([kv_rank + turned, np.arange(kv_rank)])
+    key_value = nope_dim + facts.v_dim
+    kv_b_proj, num_rows = "self_attn.kv_b_proj", num_heads * key_value
+    return {
+        q_proj: HeadRows(q_proj, of_heads(query, facts.query_dim), num_heads * facts.query_dim),
+        "self_attn.kv_a_proj": HeadRows("self_attn.kv_a_proj_with_mqa", row, facts.row_dim),
+        "self_attn.k_b_proj": HeadRows(kv_b_proj, of_heads(np.arange(nope_dim), key_value), num_rows, num_heads),
+        "self_attn.v_b_proj": HeadRows(kv_b_proj, of_heads(np.arange(nope_dim, key_value), key_value), num_rows),
+    }
 
 
 def _of_heads(order: npt.NDArray[np.int64] | None, rows: int) -> npt.NDArray[np.int64]:

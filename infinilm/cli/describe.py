@@ -87,6 +87,7 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim",
         "max_position_embeddings",
         "tie_word_embeddings",
+        *(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim") if config.kv_lora_rank else ()),
     )
     return {
         "path": str(plan.path),

@@ -72,6 +72,7 @@ class Routing:
     # The layers have their MLP, too, and `enable_moe_block` tells whether they have experts. See `ExpertFacts`.
     beside_mlp: bool = False
     shared_gate: bool = True  # what the expert of all tokens gives is multiplied by the sigmoid of a logit
+    group_best: int = 2  # a group is as good as so many of its best experts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class ExpertFacts:
     """The experts of a model; the numbers are 0 where no layer has any.
 
     A token's experts are the `top_k` of the best score + correction: of all, or of those in the `top_groups` best of
-    `num_groups` equal groups, a group being as good as its two best experts together.
+    `num_groups` equal groups, a group being as good as its `group_best` best experts together.
     """
 
     layers: tuple[bool, ...]  # [num_layers]: which have experts; others have an MLP
@@ -95,6 +96,7 @@ class ExpertFacts:
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     # The layer has its MLP, too. MLP, router and experts read the residual stream through norms of their own, that of
     # the router times hidden_size**-0.5; what MLP and experts give is normed before it is added up. Each expert has a
     # number that multiplies its weights.
@@ -150,6 +152,7 @@ def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
         scale=float(scale),
         num_groups=num_groups,
         top_groups=top_groups,
+        group_best=routing.group_best,
         beside_mlp=routing.beside_mlp,
     )
 

@@ -17,6 +17,7 @@ from infinilm.config.delta import DeltaConfig, DeltaFacts, delta_facts
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.family_defaults import COMMON_DEFAULTS
 from infinilm.config.family_table import FAMILIES, Family, family_of, family_of_model_type
+from infinilm.config.latent import LatentConfig, LatentFacts, latent_facts, latent_scale
 from infinilm.config.layer_shapes import LayerShape, LayerShapeConfig, layer_shapes, own_vectors
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
@@ -50,7 +51,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-class ModelConfig(ExpertConfig, DeltaConfig, LayerShapeConfig, Protocol):
+class ModelConfig(ExpertConfig, DeltaConfig, LatentConfig, LayerShapeConfig, Protocol):
     """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
 
     vocab_size: int
@@ -141,6 +142,7 @@ class ModelFacts:
     logit_multiplier: float
     experts: ExpertFacts
     delta: DeltaFacts
+    latent: LatentFacts
     logit_cap: float  # cap * tanh(logit / cap); 0: none
     v_norm: bool  # RMSNorm of each head of v, without weight
     shapes: tuple[LayerShape, ...]  # [num_layers]
@@ -183,6 +185,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         ropes.append(ropes[0]._replace(scale_beta=float(scale_beta), scale_positions=positions))
         q_rope = len(ropes) - 1
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
+    latent = latent_facts(config)
     return ModelFacts(
         qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
@@ -195,7 +198,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         gated_mlp=family.gated_mlp,
         norm_offset=family.norm_offset,
         activation=family.activation or ACTIVATIONS[config.hidden_act],
-        softmax_scale=_softmax_scale(family, config),
+        softmax_scale=_softmax_scale(family, config, latent),
         output_gate=family.output_gate,
         sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
@@ -211,6 +214,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         logit_multiplier=1 / float(config.logits_scaling),
         experts=expert_facts(config, family.routing),
         delta=delta_facts(config),
+        latent=latent,
         logit_cap=float(config.final_logit_softcapping or 0),
         v_norm=family.v_norm,
         shapes=shapes,
@@ -228,7 +232,9 @@ def _qk_norm(family: Family, config: ModelConfig) -> str:
     return family.qk_norm if config.use_qk_norm else "none"
 
 
-def _softmax_scale(family: Family, config: ModelConfig) -> float:
+def _softmax_scale(family: Family, config: ModelConfig, latent: LatentFacts) -> float:
+    if latent.kv_rank:
+        return latent_scale(latent, config.rope_parameters)
     if family.softmax_scale is not None:
         return family.softmax_scale
     if config.attention_multiplier is not None:
@@ -354,7 +360,6 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     facts = model_facts(config, max_model_len)
 
     from infinilm._core import (  # late: a configuration is usable without the compiled module
-        CacheSpec,
         LayerSpec,
         ModelSpec,
         RopeSpec,
@@ -370,8 +375,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.rms_norm_eps = float(config.rms_norm_eps)
     spec.tie_word_embeddings = config.tie_word_embeddings
     spec.attention.num_heads = config.num_attention_heads
-    spec.attention.num_kv_heads = config.num_key_value_heads
-    spec.attention.head_dim = config.head_dim
+    # All heads read the latent as that of one kv head.
+    spec.attention.num_kv_heads = 1 if facts.latent.kv_rank else config.num_key_value_heads
+    spec.attention.head_dim = facts.latent.row_dim or config.head_dim
     spec.attention.softmax_scale = facts.softmax_scale
     spec.attention.score_cap = facts.score_cap
     spec.attention.qkv_bias = facts.qkv_bias
@@ -383,7 +389,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
     spec.mlp.activation = facts.activation
-    for part, own in ((spec.experts, facts.experts), (spec.delta, facts.delta)):
+    for part, own in ((spec.experts, facts.experts), (spec.delta, facts.delta), (spec.latent, facts.latent)):
         for field in fields(own):
             if field.name != "layers":  # LayerSpec says which these are
                 setattr(part, field.name, getattr(own, field.name))
@@ -407,7 +413,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
             rope=rope,
             q_rope=facts.q_rope,
             experts=has_experts,
-            cache=CacheSpec("state") if has_state else _cache_spec(config, shape),
+            cache=_cache_spec(config, shape, "state" if has_state else "latent" if facts.latent.kv_rank else "paged"),
             intermediate_size=0 if shape.intermediate_size == config.intermediate_size else shape.intermediate_size,
         )
         for window, rope, has_experts, has_state, shape in zip(
@@ -422,10 +428,12 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     return spec
 
 
-def _cache_spec(config: ModelConfig, shape: LayerShape) -> CacheSpec:
+def _cache_spec(config: ModelConfig, shape: LayerShape, kind: str) -> CacheSpec:
     """Write what differs from the model as a whole."""
     from infinilm._core import CacheSpec
 
+    if kind != "paged":
+        return CacheSpec(kind)
     own = (
         0 if shape.num_kv_heads == config.num_key_value_heads else shape.num_kv_heads,
         0 if shape.head_dim == config.head_dim else shape.head_dim,

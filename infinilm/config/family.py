@@ -18,6 +18,7 @@ class Family:
 
     architecture: str
     model_type: str
+    other_model_types: tuple[str, ...] = field(default=(), kw_only=True)  # under which it is found, too
     # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     qkv_bias: str | bool = "attention_bias"

@@ -11,16 +11,20 @@ from typing import Any
 
 from infinilm.config.delta import DELTA_DEFAULTS
 from infinilm.config.experts import EXPERT_DEFAULTS
+from infinilm.config.latent import LATENT_DEFAULTS
 from infinilm.config.layer_shapes import LAYER_DEFAULTS
 
 __all__ = [
     "COHERE_DEFAULTS",
     "COMMON_DEFAULTS",
+    "DEEPSEEK_V2_DEFAULTS",
+    "DEEPSEEK_V3_DEFAULTS",
     "ERNIE_DEFAULTS",
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
     "GEMMA4_DEFAULTS",
     "GEMMA_DEFAULTS",
+    "GLM4_MOE_LITE_DEFAULTS",
     "GLM_DEFAULTS",
     "GPT_OSS_DEFAULTS",
     "MINISTRAL3_DEFAULTS",
@@ -65,6 +69,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "logits_scaling": 1.0,
         **EXPERT_DEFAULTS,
         **DELTA_DEFAULTS,
+        **LATENT_DEFAULTS,
         **LAYER_DEFAULTS,
         "use_qk_norm": False,
         "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
@@ -321,4 +326,58 @@ QWEN3_5_DEFAULTS: Mapping[str, Any] = {
     "intermediate_size": 12288,
     "num_hidden_layers": 32,
     "num_key_value_heads": 4,
+}
+
+DEEPSEEK_V3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "max_position_embeddings": 4096,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "bos_token_id": (0,),
+    "eos_token_id": (1,),
+}
+DEEPSEEK_V2_DEFAULTS: Mapping[str, Any] = {
+    **{key: value for key, value in DEEPSEEK_V3_DEFAULTS.items() if key in LATENT_DEFAULTS},
+    "vocab_size": 102400,
+    "num_experts": 64,
+    "moe_intermediate_size": 1407,
+    "n_shared_experts": 2,
+}
+GLM4_MOE_LITE_DEFAULTS: Mapping[str, Any] = {
+    **DEEPSEEK_V3_DEFAULTS,
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.8,
 }

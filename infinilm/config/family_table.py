@@ -26,6 +26,7 @@ from infinilm.config.family_defaults import (
     QWEN_DEFAULTS,
     TEXT_DEFAULTS,
 )
+from infinilm.config.latent_families import LATENT_FAMILIES
 from infinilm.config.shaped_families import SHAPED_FAMILIES
 from infinilm.config.sparse_families import SPARSE_FAMILIES
 from infinilm.config.state_families import STATE_FAMILIES
@@ -444,6 +445,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             *SPARSE_FAMILIES,
             *STATE_FAMILIES,
+            *LATENT_FAMILIES,
             *SHAPED_FAMILIES,
         )
     }
@@ -463,7 +465,7 @@ def family_of(architecture: str) -> Family:
 def family_of_model_type(model_type: str) -> Family:
     """Return the row of `model_type`. Raises ConfigError naming it and what is supported."""
     for family in FAMILIES.values():
-        if family.model_type == model_type:
+        if model_type == family.model_type or model_type in family.other_model_types:
             return family
     supported = ", ".join(family.model_type for family in FAMILIES.values())
     raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")

@@ -45,8 +45,12 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "full_attention_interval": ((None, 1), "this family has no linear attention"),
         "attn_output_gate": (_NEVER, "attention of this family has no gate"),
         "qkv_bias": (_NEVER, "whether q, k and v have biases is said by attention_bias"),
-        "kv_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
-        "q_lora_rank": (_NONE_OF, "latent attention (MLA) is not supported"),
+        "kv_lora_rank": (_NONE_OF, "this family has no latent attention (MLA)"),
+        "q_lora_rank": (_NONE_OF, "this family has no latent attention (MLA)"),
+        "qk_nope_head_dim": (_NONE_OF, "this family has no latent attention (MLA)"),
+        "qk_rope_head_dim": (_NONE_OF, "this family has no latent attention (MLA)"),
+        "v_head_dim": (_NONE_OF, "this family has no latent attention (MLA)"),
+        "rope_interleave": ((None, True), "which elements RoPE turns together is no choice in this family"),
         "partial_rotary_factor": (_ONE, "RoPE rotates the whole head in this family"),
         "use_mrope": (_NEVER, "multimodal RoPE is not supported"),
         "rope_interleaved": (_NEVER, "RoPE pairs element i with i + head_dim / 2"),
@@ -99,6 +103,7 @@ INERT = frozenset(
     mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings
     is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
     min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep
+    qk_head_dim
     num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix problem_type
     remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
     router_aux_loss_coef router_jitter_noise

@@ -17,9 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
+from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr, token_ids
 from infinilm.config import families
 from infinilm.config.field_checks import check_family_keys, check_layer_types, check_positive
 from infinilm.config.keys import INERT, UNSUPPORTED
@@ -96,6 +94,10 @@ class LlamaConfig:
         they have, or has none; and whether their MLPs are twice as wide.
     hidden_size_per_layer_input, vocab_size_per_layer_input
         0, None: size of the vector that a token has for each layer, and rows of the table of these (None: vocab_size).
+    kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope_interleave
+        0, None, 0, 0, 0, True: of latent attention (MLA), the sizes of the latents that keys and values, and queries
+        (None: of none), are made of; of a head, what RoPE does not turn and what it does, which is head_dim, and the
+        values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
@@ -173,6 +175,12 @@ class LlamaConfig:
     use_double_wide_mlp: bool
     hidden_size_per_layer_input: int
     vocab_size_per_layer_input: int | None
+    kv_lora_rank: int
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
     use_qk_norm: bool
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
@@ -251,6 +259,8 @@ class LlamaConfig:
         with contextlib.suppress(ConfigError):
             family = _family(self.model_type, self.architectures)
             values.update(model_type=family.model_type, architectures=[family.architecture])
+            if "topk_method" in family.keys:  # whatever it was, n_group says it now
+                values["topk_method"] = "group_limited_greedy"
         return values
 
     @property
@@ -281,6 +291,8 @@ class LlamaConfig:
         """Size of one head; `hidden_size // num_attention_heads` unless set."""
         if self._head_dim is not None:
             return self._head_dim
+        if self.kv_lora_rank:
+            return self.qk_rope_head_dim
         as_integer("hidden_size", self.hidden_size)
         as_integer("num_attention_heads", self.num_attention_heads)
         if self.hidden_size % self.num_attention_heads:
@@ -324,7 +336,7 @@ class LlamaConfig:
 
     @bos_token_id.setter
     def bos_token_id(self, value: int | list[int]) -> None:
-        self._bos_token_id = _token_ids("bos_token_id", value)
+        self._bos_token_id = token_ids("bos_token_id", value)
 
     @property
     def eos_token_id(self) -> list[int]:
@@ -333,7 +345,7 @@ class LlamaConfig:
 
     @eos_token_id.setter
     def eos_token_id(self, value: int | list[int]) -> None:
-        self._eos_token_id = _token_ids("eos_token_id", value)
+        self._eos_token_id = token_ids("eos_token_id", value)
 
     @property
     def dtype(self) -> str:
@@ -467,6 +479,7 @@ _NULLABLE = frozenset(
         "num_global_key_value_heads",
         "vocab_size_per_layer_input",
         "num_key_value_heads",
+        "q_lora_rank",
         "query_pre_attn_scalar",
         "rope_local_base_freq",
         "rope_scaling",
@@ -508,7 +521,8 @@ def _family(model_type: Any, architectures: Any) -> families.Family:
     if model_type is not None:
         families.family_of_model_type(model_type)
     found = [families.family_of(name) for name in names]
-    if any(family != found[0] for family in found) or model_type not in (None, found[0].model_type):
+    model_types = (None, found[0].model_type, *found[0].other_model_types)
+    if any(family != found[0] for family in found) or model_type not in model_types:
         raise ConfigError(
             f"model_type {model_type!r} and architectures {list(names)} name different families; "
             f"the model_type of {found[0].architecture} is '{found[0].model_type}'"
@@ -524,7 +538,7 @@ def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None
         if value not in neutral:
             expected = " or ".join(json.dumps(item) for item in neutral)
             raise ConfigError(f"{key} is {short_repr(value)}, but only {expected} is supported: {reason}")
-    layers = values.pop("mlp_layer_types", None)
+    layers = values.pop("mlp_layer_types", None)  # of families that have the key it is mlp_only_layers now
     if layers is not None and (not isinstance(layers, list) or any(kind != "dense" for kind in layers)):
         raise ConfigError(
             f"mlp_layer_types is {short_repr(layers)}, but only 'dense' layers are supported in it; which have experts "
@@ -532,14 +546,6 @@ def _refuse_unsupported(values: dict[str, Any], family: families.Family) -> None
         )
     for key in INERT.intersection(values):
         del values[key]
-
-
-def _token_ids(key: str, value: Any) -> list[int]:
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
-            raise TypeError(f"{key} must be an int or a list of ints ([] for none); got {value!r}")
-    return [int(item) for item in items]
 
 
 def _copy(value: Any) -> Any:

@@ -24,15 +24,15 @@ from infinilm.config.tensor_names import (
     QWEN_VL_MOE,
 )
 
-__all__ = ["SPARSE_FAMILIES"]
+__all__ = ["DEEPSEEK_FIXED", "DEEPSEEK_ROUTING", "ROUTED_COUNT", "SPARSE_FAMILIES"]
 
-_DEEPSEEK_ROUTING = Routing(scoring="sigmoid", correction_bias=True, shared_gate=False)
-_DEEPSEEK_FIXED: Mapping[str, Any] = {
+DEEPSEEK_ROUTING = Routing(scoring="sigmoid", correction_bias=True, shared_gate=False)
+DEEPSEEK_FIXED: Mapping[str, Any] = {
     "scoring_func": ("sigmoid", "noaux_tc"),
     "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
 }
-_ROUTED_COUNT: Mapping[str, tuple[str, ...]] = {"n_routed_experts": ("num_experts",)}
+ROUTED_COUNT: Mapping[str, tuple[str, ...]] = {"n_routed_experts": ("num_experts",)}
 
 _EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
 
@@ -145,11 +145,11 @@ SPARSE_FAMILIES: tuple[Family, ...] = (
         },
         out_bias=False,
         qk_norm="head",
-        routing=_DEEPSEEK_ROUTING,
+        routing=DEEPSEEK_ROUTING,
         names=DEEPSEEK_MOE,
         keys=DEEPSEEK_KEYS | {"partial_rotary_factor", "use_qk_norm"},
-        other_keys=_ROUTED_COUNT,
-        fixed_keys=_DEEPSEEK_FIXED,
+        other_keys=ROUTED_COUNT,
+        fixed_keys=DEEPSEEK_FIXED,
     ),
     Family(
         architecture="Dots1ForCausalLM",
@@ -169,11 +169,11 @@ SPARSE_FAMILIES: tuple[Family, ...] = (
         },
         qk_norm="head",
         windows="layer_types",
-        routing=_DEEPSEEK_ROUTING,
+        routing=DEEPSEEK_ROUTING,
         names=DEEPSEEK_MOE,
         keys=DEEPSEEK_KEYS,
-        other_keys=_ROUTED_COUNT,
-        fixed_keys=_DEEPSEEK_FIXED,
+        other_keys=ROUTED_COUNT,
+        fixed_keys=DEEPSEEK_FIXED,
     ),
     Family(
         architecture="MiniMaxM2ForCausalLM",
@@ -198,7 +198,7 @@ SPARSE_FAMILIES: tuple[Family, ...] = (
         qkv_bias=False,
         out_bias=False,
         qk_norm="all",
-        routing=_DEEPSEEK_ROUTING,
+        routing=DEEPSEEK_ROUTING,
         norm_topk_prob=True,
         names=MINIMAX_M2,
         keys=frozenset(

@@ -49,6 +49,10 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         _dense_at_the_end(values, family)
     if "global_head_dim" in family.keys:
         _global_layers(values)
+    if "topk_method" in family.keys:
+        _groups_by_method(values, family)
+    if "mlp_layer_types" in family.keys:
+        _dense_by_type(values)
     scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
     if scale is not None:  # multiplies what logits_scaling divides
         if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
@@ -111,6 +115,43 @@ def _global_layers(values: dict[str, Any]) -> None:
         values.setdefault(new, None)
     if own and "num_key_value_heads" in own[0] and not values.get("attention_k_eq_v"):
         raise ConfigError("per_layer_config: num_key_value_heads differs only where attention_k_eq_v is true")
+
+
+def _groups_by_method(values: dict[str, Any], family: Family) -> None:
+    """Drop the groups of experts where `topk_method` is one without groups."""
+    method = values.pop("topk_method", None) or "greedy"
+    if method in ("greedy", "gready"):
+        values["n_group"] = values["topk_group"] = 1
+    elif method != "group_limited_greedy":
+        raise ConfigError(
+            f"topk_method must be 'greedy' or 'group_limited_greedy' in {family.architecture}; got {short_repr(method)}"
+        )
+
+
+def _dense_by_type(values: dict[str, Any]) -> None:
+    """Bring `mlp_layer_types`, "dense" or "sparse" of each layer, to `mlp_only_layers`."""
+    kinds = values.pop("mlp_layer_types", None)
+    if kinds is None:
+        return
+    num_layers = values.get("num_hidden_layers") or values.get("num_layers")
+    if (
+        not isinstance(kinds, (list, tuple))
+        or any(kind not in ("dense", "sparse") for kind in kinds)
+        or num_layers not in (None, len(kinds))
+    ):
+        raise ConfigError(
+            f"mlp_layer_types must be a list of 'dense' and 'sparse', one for each of the {num_layers} layers; got "
+            f"{short_repr(kinds)}"
+        )
+    first = values.pop("first_k_dense_replace", None) or 0
+    if isinstance(first, int) and "sparse" in kinds[:first]:
+        raise ConfigError(
+            f"first_k_dense_replace is {first}, but mlp_layer_types has experts in layer {kinds.index('sparse')}; keep "
+            "one of them"
+        )
+    values["first_k_dense_replace"] = 0
+    values["mlp_layer_types"] = [layer for layer, kind in enumerate(kinds) if kind == "dense"]
+    rename(values, "mlp_layer_types", "mlp_only_layers")
 
 
 def unify_rope(values: dict[str, Any], family: Family) -> None:

@@ -21,7 +21,7 @@ __all__ = ["Calibration"]
 _LONGEST = 512  # tokens that see each other
 _MOST_BYTES = 2 << 30  # of the matrices of the layers that one pass over the text collects
 _PARAM = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate)_proj|linear_attn\.in_proj_\w+")
+_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.in_proj_\w+")
 _GATE_UP = re.compile(r"mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up)_proj")
 
 

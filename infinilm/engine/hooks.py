@@ -37,8 +37,8 @@ class Site:
     shape: str
     in_layer: bool = True
     # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
-    # that have it: heads (of q), own_kv (heads of k and v), v_norm, state, mlp, gate, experts, both (of the last three,
-    # where a layer has an MLP and experts), own_vectors.
+    # that have it: heads (of q), own_kv (heads of k), values (of v), v_norm, state, mlp, gate, experts, both (of the
+    # last three, where a layer has an MLP and experts), own_vectors.
     needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ SITES: tuple[Site, ...] = (
     # After the projection, with its bias.
     Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q, needs=_HEADS),
     Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV, needs=_OWN_KV),
-    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_OWN_KV),
+    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_OWN_KV | {"values"}),
     Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=_QK_NORM),
     Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=_OWN_KV | {"qk_norm"}),
     Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV, needs=_OWN_KV | {"v_norm"}),
@@ -239,11 +239,13 @@ class ModelSites:
         v_norm: bool = False,
         beside_mlp: bool = False,
         own_vectors: bool = False,
+        latent: bool = False,
     ) -> None:
         """Fields as `ModelSpec` has them; what differs from layer to layer is [num_layers].
 
         experts, states: which layers have them in place of an MLP or of attention, or with beside_mlp experts beside
-        it; None: no layer. own_kv: which have keys and values of their own; None: all.
+        it; None: no layer. own_kv: which have keys and values of their own; None: all. latent: attention has no values
+        but latents.
         """
         has = {
             "qk_norm": qk_norm != "none",
@@ -257,11 +259,10 @@ class ModelSites:
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
         mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
         with_experts = {"experts", "both"} | mlp if beside_mlp else {"experts"}
+        own_heads = {"heads", "own_kv"} if latent else {"heads", "own_kv", "values"}
         no_layer, all_layers = [False] * num_layers, [True] * num_layers
         of_layers = [
-            features
-            | (with_experts if own else mlp)
-            | ({"state"} if state else {"heads", "own_kv"} if kv else {"heads"})
+            features | (with_experts if own else mlp) | ({"state"} if state else own_heads if kv else {"heads"})
             for own, state, kv in zip(experts or no_layer, states or no_layer, own_kv or all_layers, strict=True)
         ]
         places = [
@@ -286,10 +287,11 @@ class ModelSites:
             spec.parallel_blocks,
             spec.mlp.gated,
             [layer.cache.kind == "state" for layer in spec.layers],
-            [layer.cache.kind == "paged" for layer in spec.layers],
+            [layer.cache.kind != "shared" for layer in spec.layers],
             spec.attention.v_norm,
             spec.experts.beside_mlp,
             spec.per_layer_size > 0,
+            any(layer.cache.kind == "latent" for layer in spec.layers),
         )
 
     def select(self, pattern: str) -> list[str]:

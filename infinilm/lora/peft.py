@@ -116,7 +116,7 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAda
     WeightError
         Its tensors do not fit the model, or are damaged: names the tensor.
     """
-    if family_of(config.architecture).output_gate:
+    if family_of(config.architecture).output_gate or config.kv_lora_rank:
         raise ConfigError(f"{folder}: LoRA adapters of {config.architecture} are not supported in this version")
     path = Path(folder).expanduser()
     if not (path / CONFIG_FILE).exists():

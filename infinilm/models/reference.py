@@ -1,7 +1,7 @@
 """`ReferenceModel`: the whole model in numpy, the readable specification of the engine.
 
 `AutoLlamaModel.from_pretrained(path, backend="python")` returns it; `infinilm.compare` holds the engine against it.
-Read `forward`, then `_layer`, then `_attend`: that is all the math. What differs between families comes from
+Read `forward`, then `_layer`, then `_attention`: that is all the math. What differs between families comes from
 `families.model_facts`, the same facts the engine gets. Work is packed as in the engine: the new tokens of all rows
 one behind the other, every op on [num_tokens, ...], and only attention looks at one row at a time.
 
@@ -31,7 +31,7 @@ from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightErr
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
 from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
-from infinilm.models.reference_ops import JOINS, Array, rotate, route, sigmoid, silu, soft_cap
+from infinilm.models.reference_ops import JOINS, Array, attend, rotate, route, sigmoid, silu, soft_cap, stored_array
 from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["ReferenceModel", "Tap"]
@@ -88,6 +88,7 @@ class ReferenceModel(GenerationMixin):
             self.facts.v_norm,
             self.facts.experts.beside_mlp,
             self.facts.per_layer_size > 0,
+            self.facts.latent.kv_rank > 0,
         )
         self._registry: HookRegistry | None = None
 
@@ -139,9 +140,7 @@ class ReferenceModel(GenerationMixin):
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
         with open_checkpoint(resolve_model(path)) as checkpoint:
-            load_weights(
-                checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=_stored_array
-            )
+            load_weights(checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=stored_array)
 
     def merge_lora(self, folder: str | os.PathLike[str]) -> None:
         """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
@@ -152,7 +151,11 @@ class ReferenceModel(GenerationMixin):
 
     def new_cache(self, num_rows: int = 1) -> DynamicCache:
         """Return an empty cache for `num_rows` sequences."""
-        return DynamicCache([(own.num_kv_heads, own.head_dim) for own in self.facts.shapes], num_rows, self.dtype)
+        facts = self.facts
+        shapes = [(own.num_kv_heads, own.head_dim) for own in facts.shapes]
+        if facts.latent.kv_rank:
+            shapes = [(1, facts.latent.row_dim)] * len(shapes)
+        return DynamicCache(shapes, num_rows, self.dtype)
 
     def forward(
         self,
@@ -252,7 +255,8 @@ class ReferenceModel(GenerationMixin):
             mixed = emit("attention", layer, self._delta_rule(layer, h, starts, cache, emit))
             out = linear("linear_attn.out_proj", mixed.reshape(num_tokens, -1), False)
         else:
-            mixed = emit("attention", layer, self._attention(layer, h, tables, starts, cache, emit))
+            attention = self._latent_attention if facts.latent.kv_rank else self._attention
+            mixed = emit("attention", layer, attention(layer, h, tables, starts, cache, emit))
             out = linear("self_attn.o_proj", mixed.reshape(num_tokens, -1), facts.out_bias)
         x = emit("attention_residual", layer, add("o_proj", out, "post_attention_layernorm"))
 
@@ -341,11 +345,48 @@ class ReferenceModel(GenerationMixin):
             else:
                 k, v = cache.seen(owner, row, own.stop - own.start)
             sinks = self.weights[f"{at}.self_attn.sinks"] if facts.sinks else None
-            attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
+            attended[own] = attend(heads["q"][own], k, v, facts, facts.sliding_window[layer], sinks)
         if facts.output_gate:
             gate = self._linear(h, f"{at}.self_attn.gate_proj", facts.qkv_bias)
             attended = attended * sigmoid(gate).reshape(attended.shape)
         return attended
+
+    def _latent_attention(
+        self,
+        layer: int,
+        h: Array,
+        tables: Sequence[tuple[Array, Array]],
+        starts: Array,
+        cache: DynamicCache,
+        emit: _Emitter,
+    ) -> Array:
+        """As `_attention`, of latents (arXiv 2405.04434): out [num_tokens, num_heads, v_dim].
+
+        The cache has a row of each token, [rope_dim + kv_rank]; values are the last kv_rank elements.
+        """
+        facts, num_tokens, num_heads = self.facts.latent, len(h), self.config.num_attention_heads
+        at, bias, table = f"model.layers.{layer}.self_attn", self.facts.qkv_bias, tables[0]
+        read, name = h, "q_proj"
+        if facts.q_rank:
+            q_latent = self._linear(h, f"{at}.q_a_proj", bias)
+            read, name = self._norm(q_latent, f"{at}.q_a_layernorm", facts.norm_eps), "q_b_proj"
+        q = self._linear(read, f"{at}.{name}", False).reshape(num_tokens, num_heads, facts.query_dim)
+        q = emit("q_proj", layer, q)
+        row = emit("k_proj", layer, self._linear(h, f"{at}.kv_a_proj", bias)[:, None])  # [num_tokens, 1, row_dim]
+        turned, latent = np.split(row, [facts.rope_dim], axis=-1)
+        row = np.concatenate([turned, self._norm(latent, f"{at}.kv_a_layernorm", facts.norm_eps)], axis=-1)
+        q_turned, q_rest = np.split(q, [facts.rope_dim], axis=-1)
+        to_latent = self._weight(f"{at}.k_b_proj").reshape(num_heads, facts.kv_rank, facts.nope_dim)
+        q = np.concatenate([q_turned, np.einsum("thd,hrd->thr", q_rest, to_latent)], axis=-1)
+        q = emit("q_rope", layer, rotate(q, table))
+        row = emit("k_rope", layer, rotate(row, table))
+        attended = np.empty((num_tokens, num_heads, facts.kv_rank), h.dtype)
+        for index, own in enumerate(map(slice, starts, starts[1:])):
+            rows, _ = cache.append(layer, index, row[own], row[own])
+            attended[own] = attend(q[own], rows, rows, self.facts)[..., facts.rope_dim :]
+        to_values = self._weight(f"{at}.v_b_proj").reshape(num_heads, facts.v_dim, facts.kv_rank)
+        result: Array = np.einsum("thr,hvr->thv", attended, to_values)
+        return result
 
     def _delta_rule(self, layer: int, h: Array, starts: Array, cache: DynamicCache, emit: _Emitter) -> Array:
         """The gated delta rule (arXiv 2412.06464), token by token, before out_proj.
@@ -419,35 +460,8 @@ class ReferenceModel(GenerationMixin):
             out = out + shared
         return out
 
-    def _attend(self, q: Array, k: Array, v: Array, window: int, sinks: Array | None) -> Array:
-        """Causal attention of one row's last tokens over all of it.
-
-        q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
-        head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p. A head's sink, of
-        [num_heads], joins the softmax of its scores, with no value.
-        """
-        num_tokens, num_heads, head_dim = q.shape
-        length, num_kv_heads, _ = k.shape
-        group = num_heads // num_kv_heads
-        grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
-        keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
-        scores = grouped @ keys * self.facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
-        scores = soft_cap(scores, self.facts.score_cap)
-        behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
-        visible = (behind >= 0) & (behind < window if window else True)
-        scores = np.where(visible, scores, -np.inf)
-        if sinks is not None:
-            own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))
-            scores = np.concatenate([scores, own], axis=-1)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-        weights = weights[..., :length]
-        out = weights @ v.transpose(1, 0, 2)[:, None]  # [num_kv_heads, group, num_tokens, head_dim]
-        attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
-        return attended
-
     def _rotation(self, positions: Array, rope: Rope) -> tuple[Array, Array]:
-        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `_rotate`."""
+        """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `rotate`."""
         angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)
         scale = 1 + rope.scale_beta * np.log1p(positions // rope.scale_positions)
         factor = rope.attention_factor * scale[:, None, None]
@@ -458,13 +472,14 @@ class ReferenceModel(GenerationMixin):
         normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self._scalar(self.config.rms_norm_eps))
         return normed
 
-    def _norm(self, x: Array, name: str) -> Array:
-        """RMSNorm or LayerNorm over the last axis."""
+    def _norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+        """RMSNorm or LayerNorm over the last axis; eps: where it is another."""
         if self.facts.norm != "rms":
             x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         weight = self._weight(name) + self._scalar(self.facts.norm_offset)
-        normed: Array = x / np.sqrt(mean_square + float(self.config.rms_norm_eps)) * weight
+        eps = float(self.config.rms_norm_eps) if eps is None else eps
+        normed: Array = x / np.sqrt(mean_square + eps) * weight
         return normed + self._weight(name, "bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: Array, name: str, bias: bool) -> Array:
@@ -580,8 +595,3 @@ class _Emitter:
         if replacement.shape != activation.shape:
             raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
         return replacement.astype(activation.dtype)
-
-
-def _stored_array(array: Array, dtype: str) -> Array:
-    """A tensor of a checkpoint, bfloat16 (uint16 in numpy) widened."""
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array

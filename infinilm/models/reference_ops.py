@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.config.experts import ExpertFacts
+from infinilm.config.families import ModelFacts
 
-__all__ = ["JOINS", "Array", "rotate", "route", "sigmoid", "silu", "soft_cap"]
+__all__ = ["JOINS", "Array", "attend", "rotate", "route", "sigmoid", "silu", "soft_cap", "stored_array"]
 
 Array = npt.NDArray[Any]  # of the model's dtype
 
@@ -73,7 +74,7 @@ def route(logits: Array, facts: ExpertFacts, correction: Array | None, scales: A
         scores = scores / scores.sum(axis=-1, keepdims=True)
     choice = scores if correction is None else scores + correction
     groups = choice.reshape(len(choice), facts.num_groups, -1).copy()  # [num_tokens, num_groups, experts of one]
-    of_groups = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+    of_groups = np.sort(groups, axis=-1)[..., -facts.group_best :].sum(axis=-1)
     left_out = np.argsort(-of_groups, axis=-1, kind="stable")[:, facts.top_groups :]
     np.put_along_axis(groups, left_out[..., None], -np.inf, axis=1)
     best = np.argsort(-groups.reshape(choice.shape), axis=-1, kind="stable")[:, : facts.top_k]
@@ -82,3 +83,36 @@ def route(logits: Array, facts: ExpertFacts, correction: Array | None, scales: A
         weights = weights / (weights.sum(axis=-1, keepdims=True) + scores.dtype.type(1e-20))
     weights = weights * scores.dtype.type(facts.scale)
     return best, weights if scales is None else weights * scales[best]
+
+
+def attend(q: Array, k: Array, v: Array, facts: ModelFacts, window: int = 0, sinks: Array | None = None) -> Array:
+    """Causal attention of one row's last tokens over all of it.
+
+    q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
+    head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p. A head's sink, of
+    [num_heads], joins the softmax of its scores, with no value.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    length, num_kv_heads, _ = k.shape
+    group = num_heads // num_kv_heads
+    grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
+    keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
+    scores = grouped @ keys * facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
+    scores = soft_cap(scores, facts.score_cap)
+    behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
+    visible = (behind >= 0) & (behind < window if window else True)
+    scores = np.where(visible, scores, -np.inf)
+    if sinks is not None:
+        own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))
+        scores = np.concatenate([scores, own], axis=-1)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    weights = weights[..., :length]
+    out = weights @ v.transpose(1, 0, 2)[:, None]  # [num_kv_heads, group, num_tokens, head_dim]
+    attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
+    return attended
+
+
+def stored_array(array: Array, dtype: str) -> Array:
+    """A tensor of a checkpoint, bfloat16 (uint16 in numpy) widened."""
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array

@@ -36,7 +36,8 @@ LinearKind linear_kind(const std::string& text) {
     if (text == "plain") return LinearKind::plain;
     if (text == "act_mul") return LinearKind::act_mul;
     if (text == "qkv") return LinearKind::qkv;
-    throw ConfigError("unknown kind of linear '" + text + "'; expected plain, act_mul or qkv");
+    if (text == "by_head") return LinearKind::by_head;
+    throw ConfigError("unknown kind of linear '" + text + "'; expected plain, act_mul, qkv or by_head");
 }
 
 // A backend serves one thread at a time, as that of a rank does; but several threads of Python may have this one.
@@ -170,17 +171,18 @@ void bind_ops(nb::module_& m) {
         .def(
             "adopt_linear",
             [](SharedBackend& shared, const Tensor& panels, const OptionalTensor& scales,
-               const std::vector<int64_t>& out_features, int64_t in_features, const std::string& kind) {
+               const std::vector<int64_t>& out_features, int64_t in_features, const std::string& kind, int head_dim) {
                 const InUse b(shared);
                 PackedSource source{.tensors = {panels, scales.value_or(Tensor())},
                                     .kind = linear_kind(kind),
+                                    .head_dim = head_dim,
                                     .in_features = in_features,
                                     .columns = {0, in_features}};
                 for (const int64_t rows : out_features)
                     source.parts.push_back({.out_features = rows, .rows = {{0, rows}}, .bias = {}});
                 return std::shared_ptr<PreparedLinear>(static_cast<Backend&>(b).adopt_linear(source));
             },
-            "panels"_a, "scales"_a, "out_features"_a, "in_features"_a, "kind"_a = "plain",
+            "panels"_a, "scales"_a, "out_features"_a, "in_features"_a, "kind"_a = "plain", "head_dim"_a = 0,
             "A linear of the tensors of another one; out_features: of each part.")
         .def(
             "unpack_linear",
@@ -257,6 +259,13 @@ void bind_ops(nb::module_& m) {
             "eps"_a = 0.0f, "activation"_a = "silu", Release(),
             "With norm ([in_features]): of rms_norm(x); scratch is as large as x.")
         .def(
+            "head_linear",
+            [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out) {
+                const InUse b(shared);
+                ops::head_linear(b, {.x = x, .weight = weight, .out = output("head_linear", "out", out)});
+            },
+            "x"_a, "weight"_a, "out"_a, Release(), "x: [num_tokens, num_heads, in_features]; weight: by_head.")
+        .def(
             "rope_table",
             [](SharedBackend& shared, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
                const Tensor& cos_sin, float scale_beta, int scale_positions) {
@@ -274,19 +283,21 @@ void bind_ops(nb::module_& m) {
             "qk_norm_rope_store_kv",
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
                const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
-               const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps,
-               const OptionalTensor& k_scales, const OptionalTensor& v_scales, const OptionalTensor& v_norm) {
+               const OptionalTensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps,
+               const OptionalTensor& k_scales, const OptionalTensor& v_scales, const OptionalTensor& v_norm,
+               const OptionalTensor& q_turned) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
                                                .cos_sin = optional_view(cos_sin),
                                                .q_cos_sin = {},
+                                               .q_turned = optional_view(q_turned),
                                                .q_norm = optional_view(q_norm),
                                                .k_norm = optional_view(k_norm),
                                                .v_norm = optional_view(v_norm),
                                                .slot_mapping = optional_view(slot_mapping),
                                                .k_cache = output(op, "k_cache", k_cache),
-                                               .v_cache = output(op, "v_cache", v_cache),
+                                               .v_cache = v_cache ? output(op, "v_cache", *v_cache) : TensorView(),
                                                .k_scales = k_scales ? output(op, "k_scales", *k_scales) : TensorView(),
                                                .v_scales = v_scales ? output(op, "v_scales", *v_scales) : TensorView(),
                                                .num_heads = num_heads,
@@ -295,18 +306,18 @@ void bind_ops(nb::module_& m) {
                                                .eps = eps});
             },
             "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
-            "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, "k_scales"_a = nb::none(),
-            "v_scales"_a = nb::none(), "v_norm"_a = nb::none(), Release())
+            "v_cache"_a.none(), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, "k_scales"_a = nb::none(),
+            "v_scales"_a = nb::none(), "v_norm"_a = nb::none(), "q_turned"_a = nb::none(), Release())
         .def(
             "paged_attention",
-            [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+            [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const OptionalTensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
                float softmax_scale, int sliding_window, const OptionalTensor& k_scales, const OptionalTensor& v_scales,
                float score_cap, const OptionalTensor& sinks) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
-                                         .v_cache = v_cache,
+                                         .v_cache = optional_view(v_cache),
                                          .k_scales = optional_view(k_scales),
                                          .v_scales = optional_view(v_scales),
                                          .block_table = block_table,
@@ -318,7 +329,7 @@ void bind_ops(nb::module_& m) {
                                          .score_cap = score_cap,
                                          .sliding_window = sliding_window});
             },
-            "q"_a, "k_cache"_a, "v_cache"_a, "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
+            "q"_a, "k_cache"_a, "v_cache"_a.none(), "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
             "score_cap"_a = 0.0f, "sinks"_a = nb::none(), Release())
         .def(
@@ -350,7 +361,7 @@ void bind_ops(nb::module_& m) {
             "route",
             [](SharedBackend& shared, const Tensor& logits, const Tensor& ids, const Tensor& weights,
                const std::string& scoring, bool normalize, float scale, const OptionalTensor& correction_bias,
-               int num_groups, int top_groups, const OptionalTensor& expert_scales) {
+               int num_groups, int top_groups, const OptionalTensor& expert_scales, int group_best) {
                 const InUse b(shared);
                 ops::route(b, {.logits = logits,
                                .correction_bias = optional_view(correction_bias),
@@ -361,11 +372,12 @@ void bind_ops(nb::module_& m) {
                                .normalize = normalize,
                                .scale = scale,
                                .num_groups = num_groups,
-                               .top_groups = top_groups});
+                               .top_groups = top_groups,
+                               .group_best = group_best});
             },
             "logits"_a, "ids"_a, "weights"_a, "scoring"_a = "softmax", "normalize"_a = false, "scale"_a = 1.0f,
             "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, "expert_scales"_a = nb::none(),
-            Release())
+            "group_best"_a = 2, Release())
         .def(
             "experts",
             [](SharedBackend& shared, const Tensor& x, const Tensor& ids, const Tensor& weights,

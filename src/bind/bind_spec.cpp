@@ -44,7 +44,7 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
             in_features = row.shape[1];
         }
         const cpu::PackedShapes shapes =
-            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features);
+            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features, linear->head_dim);
         const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
             nb::list shape;
             for (const int64_t size : tensor.shape) shape.append(size);
@@ -71,9 +71,9 @@ NormKind norm_kind_from_string(const std::string& text) {
 }
 
 CacheKind cache_kind_from_string(const std::string& text) {
-    for (const CacheKind kind : {CacheKind::paged, CacheKind::shared, CacheKind::state})
+    for (const CacheKind kind : {CacheKind::paged, CacheKind::shared, CacheKind::latent, CacheKind::state})
         if (text == name(kind)) return kind;
-    throw ConfigError(concat("cache kind '", text, "' is not one of paged, shared, state"));
+    throw ConfigError(concat("cache kind '", text, "' is not one of paged, shared, latent, state"));
 }
 
 }  // namespace
@@ -116,6 +116,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("scale", &ExpertsSpec::scale, "Of a token's weights.")
         .def_rw("num_groups", &ExpertsSpec::num_groups)
         .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.")
+        .def_rw("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.")
         .def_rw("beside_mlp", &ExpertsSpec::beside_mlp, "The layer has its MLP, too; each of the two has its norms.");
     nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
         .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
@@ -123,6 +124,13 @@ void bind_spec(nb::module_& m) {
         .def_rw("k_dim", &DeltaSpec::k_dim)
         .def_rw("v_dim", &DeltaSpec::v_dim)
         .def_rw("conv_size", &DeltaSpec::conv_size, "Tokens that the convolution sees.");
+    nb::class_<LatentSpec>(m, "LatentSpec", "What layers with a latent cache have in place of q, k and v.")
+        .def_rw("q_rank", &LatentSpec::q_rank, "0: queries are made of the hidden state.")
+        .def_rw("kv_rank", &LatentSpec::kv_rank)
+        .def_rw("rope_dim", &LatentSpec::rope_dim)
+        .def_rw("nope_dim", &LatentSpec::nope_dim)
+        .def_rw("v_dim", &LatentSpec::v_dim, "Of a head.")
+        .def_rw("norm_eps", &LatentSpec::norm_eps, "Of the norms of latents.");
     nb::class_<RopeSpec>(m, "RopeSpec")
         .def(
             "__init__",
@@ -194,6 +202,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("mlp", &ModelSpec::mlp)
         .def_rw("experts", &ModelSpec::experts)
         .def_rw("delta", &ModelSpec::delta)
+        .def_rw("latent", &ModelSpec::latent)
         .def_rw("ropes", &ModelSpec::ropes)
         .def_rw("layers", &ModelSpec::layers, "[num_layers]")
         .def(
@@ -222,6 +231,7 @@ void bind_spec(nb::module_& m) {
             const Params params(spec, {0, num_ranks});
             nb::dict out;
             for (const LinearWeights* linear : params.linears()) {
+                if (linear->kind == LinearKind::by_head) continue;  // never of blocks
                 nb::list names;
                 for (const size_t index : linear->rows)
                     if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
@@ -233,7 +243,7 @@ void bind_spec(nb::module_& m) {
         nb::arg("spec"), nb::arg("num_ranks") = 1,
         nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]"),
         "By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and "
-        "what divides all places where ranks cut its inputs (0: they do not).");
+        "what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.");
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
     m.def(
         "weight_bytes",

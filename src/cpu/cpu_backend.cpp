@@ -84,6 +84,7 @@ public:
         linear(p);
         qk_norm_rope_store_kv(rope);
     }
+    void head_linear(const HeadLinearParams&) override;
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
@@ -155,11 +156,11 @@ private:
     std::vector<std::pair<const LinearArgs*, Share>> linear_shares_;
 };
 
-std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int,
+std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                            Quantization quantization) {
     if (quantization == Quantization::fp8) throw ConfigError("quantization 'fp8': CPUs have int8 and int4");
     return std::make_unique<PackedLinear>(
-        parts, kind, quantization,
+        parts, kind, head_dim, quantization,
         [&](const PackArgs& args) { run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features); },
         [&](int64_t n, int64_t work, const std::function<void(Range)>& f) {
             split(n, work, [&](int64_t begin, int64_t end) { f({begin, end}); });
@@ -243,6 +244,21 @@ void CpuBackend::linear(const LinearParams& p) {
         args.residual = p.residual ? p.residual.as<const float>() + piece.first_output : nullptr;
         args.residual_stride = p.residual ? p.residual.stride(0) : 0;
         args.out = p.out.as<float>() + piece.first_output;
+        args.out_stride = p.out.stride(0);
+        linears_.push_back(args);
+    }
+    run_linears(linears_);
+}
+
+void CpuBackend::head_linear(const HeadLinearParams& p) {
+    linears_.clear();
+    for (const PackedPiece& piece : static_cast<const PackedLinear&>(p.weight).pieces()) {
+        const auto head = static_cast<int64_t>(linears_.size());
+        LinearArgs args = linear_args(piece, p.weight.kind);
+        args.x = p.x.as<const float>() + head * p.x.stride(1);
+        args.x_stride = p.x.stride(0);
+        args.num_tokens = p.x.shape(0);
+        args.out = p.out.as<float>() + head * p.out.stride(1);
         args.out_stride = p.out.stride(0);
         linears_.push_back(args);
     }
@@ -456,6 +472,9 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
+                             .q_turned = p.q_turned.as<const float>(),
+                             .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
+                             .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
                              .cos_sin = p.cos_sin.as<const float>(),
                              .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
                              .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
@@ -485,12 +504,15 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     int64_t next_item = 0, work = 0;
     for (int64_t s = 0; s < num_seqs; ++s)
         work += int64_t{cu_seqlens_q[s + 1] - cu_seqlens_q[s]} * context_lens[s] * p.q.shape(1) * p.q.shape(2);
+    const int64_t head_dim = p.q.shape(2), value_dim = p.out.shape(2);
+    const std::byte* const ends_of_keys =
+        p.k_cache.as<const std::byte>() + (head_dim - value_dim) * size_bytes(p.k_cache.dtype());
     AttentionArgs args{.q = p.q.as<const float>(),
                        .q_stride = p.q.stride(0),
                        .k_cache = p.k_cache.data(),
-                       .v_cache = p.v_cache.data(),
+                       .v_cache = p.v_cache ? p.v_cache.data() : ends_of_keys,
                        .k_scales = p.k_scales.as<const float>(),
-                       .v_scales = p.v_scales.as<const float>(),
+                       .v_scales = (p.v_cache ? p.v_scales : p.k_scales).as<const float>(),
                        .cache_element = element(p.k_cache.dtype()),
                        .block_table = p.block_table.as<const int32_t>(),
                        .block_table_stride = p.block_table.stride(0),
@@ -503,7 +525,8 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .block_size = p.k_cache.shape(2),
                        .num_heads = static_cast<int>(p.q.shape(1)),
                        .num_kv_heads = static_cast<int>(p.k_cache.shape(1)),
-                       .head_dim = static_cast<int>(p.q.shape(2)),
+                       .head_dim = static_cast<int>(head_dim),
+                       .value_dim = static_cast<int>(value_dim),
                        .softmax_scale = p.softmax_scale,
                        .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
@@ -565,31 +588,6 @@ void CpuBackend::sum_parts(const SumPartsParams& p) {
     void* out = p.out.data();
     split(p.out.numel(), p.parts.numel(),
           [&](int64_t begin, int64_t end) { infinilm::sum_parts(p.out.dtype(), parts, {&out, 1}, begin, end); });
-}
-
-ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
-    const Kernels& kernels = select_kernels(options.isa);
-    const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
-    AttentionArgs attention{};
-    attention.num_heads = calls.num_heads;
-    attention.num_kv_heads = calls.num_kv_heads;
-    attention.head_dim = calls.head_dim;
-    size_t of_a_thread = kernels.attention_scratch_bytes(attention);
-    size_t shared = kernels.attention_most_shared_scratch_bytes(attention, calls.num_tokens, calls.max_context_len);
-    constexpr int64_t most_padding = 32;  // tokens that a linear may have packed with its own, and alignment
-    for (const auto& [num_tokens, in_features, count] : calls.linears) {
-        LinearArgs linear{};
-        linear.num_tokens = num_tokens + (count > 1 ? most_padding * std::min(count, num_tokens) : 0);
-        linear.weight.in_features = in_features;
-        for (const bool quantised : {false, true}) {  // other floats, other integers take no more than these
-            linear.weight.format = quantised ? Format::int8 : multiply_bf16 ? Format::bf16 : Format::f32;
-            linear.multiply_bf16 = multiply_bf16 && !quantised;
-            const LinearKernels& of_linear = kernels.linear(linear);
-            of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));
-            shared = std::max(shared, of_linear.shared_scratch_bytes(linear));
-        }
-    }
-    return {static_cast<int64_t>(of_a_thread), static_cast<int64_t>(shared)};
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {

@@ -34,6 +34,7 @@ struct LargestCalls {
     };
     std::vector<Linears> linears;
     int num_heads, num_kv_heads, head_dim;
+    int value_dim;  // of a head
     int64_t max_context_len;
 };
 struct ScratchBytes {

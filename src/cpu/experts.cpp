@@ -49,13 +49,14 @@ void for_best(std::vector<float>& values, int64_t count, F f) {
 }
 
 // What choice is left of scores [num_experts] in the best groups; other experts get no_score.
-void keep_best_groups(std::vector<float>& scores, int num_groups, int top_groups) {
+void keep_best_groups(std::vector<float>& scores, int num_groups, int top_groups, int group_best) {
     const size_t size = scores.size() / static_cast<size_t>(num_groups);
     std::vector<float> groups;
     for (auto first = scores.begin(); first != scores.end(); first += static_cast<std::ptrdiff_t>(size)) {
         std::vector<float> group(first, first + static_cast<std::ptrdiff_t>(size));
-        std::partial_sort(group.begin(), group.begin() + (size > 1 ? 2 : 1), group.end(), std::greater<>());
-        groups.push_back(size > 1 ? group[0] + group[1] : group[0]);
+        const bool two = size > 1 && group_best > 1;
+        std::partial_sort(group.begin(), group.begin() + (two ? 2 : 1), group.end(), std::greater<>());
+        groups.push_back(two ? group[0] + group[1] : group[0]);
     }
     std::vector<bool> kept(groups.size());
     for_best(groups, top_groups, [&](std::ptrdiff_t group) { kept[static_cast<size_t>(group)] = true; });
@@ -99,7 +100,7 @@ void route(const RouteParams& p, int64_t begin, int64_t end) {
         choice = scores;
         if (p.correction_bias)
             for (size_t i = 0; i < num_experts; ++i) choice[i] += p.correction_bias.as<const float>()[i];
-        if (p.num_groups > 1) keep_best_groups(choice, p.num_groups, p.top_groups);
+        if (p.num_groups > 1) keep_best_groups(choice, p.num_groups, p.top_groups, p.group_best);
         float sum = 0;
         int64_t k = 0;
         for_best(choice, top_k, [&](std::ptrdiff_t expert) {

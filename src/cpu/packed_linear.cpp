@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "cpu/gguf_panels.h"
@@ -31,7 +32,9 @@ std::optional<Format> format_of_panels(DType dtype) {
 }
 
 int64_t panels_of(int64_t rows) { return (rows + panel_outputs - 1) / panel_outputs; }
-int64_t panels_of(LinearKind kind, int64_t out_features) {
+int64_t panels_of_head(int64_t head_dim) { return (panels_of(head_dim) + 1) / 2 * 2; }
+int64_t panels_of(LinearKind kind, int64_t out_features, int64_t head_dim) {
+    if (kind == LinearKind::by_head) return out_features / head_dim * panels_of_head(head_dim);
     const int64_t panels = panels_of(out_features);
     return kind == LinearKind::act_mul ? 2 * panels : (panels + 1) / 2 * 2;
 }
@@ -43,6 +46,12 @@ struct PackedCut {
 };
 
 PackedCut cut_of(const PackedSource& source) {
+    if (source.kind == LinearKind::by_head) {  // whole heads of one part
+        const Range rows = source.parts[0].rows[0];
+        const int64_t of_head = panels_of_head(source.head_dim);
+        return {{{rows.begin / source.head_dim * of_head, rows.end / source.head_dim * of_head}},
+                {0, num_groups(source.in_features)}};
+    }
     const bool pairs = source.kind == LinearKind::act_mul;
     std::vector<Range> rows;  // of the parts joined, or of gate, which are those of up
     int64_t before = 0;
@@ -120,7 +129,7 @@ Format checked_format(const PackedSource& source) {
         out_features += part.out_features;
         if (source.kind == LinearKind::act_mul) break;
     }
-    const PackedShapes shapes = packed_shapes(*format, source.kind, out_features, source.in_features);
+    const PackedShapes shapes = packed_shapes(*format, source.kind, out_features, source.in_features, source.head_dim);
     check_shape("panels", source.tensors.panels, shapes.panels);
     check_shape("scales", source.tensors.scales, shapes.scales);
     return *format;
@@ -137,8 +146,9 @@ Element element(DType dtype) {
     }
 }
 
-PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features) {
-    const int64_t panels = panels_of(kind, out_features), groups = num_groups(in_features);
+PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features,
+                           int64_t head_dim) {
+    const int64_t panels = panels_of(kind, out_features, head_dim), groups = num_groups(in_features);
     const int64_t lines = groups * lines_of_group(format);
     switch (format) {
         case Format::f32: return {{DType::float32, {panels, lines, panel_outputs}}, {}};
@@ -202,10 +212,35 @@ void PackedLinear::set_bias(size_t part, const TensorView& bias) {
         });
 }
 
-PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Quantization quantization,
+// Pieces of each head's rows of tensors that have those of all.
+void PackedLinear::add_heads(Format format, int64_t num_heads, const PackedTensors& all) {
+    const int64_t panels = panels_of_head(head_dim_);
+    const auto of_head = [&](const Tensor& tensor, int64_t head) {
+        return tensor ? Tensor{tensor.slice(0, head * panels, (head + 1) * panels), tensor.owner} : Tensor();
+    };
+    for (int64_t head = 0; head < num_heads; ++head)
+        set_tensors(add_piece(format, {{head_dim_}}), {of_head(all.panels, head), of_head(all.scales, head)});
+    parts_ = {{num_heads * head_dim_, 0, 0}};
+    all_heads_ = all;
+}
+
+PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization,
                            const Pack& pack, const Split& split) {
     this->kind = kind;
     in_features = parts[0].in_features();
+    if (kind == LinearKind::by_head) {
+        head_dim_ = head_dim;
+        const Format format = format_of(parts, quantization);
+        const int64_t rows = parts[0].weight.shape(0);
+        const PackedShapes shapes = packed_shapes(format, kind, rows, in_features, head_dim_);
+        add_heads(format, rows / head_dim_, {allocate_packed(shapes.panels), allocate_packed(shapes.scales)});
+        for (size_t head = 0; head < pieces_.size(); ++head) {
+            const auto first = static_cast<int64_t>(head) * head_dim_;
+            const LinearPart of_head{{parts[0].weight.slice(0, first, first + head_dim_), nullptr}, {}};
+            pack_piece(pieces_[head], {&of_head, 1}, pack);
+        }
+        return;
+    }
     for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
         while (end < parts.size() && parts[end].blocks.type == parts[begin].blocks.type) ++end;
         const std::span of_piece = parts.subspan(begin, end - begin);
@@ -218,17 +253,20 @@ PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Q
 }
 
 void PackedLinear::pack_numbers(std::span<const LinearPart> parts, Quantization quantization, const Pack& pack) {
-    std::vector<PackSource> sources;
     std::vector<int64_t> rows;
-    for (const LinearPart& part : parts) {
+    for (const LinearPart& part : parts) rows.push_back(part.weight.shape(0));
+    PackedPiece& piece = add_piece(format_of(parts, quantization), rows);
+    allocate(piece);
+    pack_piece(piece, parts, pack);
+}
+
+void PackedLinear::pack_piece(const PackedPiece& piece, std::span<const LinearPart> parts, const Pack& pack) const {
+    std::vector<PackSource> sources;
+    for (const LinearPart& part : parts)
         sources.push_back({.weight = part.weight.data(),
                            .weight_stride = part.weight.stride(0),
                            .element = element(part.weight.dtype()),
                            .out_features = part.weight.shape(0)});
-        rows.push_back(part.weight.shape(0));
-    }
-    PackedPiece& piece = add_piece(format_of(parts, quantization), rows);
-    allocate(piece);
     pack({.sources = sources.data(),
           .num_sources = static_cast<int>(sources.size()),
           .pairs = kind == LinearKind::act_mul,
@@ -260,6 +298,7 @@ void PackedLinear::pack_blocks(std::span<const LinearPart> parts, const Split& s
 
 // Of a file: a linear of one piece whose format is one of a packed checkpoint.
 PackedTensors PackedLinear::tensors() const {
+    if (kind == LinearKind::by_head) return all_heads_;
     const bool is_stored = pieces_.size() == 1 && format_of_panels(pieces_[0].tensors.panels.dtype()) ==
                                                       std::optional(pieces_[0].weight.format);
     return is_stored ? pieces_[0].tensors : PackedTensors();
@@ -280,16 +319,27 @@ PackedLinear::PackedLinear(const PackedSource& source) {
         rows.push_back(0);
         for (const Range& range : part.rows) rows.back() += range.size();
     }
-    PackedPiece& piece = add_piece(format, rows);
-    const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
+    const bool by_head = kind == LinearKind::by_head;
+    const int64_t all_rows = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+    if (!by_head) add_piece(format, rows);
+    const PackedShapes shapes =
+        packed_shapes(format, kind, by_head ? all_rows : out_features, in_features, source.head_dim);
     const int64_t groups = num_groups(source.in_features);
-    set_tensors(piece, {cut_out(source.tensors.panels, cut, shapes.panels, true, groups),
-                        cut_out(source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)});
+    const PackedTensors own{
+        cut_out(source.tensors.panels, cut, shapes.panels, true, groups),
+        cut_out(source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)};
+    if (by_head) {
+        head_dim_ = source.head_dim;
+        add_heads(format, all_rows / head_dim_, own);
+        return;
+    }
+    set_tensors(pieces_[0], own);
     for (size_t p = 0; p < source.parts.size(); ++p) set_bias(p, source.parts[p].bias);
 }
 
 PackedLinear::Place PackedLinear::place(size_t part, int64_t row) const {
     const Part& of = parts_[part];
+    if (kind == LinearKind::by_head) return {pieces_[static_cast<size_t>(row / head_dim_)].weight, row % head_dim_};
     if (kind == LinearKind::act_mul)
         row = (row / panel_outputs * 2 + static_cast<int64_t>(part)) * panel_outputs + row % panel_outputs;
     return {pieces_[of.piece].weight, of.first_row + row};

@@ -4,6 +4,7 @@
 //   float16   panels [panels, k / 2, 2, 16] float16
 //   int8      panels [panels, k / 4, 16, 4] int8,   scales [panels, 16] float32
 //   int4      panels [panels, k / 8, 16, 4] uint8,  scales [panels, k / 32, 16] bfloat16
+// Linears by head have the panels of each head, an even number of them, one head behind the other.
 // Formats of blocks, which no file of panels holds: panels and scales are bytes, [panels, bytes of a panel].
 #pragma once
 
@@ -29,14 +30,15 @@ struct PackedShape {
 struct PackedShapes {
     PackedShape panels, scales;
 };
-// Of a linear that has out_features in all, those of gate alone where the kind is act_mul.
-PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features);
+// Of a linear that has out_features in all, those of gate alone where the kind is act_mul; head_dim of each head.
+PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features,
+                           int64_t head_dim = 0);
 
 // Memory that is written once and whole, in huge pages where there are any; absent where the shape is empty.
 Tensor allocate_packed(const PackedShape& shape);
 
 // Outputs of a linear whose weights are of one format: all of them, but where the blocks of its parts are of different
-// types.
+// types; or those of a head.
 struct PackedPiece {
     PackedTensors tensors;
     PackedWeight weight{};
@@ -51,8 +53,8 @@ public:
     using Split = std::function<void(int64_t n, int64_t work, const std::function<void(Range)>& f)>;
     // Joins the parts, which may have different dtypes. Blocks keep their format, numbers of one dtype keep that where
     // nothing is quantised; others become float32. pack() and split() do the work, over threads.
-    PackedLinear(std::span<const LinearPart> parts, LinearKind kind, Quantization quantization, const Pack& pack,
-                 const Split& split);
+    PackedLinear(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization,
+                 const Pack& pack, const Split& split);
     // See Backend::adopt_linear.
     explicit PackedLinear(const PackedSource& source);
     static void check(const PackedSource& source);
@@ -78,10 +80,14 @@ private:
     void allocate(PackedPiece& piece) const;
     void set_bias(size_t part, const TensorView& bias);
     void pack_numbers(std::span<const LinearPart> parts, Quantization quantization, const Pack& pack);
+    void pack_piece(const PackedPiece& piece, std::span<const LinearPart> parts, const Pack& pack) const;
     void pack_blocks(std::span<const LinearPart> parts, const Split& split);
+    void add_heads(Format format, int64_t num_heads, const PackedTensors& all);
 
-    std::vector<PackedPiece> pieces_;
+    std::vector<PackedPiece> pieces_;  // by head: of each head
     std::vector<Part> parts_;
+    int64_t head_dim_ = 0;     // by head: rows of each piece, or 0
+    PackedTensors all_heads_;  // by head: of all pieces
 };
 
 }  // namespace infinilm::cpu

@@ -57,8 +57,9 @@ void validate(const ModelSpec& spec) {
     require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
-    require(e.count == 0 || (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 &&
-                             e.top_groups <= e.num_groups && e.top_k <= e.count / e.num_groups * e.top_groups),
+    require(e.count == 0 ||
+                (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 && e.top_groups <= e.num_groups &&
+                 e.group_best >= 1 && e.group_best <= 2 && e.top_k <= e.count / e.num_groups * e.top_groups),
             "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
             " have the ", e.top_k, " of a token");
     require(!e.beside_mlp || (spec.pre_norms && spec.post_norms && e.shared_intermediate_size == 0),
@@ -78,6 +79,16 @@ void validate(const ModelSpec& spec) {
             "of 1 to 8 tokens; got ",
             d.num_k_heads, " and ", d.num_v_heads, " heads of ", d.k_dim, " and ", d.v_dim, " elements, and ",
             d.conv_size, " tokens; without such a layer there are none");
+    const LatentSpec& l = spec.latent;
+    const bool any_latent =
+        std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache.kind == CacheKind::latent; });
+    const bool latent_is_whole = l.q_rank >= 0 && l.kv_rank > 0 && l.rope_dim > 0 && l.rope_dim % 2 == 0 &&
+                                 l.nope_dim > 0 && l.v_dim > 0 && spec.attention.num_kv_heads == 1 &&
+                                 spec.attention.head_dim == l.row_dim() && spec.attention.qk_norm == QkNorm::none &&
+                                 !spec.attention.output_gate;
+    require(any_latent ? latent_is_whole : l == LatentSpec(), "a latent cache needs latents of ", l.kv_rank,
+            " elements, heads of ", l.rope_dim, " + ", l.nope_dim, " and ", l.v_dim,
+            ", and attention with one kv head of ", l.row_dim(), "; without such a layer there is no latent");
     for (int i = 0; i < spec.num_layers; ++i) {
         const AttentionSpec a = spec.attention_of(i);
         require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
@@ -108,6 +119,8 @@ void validate(const ModelSpec& spec) {
 // What a model has that GPUs have no kernels for; null: nothing.
 const char* only_on_cpus(const ModelSpec& spec) {
     if (spec.num_state_layers() > 0) return "layers that have a state";
+    if (spec.latent != LatentSpec()) return "a latent cache";
+    if (spec.experts.group_best != 2) return "groups of experts that are as good as their best one";
     if (spec.attention.output_gate) return "a gate of attention";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";
@@ -340,8 +353,11 @@ void InferEngine::time_ops(bool on) {
         TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"},
                                         {weights.per_layer_projection.prepared.get(), "per_layer"}};
         for (const LayerWeights& layer : weights.layers) {
-            for (const LinearWeights* const linear : {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in})
+            for (const LinearWeights* const linear :
+                 {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in, &layer.q_a, &layer.q_b, &layer.kv_a})
                 names[linear->prepared.get()] = "qkv_proj";
+            for (const LinearWeights* const linear : {&layer.k_b, &layer.v_b})
+                names[linear->prepared.get()] = "latents";
             names[layer.o_proj.prepared.get()] = "o_proj";
             names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
             names[layer.down_proj.prepared.get()] = "down_proj";

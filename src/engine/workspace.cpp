@@ -25,12 +25,18 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
-    const int q_dim = spec.widest(&AttentionSpec::q_dim);
+    const int q_dim = spec.widest_mixed();
+    const LatentSpec& latent = spec.latent;
     const ExpertsSpec& experts = spec.experts;
     std::vector<cpu::LargestCalls::Linears> linears;
     for (const int64_t in_features :
-         {spec.hidden_size, q_dim, spec.delta.v_size(), spec.widest_mlp(), experts.shared_intermediate_size})
+         {spec.hidden_size, q_dim, latent.q_rank, spec.widest_mlp(), experts.shared_intermediate_size})
         linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
+    if (latent != LatentSpec())
+        for (const int64_t in_features : {latent.nope_dim, latent.kv_rank})
+            linears.push_back({.num_tokens = step.num_tokens * spec.attention.num_heads,
+                               .in_features = in_features,
+                               .count = spec.attention.num_heads});
     if (experts.count > 0)
         for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
             linears.push_back(
@@ -46,6 +52,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                             .num_heads = spec.attention.num_heads,
                             .num_kv_heads = spec.widest(&AttentionSpec::num_kv_heads),
                             .head_dim = spec.widest(&AttentionSpec::head_dim),
+                            .value_dim = spec.widest(&AttentionSpec::value_dim),
                             .max_context_len = spec.max_model_len});
     const int threads = std::max(size, plan.num_threads > 0 ? plan.num_threads : default_num_threads());
     return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;

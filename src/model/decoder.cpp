@@ -43,17 +43,21 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     int inner = experts.shared_intermediate_size;
     for (int layer = 0; layer < spec.num_layers; ++layer)
         if (spec.has_mlp(layer)) inner = std::max(inner, spec.intermediate_size_of(layer));
-    std::vector<BufferShape<Workspace>> shapes{
-        {&Workspace::x, 1, spec.hidden_size, activation},
-        {&Workspace::normed, 1, spec.hidden_size, activation},
-        {&Workspace::last, 1, spec.hidden_size, activation},
-        {&Workspace::qkv, 1, spec.widest(&AttentionSpec::qkv_dim), activation},
-        {&Workspace::attn, 1, std::max(spec.widest(&AttentionSpec::q_dim), spec.delta.v_size()), activation},
-        {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
-        {&Workspace::inner, 1, inner, activation},
-        {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
+    std::vector<BufferShape<Workspace>> shapes{{&Workspace::x, 1, spec.hidden_size, activation},
+                                               {&Workspace::normed, 1, spec.hidden_size, activation},
+                                               {&Workspace::last, 1, spec.hidden_size, activation},
+                                               {&Workspace::qkv, 1, spec.widest(&AttentionSpec::qkv_dim), activation},
+                                               {&Workspace::attn, 1, spec.widest_mixed(), activation},
+                                               {&Workspace::mean_squares, 2, wide_norm ? 1 : 0, DType::float32},
+                                               {&Workspace::inner, 1, inner, activation},
+                                               {&Workspace::cos_sin, 1, rotary_dims, DType::float32}};
     if (spec.attention.output_gate)
         shapes.push_back({&Workspace::gated, 1, 2 * spec.widest(&AttentionSpec::q_dim), activation});
+    if (const LatentSpec& latent = spec.latent; latent != LatentSpec())
+        shapes.insert(shapes.end(),
+                      {{&Workspace::q_latent, 1, latent.q_rank, activation},
+                       {&Workspace::queries, 1, spec.attention.num_heads * latent.query_dim(), activation},
+                       {&Workspace::latents, 1, spec.attention.num_heads * latent.kv_rank, activation}});
     if (const DeltaSpec& delta = spec.delta; delta != DeltaSpec())
         shapes.insert(shapes.end(), {{&Workspace::delta_in, 1, delta.in_dim(), activation},
                                      {&Workspace::conv, 1, delta.conv_dim(), activation},
@@ -131,9 +135,7 @@ TensorView Decoder::part(const Tensor& buffer, const Step& s, int64_t columns) {
 TensorView Decoder::qkv(const Step& s, int layer) const {
     return part(work_.qkv, s, spec_.attention_of(layer).qkv_dim());
 }
-TensorView Decoder::attn(const Step& s, int layer) const {
-    return part(work_.attn, s, spec_.has_state(layer) ? spec_.delta.v_size() : spec_.attention_of(layer).q_dim());
-}
+TensorView Decoder::attn(const Step& s, int layer) const { return part(work_.attn, s, spec_.mixed_dim(layer)); }
 TensorView Decoder::gated(const Step& s, int layer) const {
     return part(work_.gated, s, 2 * spec_.attention_of(layer).q_dim());
 }
@@ -157,6 +159,7 @@ RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     return {.qkv = qkv(s, layer),
             .cos_sin = spec.rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.rope),
             .q_cos_sin = spec.q_rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.q_rope),
+            .q_turned = {},
             .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
             .k_norm = wide ? TensorView() : TensorView(w.k_norm.prepared),
             .v_norm = w.v_norm.prepared,
@@ -182,7 +185,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     if (spec_.has_state(layer)) {
         run_delta_rule(s, tap, layer);
     } else {
-        project_qkv(s, tap, layer);
+        spec_.has_latent(layer) ? project_latent(s, tap, layer) : project_qkv(s, tap, layer);
         attend(s, tap, layer);
     }
     if (spec_.parallel_blocks) project_gate_up(s, tap, layer);  // while what both read is there
@@ -341,8 +344,10 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     const int64_t heads[] = {qkv.shape(0), attention.num_heads, attention.head_dim};
     const int64_t q_strides[] = {qkv.stride(0), attention.head_dim, 1};
     const TensorView q(qkv.data(), qkv.dtype(), heads, q_strides, qkv.device());
-    const TensorView result(attn.data(), attn.dtype(), heads, attn.device());
+    const TensorView result = attn.reshape({heads[0], heads[1], attn.shape(1) / heads[1]});
     TensorView out = result, both;
+    if (spec_.has_latent(layer))
+        out = work_.latents.slice(0, 0, heads[0]).reshape({heads[0], heads[1], attention.latent_dim});
     if (attention.output_gate) {
         both = gated(s, layer);
         const int64_t strides[] = {both.stride(0), attention.head_dim, 1};
@@ -370,43 +375,10 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .list = static_cast<int>(list - lists.begin()),
                                     .known = list == lists.end() ? AttentionList() : *list,
                                     .workspace = s.cache.workspace()});
+    if (spec_.has_latent(layer))
+        ops::head_linear(backend_, {.x = out, .weight = *weights_.layers[layer].v_b.prepared, .out = result});
     if (both) ops::act_mul(backend_, {.gate_up = both, .out = attn, .activation = Activation::sigmoid});
     if constexpr (Tap::active) tap_own(tap, Site::attention, layer, result, attn, work_.attn);
-}
-
-// Norm, q, k and v, which a convolution mixes with those of the tokens before, and the gated delta rule.
-template <class Tap>
-void Decoder::run_delta_rule(const Step& s, const Tap& tap, int layer) {
-    const LayerWeights& w = weights_.layers[layer];
-    const DeltaSpec& delta = spec_.delta;
-    const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
-    const TensorView in = part(work_.delta_in, s, delta.in_dim()), conv = part(work_.conv, s, delta.conv_dim());
-    const int64_t z = delta.conv_dim(), b = z + delta.v_size(), a = b + delta.num_v_heads;
-    ops::linear(backend_, {.x = x, .weight = *w.delta_in.prepared, .norm = norm, .residual = {}, .out = in});
-    const StateSteps sequences{
-        .cu_seqlens_q = s.batch.cu_seqlens_q, .state_in = s.batch.state_in, .state_out = s.batch.state_out};
-    ops::causal_conv(backend_, {.x = in.slice(1, 0, z),
-                                .weight = w.conv.prepared,
-                                .state = s.cache.conv_state(layer),
-                                .sequences = sequences,
-                                .out = conv});
-    tap_own(tap, Site::conv, layer, conv, conv, work_.conv);
-    const TensorView out = attn(s, layer);
-    ops::delta_rule(backend_, {.qkv = conv,
-                               .z = in.slice(1, z, b),
-                               .a = in.slice(1, a, a + delta.num_v_heads),
-                               .b = in.slice(1, b, a),
-                               .decay_rate = w.decay_rate.prepared,
-                               .dt_bias = w.dt_bias.prepared,
-                               .norm = w.delta_norm.prepared,
-                               .state = s.cache.delta_state(layer),
-                               .sequences = sequences,
-                               .gates = part(work_.delta_gates, s, 2 * delta.num_v_heads),
-                               .out = out,
-                               .num_k_heads = delta.num_k_heads,
-                               .eps = spec_.rms_norm_eps});
-    const int64_t heads[] = {x.shape(0), delta.num_v_heads, delta.v_dim};
-    tap_own(tap, Site::attention, layer, TensorView(out.data(), out.dtype(), heads, out.device()), out, work_.attn);
 }
 
 // What a sublayer ends with joins the residual stream: project(residual, out), where the residual may be absent.
@@ -499,7 +471,7 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
     return logits_.sample(batch, logits);
 }
 
-// What decoder_mlp.cpp calls.
+// What decoder_mixing.cpp and decoder_mlp.cpp call.
 template Decoder::Input Decoder::normed_input(const Step&, const NoTap&, int, const VectorWeights&, Site);
 template Decoder::Input Decoder::normed_input(const Step&, const StepTap&, int, const VectorWeights&, Site);
 template void Decoder::add_lora(const NoTap&, Site, int, const TensorView&, const TensorView&);

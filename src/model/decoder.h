@@ -51,8 +51,11 @@ private:
         int64_t capacity = 0;    // tokens
         Tensor x, normed, last;  // [num_tokens, hidden_size]: the residual stream, its norm, its rows for logits
         Tensor qkv;              // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], of the widest layer
-        Tensor attn;             // [num_tokens, num_heads * head_dim], the same; or what the delta rule gives
+        Tensor attn;             // [num_tokens, mixed_dim], the same: what o_proj reads
         Tensor gated;            // [num_tokens, 2 * num_heads * head_dim], the same: gate, then what attention gives
+        Tensor q_latent;         // [num_tokens, q_rank] of LatentSpec
+        Tensor queries;          // [num_tokens, num_heads * query_dim] of it
+        Tensor latents;          // [num_tokens, num_heads * kv_rank] of it: what attention gives
         Tensor delta_in;         // [num_tokens, in_dim] of DeltaSpec
         Tensor conv;             // [num_tokens, conv_dim]
         Tensor delta_gates;      // [num_tokens, 2 * num_v_heads] float32
@@ -126,7 +129,7 @@ private:
     // The first rows of a buffer, as wide as a layer needs.
     static TensorView part(const Tensor& buffer, const Step& s, int64_t columns);
     TensorView qkv(const Step& s, int layer) const;          // [num_tokens, qkv_dim]
-    TensorView attn(const Step& s, int layer) const;         // [num_tokens, q_dim], or v_size of the delta rule
+    TensorView attn(const Step& s, int layer) const;         // [num_tokens, mixed_dim]: what o_proj reads
     TensorView gated(const Step& s, int layer) const;        // [num_tokens, 2 * q_dim]
     TensorView inner(const Step& s, int layer) const;        // [num_tokens, intermediate_size] of its MLP
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
@@ -147,6 +150,8 @@ private:
     void project_qkv(const Step& s, const Tap& tap, int layer);
     // RMSNorm over all heads of q, and of k: those of all ranks.
     void norm_all_heads(const Step& s, int layer);
+    template <class Tap>
+    void project_latent(const Step& s, const Tap& tap, int layer);
     template <class Tap>
     void attend(const Step& s, const Tap& tap, int layer);
     template <class Tap>

@@ -80,7 +80,8 @@ void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
                           .normalize = experts.norm_topk_prob,
                           .scale = experts.scale,
                           .num_groups = experts.num_groups,
-                          .top_groups = experts.top_groups});
+                          .top_groups = experts.top_groups,
+                          .group_best = experts.group_best});
     if (!own_norm) return;
     ops::rms_norm(backend_, {.x = x, .weight = w.experts_norm.prepared, .out = s.a.normed, .eps = spec_.rms_norm_eps});
     tap_common(tap, Site::pre_feedforward_layernorm_2, layer, s.a.normed, Tensor(s.a.normed, work_.normed.owner));

@@ -27,27 +27,34 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if ((spec.num_states > 0) != (num_state_layers > 0))
         throw ConfigError(concat("a cache of a model with ", num_state_layers, " layers that have a state, got ",
                                  spec.num_states, " states"));
-    int64_t elements = 0, heads = 0, states = 0;  // of a token; layers
+    Before keys, values;
+    int64_t states = 0;  // layers
     for (int layer = 0; layer < model.num_layers; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
         if (!attention.own_kv) {
-            places_.push_back(places_[static_cast<size_t>(model.layers[static_cast<size_t>(layer)].cache.owner)]);
+            places_.push_back(place(model.layers[static_cast<size_t>(layer)].cache.owner));
             continue;
         }
-        places_.push_back({attention.num_kv_heads, attention.head_dim, elements, heads, states});
+        const bool has_values = !model.has_latent(layer);
+        places_.push_back({attention.num_kv_heads, attention.head_dim, keys, values, has_values, states});
         if (model.has_state(layer)) {
             ++states;
             continue;
         }
-        elements += attention.kv_dim();
-        heads += attention.num_kv_heads;
+        const auto add = [&](Before& before) {
+            before.elements += attention.kv_dim();
+            before.heads += attention.num_kv_heads;
+        };
+        add(keys);
+        if (has_values) add(values);
     }
-    k_ = backend.allocate(spec.dtype, std::array{spec.num_blocks, spec.block_size, elements});
-    v_ = backend.allocate(spec.dtype, std::array{spec.num_blocks, spec.block_size, elements});
-    if (spec.dtype == DType::int8) {
-        k_scales_ = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, heads});
-        v_scales_ = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, heads});
-    }
+    const auto allocate = [&](Tensor& rows, Tensor& scales, const Before& all) {
+        rows = backend.allocate(spec.dtype, std::array{spec.num_blocks, spec.block_size, all.elements});
+        if (spec.dtype == DType::int8)
+            scales = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, all.heads});
+    };
+    allocate(k_, k_scales_, keys);
+    allocate(v_, v_scales_, values);
     if (num_state_layers > 0) {
         conv_states_ = backend.allocate(DType::float32, std::array<int64_t, 4>{num_state_layers, spec.num_states,
                                                                                delta.conv_size - 1, delta.conv_dim()});
@@ -64,23 +71,21 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     const bool dense = k_.bytes() / model.num_layers >= large_layer && spec.block_size <= small_block;
     if (dense && k_.device().kind == DeviceKind::cpu) {
         prefer_huge_pages(k_);
-        prefer_huge_pages(v_);
+        if (v_.bytes() > 0) prefer_huge_pages(v_);
     }
 }
 
-TensorView KvCache::rows(const Tensor& all, int layer) const {
-    const Place& place = places_[static_cast<size_t>(layer)];
+TensorView KvCache::rows(const Tensor& all, int layer, const Before& before) const {
+    const Place& place = this->place(layer);
     const int64_t shape[] = {spec_.num_blocks, place.num_kv_heads, spec_.block_size, place.head_dim};
-    const int64_t offset = spec_.num_blocks * spec_.block_size * place.elements_before;
+    const int64_t offset = spec_.num_blocks * spec_.block_size * before.elements;
     return {all.as<std::byte>() + offset * size_bytes(spec_.dtype), spec_.dtype, shape, all.device()};
 }
 
-TensorView KvCache::scales(const Tensor& all, int layer) const {
+TensorView KvCache::scales(const Tensor& all, int layer, const Before& before) const {
     if (!all) return {};
-    const Place& place = places_[static_cast<size_t>(layer)];
-    const int64_t shape[] = {spec_.num_blocks, place.num_kv_heads, spec_.block_size};
-    return {all.as<float>() + spec_.num_blocks * spec_.block_size * place.heads_before, DType::float32, shape,
-            all.device()};
+    const int64_t shape[] = {spec_.num_blocks, place(layer).num_kv_heads, spec_.block_size};
+    return {all.as<float>() + spec_.num_blocks * spec_.block_size * before.heads, DType::float32, shape, all.device()};
 }
 
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
@@ -137,7 +142,8 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     for (int layer = 0; layer < model.num_layers; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
         if (model.has_state(layer) || !attention.own_kv) continue;
-        bytes += 2 * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
+        const int64_t rows = model.has_latent(layer) ? 1 : 2;  // of each head
+        bytes += rows * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
     }
     return bytes;
 }

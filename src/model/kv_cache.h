@@ -28,17 +28,20 @@ public:
     KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec);
 
     const KvCacheSpec& spec() const { return spec_; }
-    // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner.
-    TensorView k(int layer) const { return rows(k_, layer); }
-    TensorView v(int layer) const { return rows(v_, layer); }
-    // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
-    TensorView k_scales(int layer) const { return scales(k_scales_, layer); }
-    TensorView v_scales(int layer) const { return scales(v_scales_, layer); }
-    // Of a layer that has a state: see CausalConvParams::state and DeltaRuleParams::state.
-    TensorView conv_state(int layer) const { return conv_states_.select(0, places_[static_cast<size_t>(layer)].state); }
-    TensorView delta_state(int layer) const {
-        return delta_states_.select(0, places_[static_cast<size_t>(layer)].state);
+    // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner. Of latents
+    // there are only keys.
+    TensorView k(int layer) const { return rows(k_, layer, place(layer).keys); }
+    TensorView v(int layer) const {
+        return place(layer).has_values ? rows(v_, layer, place(layer).values) : TensorView();
     }
+    // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
+    TensorView k_scales(int layer) const { return scales(k_scales_, layer, place(layer).keys); }
+    TensorView v_scales(int layer) const {
+        return place(layer).has_values ? scales(v_scales_, layer, place(layer).values) : TensorView();
+    }
+    // Of a layer that has a state: see CausalConvParams::state and DeltaRuleParams::state.
+    TensorView conv_state(int layer) const { return conv_states_.select(0, place(layer).state); }
+    TensorView delta_state(int layer) const { return delta_states_.select(0, place(layer).state); }
     static int64_t state_bytes(const ModelSpec& model);  // of one sequence, all layers
     // RequestError: a sequence of the step that would go on from a state of other tokens. After `begin` the states that
     // the step writes are of no use until `end`.
@@ -46,23 +49,28 @@ public:
     void begin_states(const Batch& batch);
     void end_states(const Batch& batch);
     TensorView workspace() const { return workspace_; }                   // of attention on a GPU; else absent
-    static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V
+    static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V, or latents
     static int64_t workspace_bytes(const ModelSpec& model,
                                    int64_t num_tokens);  // on a GPU, of a cache of so many tokens
 
 private:
     // Where the rows of a layer begin: behind so many elements, and so many scales, of a token in the layers before.
+    struct Before {
+        int64_t elements = 0, heads = 0;
+    };
     struct Place {
         int64_t num_kv_heads, head_dim;
-        int64_t elements_before, heads_before;
-        int64_t state;  // layers with a state before this one
+        Before keys, values;
+        bool has_values;  // apart from the keys
+        int64_t state;    // layers with a state before this one
     };
-    TensorView rows(const Tensor& all, int layer) const;
-    TensorView scales(const Tensor& all, int layer) const;
+    const Place& place(int layer) const { return places_[static_cast<size_t>(layer)]; }
+    TensorView rows(const Tensor& all, int layer, const Before& before) const;
+    TensorView scales(const Tensor& all, int layer, const Before& before) const;
 
     KvCacheSpec spec_;
     std::vector<Place> places_;        // [num_layers]
-    Tensor k_, v_;                     // the layers one behind the other
+    Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same
     Tensor conv_states_;               // [layers with a state, num_states, taps - 1, channels] float32
     Tensor delta_states_;              // [layers with a state, num_states, num_v_heads, k_dim, v_dim] float32

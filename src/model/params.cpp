@@ -96,15 +96,16 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         Cut cut;
     };
     auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in_features, bool bias,
-                      const std::vector<Part>& parts) {
+                      const std::vector<Part>& parts, bool is_never_quantised = false) {
         linears_.push_back(&weights);
         linears_by_name_[name] = &weights;
         weights.name = name;
-        const bool is_vocabulary = parts[0].cut == Cut::vocab_rows, is_router = parts[0].cut == Cut::whole;
+        const bool is_vocabulary = parts[0].cut == Cut::vocab_rows;
         weights.kind = parts.size() == 3   ? LinearKind::qkv
                        : parts.size() == 2 ? LinearKind::act_mul
                                            : LinearKind::plain;
-        weights.quantization = is_router ? Quantization::none : model_.quantization;
+        if (weights.kind == LinearKind::qkv) weights.head_dim = model.attention_of(of_layer).head_dim;
+        weights.quantization = is_never_quantised ? Quantization::none : model_.quantization;
         if (is_vocabulary && weights.quantization == Quantization::int4) weights.quantization = Quantization::int8;
         weights.parts.resize(parts.size());
         for (size_t i = 0; i < parts.size(); ++i) {
@@ -137,7 +138,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             row(name + "gate.scale", {hidden}, Cut::whole, w.router_norm.loaded);
             row(name + "gate.per_expert_scale", {spec.count}, Cut::whole, w.expert_scales.loaded);
         }
-        linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
+        linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}}, true);
         if (spec.correction_bias)
             row(name + "gate.e_score_correction_bias", {spec.count}, Cut::whole, w.router_correction.loaded);
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
@@ -149,7 +150,28 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
         if (spec.shared_gate)
             linear(w.shared_gate, name + "shared_expert_gate", hidden, false,
-                   {{name + "shared_expert_gate", 1, Cut::whole}});
+                   {{name + "shared_expert_gate", 1, Cut::whole}}, true);
+    };
+    auto latent_projections = [&](LayerWeights& w, const std::string& at) {
+        const LatentSpec& latent = model.latent;
+        const int64_t num_heads = model.attention.num_heads;
+        const bool bias = model.attention.qkv_bias;
+        if (latent.q_rank > 0) {
+            linear(w.q_a, at + "q_a_proj", hidden, bias, {{at + "q_a_proj", latent.q_rank, Cut::whole}});
+            vector(w.q_latent_norm, at + "q_a_layernorm", latent.q_rank);
+        }
+        const std::string q_b = at + (latent.q_rank > 0 ? "q_b_proj" : "q_proj");
+        linear(w.q_b, q_b, latent.q_rank > 0 ? latent.q_rank : hidden, false,
+               {{q_b, num_heads * latent.query_dim(), Cut::q_rows}});
+        linear(w.kv_a, at + "kv_a_proj", hidden, bias, {{at + "kv_a_proj", latent.row_dim(), Cut::whole}});
+        vector(w.latent_norm, at + "kv_a_layernorm", latent.kv_rank);
+        const auto by_head = [&](LinearWeights& weights, const std::string& name, int out, int in) {
+            linear(weights, name, in, false, {{name, num_heads * out, Cut::q_rows}});
+            weights.kind = LinearKind::by_head;
+            weights.head_dim = out;
+        };
+        by_head(w.k_b, at + "k_b_proj", latent.kv_rank, latent.nope_dim);
+        by_head(w.v_b, at + "v_b_proj", latent.v_dim, latent.kv_rank);
     };
 
     linear(weights_.embed_tokens, "model.embed_tokens", hidden, false,
@@ -159,7 +181,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         linear(weights_.embed_per_layer, "model.embed_tokens_per_layer", all_own, false,
                {{"model.embed_tokens_per_layer", model.per_layer_vocab_size, Cut::vocab_rows}});
         linear(weights_.per_layer_projection, "model.per_layer_model_projection", hidden, false,
-               {{"model.per_layer_model_projection", all_own, Cut::whole}});
+               {{"model.per_layer_model_projection", all_own, Cut::whole}}, true);
         vector(weights_.per_layer_norm, "model.per_layer_projection_norm", own_size);
     }
     weights_.layers.resize(model.num_layers);  // destinations stay where they are from here on
@@ -183,6 +205,10 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             row(at + "dt_bias", {delta.num_v_heads}, Cut::delta_v_heads, w.dt_bias.loaded);
             row(at + "norm.weight", {delta.v_dim}, Cut::whole, w.delta_norm.loaded);
             linear(w.o_proj, at + "out_proj", delta.v_size(), false, {{at + "out_proj", hidden, Cut::delta_v_columns}});
+        } else if (model.has_latent(i)) {
+            latent_projections(w, layer + "self_attn.");
+            linear(w.o_proj, layer + "self_attn.o_proj", model.mixed_dim(i), attention.out_bias,
+                   {{layer + "self_attn.o_proj", hidden, Cut::q_columns}});
         } else {
             std::vector<Part> heads{{layer + "self_attn.q_proj", q_dim, Cut::q_rows}};
             if (attention.own_kv)
@@ -221,9 +247,9 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         if (model.post_norms) vector(w.mlp_post_norm, layer + "post_feedforward_layernorm", hidden);
         if (own_size > 0) {
             linear(w.per_layer_gate, layer + "per_layer_input_gate", hidden, false,
-                   {{layer + "per_layer_input_gate", own_size, Cut::whole}});
+                   {{layer + "per_layer_input_gate", own_size, Cut::whole}}, true);
             linear(w.per_layer_projection, layer + "per_layer_projection", own_size, false,
-                   {{layer + "per_layer_projection", hidden, Cut::whole}});
+                   {{layer + "per_layer_projection", hidden, Cut::whole}}, true);
             vector(w.per_layer_post_norm, layer + "post_per_layer_input_norm", hidden);
         }
         if (model.layer_scalars) row(layer + "layer_scalar", {1}, Cut::whole, w.scalar.loaded);
@@ -244,7 +270,8 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
         case Cut::q_rows:
         case Cut::q_columns: {
             const Range heads = q_heads_of(attention, shard);
-            return {{heads.begin * head_dim, heads.end * head_dim}};
+            const int64_t of_head = row.shape[is_columns(row.cut)] / attention.num_heads;
+            return {{heads.begin * of_head, heads.end * of_head}};
         }
         case Cut::q_heads: return {q_heads_of(attention, shard)};
         case Cut::kv_rows: return head_ranges(kv_heads_of(attention, shard), head_dim);
@@ -359,9 +386,7 @@ std::vector<std::string> Params::prepare_if_complete(Backend& backend, LinearWei
     if (linear.packed.panels || linear.packed.scales) return adopt_if_complete(backend, linear);
     for (const size_t index : linear.rows)
         if (!rows_[index].loaded) return {};
-    const bool is_qkv = linear.kind == LinearKind::qkv;
-    const int head_dim = is_qkv ? spec_.attention_of(rows_[linear.rows[0]].layer).head_dim : 0;
-    linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, head_dim, linear.quantization);
+    linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, linear.head_dim, linear.quantization);
     std::vector<std::string> prepared;
     for (const size_t index : linear.rows) {
         const ParamRow& done = rows_[index];
@@ -414,7 +439,7 @@ std::vector<std::string> Params::adopt_if_complete(Backend& backend, LinearWeigh
 }
 
 PackedSource Params::packed_source(const LinearWeights& linear, Shard shard) const {
-    PackedSource source{.tensors = linear.packed, .kind = linear.kind};
+    PackedSource source{.tensors = linear.packed, .kind = linear.kind, .head_dim = linear.head_dim};
     for (const size_t index : linear.rows) {
         const ParamRow& row = rows_[index];
         if (row.shape.size() == 1) {

@@ -17,6 +17,7 @@ namespace infinilm {
 struct LinearWeights {
     std::string name;  // of its tensors in a packed checkpoint, which is one set for all parts: <name>.panels, .scales
     LinearKind kind = LinearKind::plain;
+    int head_dim = 0;  // of qkv and by_head
     Quantization quantization = Quantization::none;
     std::vector<LinearPart> parts;  // those whose memory is a file's, or not prepared yet
     std::vector<size_t> rows;       // of the table: weights and biases
@@ -38,6 +39,14 @@ struct LayerWeights {
     VectorWeights sinks;           // [num_heads] float32 once prepared
     LinearWeights gate_proj;       // [num_heads * head_dim, hidden_size], with output_gate
     LinearWeights o_proj;          // [hidden_size, num_heads * head_dim], or of what the delta rule gives
+    // Of layers with a latent cache, in place of q, k and v, whose projection is kv_a alone. See LatentSpec.
+    LinearWeights q_a;            // [q_rank, hidden_size], where there is a latent of queries
+    VectorWeights q_latent_norm;  // [q_rank]
+    LinearWeights q_b;            // [num_heads * query_dim, q_rank or hidden_size]
+    LinearWeights kv_a;           // [row_dim, hidden_size]
+    VectorWeights latent_norm;    // [kv_rank]
+    LinearWeights k_b;            // [num_heads * kv_rank, nope_dim]
+    LinearWeights v_b;            // [num_heads * v_dim, kv_rank]
     // Of layers with a state, in place of q, k and v. See DeltaRuleParams; float32 once prepared.
     LinearWeights delta_in;             // q, k and v together, z, b, a
     VectorWeights conv;                 // [conv_dim, 1, conv_size]; [conv_size, conv_dim] once prepared
@@ -66,8 +75,9 @@ struct LayerWeights {
     // Calls f with each of its norm weights.
     template <class F>
     void for_norms(F f) {
-        for (VectorWeights* norm : {&attention_norm, &q_norm, &k_norm, &attention_post_norm, &mlp_norm, &mlp_post_norm,
-                                    &experts_norm, &experts_post_norm, &mlp_own_post_norm, &per_layer_post_norm})
+        for (VectorWeights* norm :
+             {&attention_norm, &q_norm, &k_norm, &q_latent_norm, &latent_norm, &attention_post_norm, &mlp_norm,
+              &mlp_post_norm, &experts_norm, &experts_post_norm, &mlp_own_post_norm, &per_layer_post_norm})
             f(*norm);
     }
 };
@@ -90,7 +100,7 @@ struct ModelWeights {
 // bias; one whose inputs are divided has columns, and its bias is added once, by rank 0.
 enum class Cut : uint8_t {
     whole,
-    q_rows,
+    q_rows,  // as many of each head
     q_heads,
     kv_rows,
     inner_rows,

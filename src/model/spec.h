@@ -46,10 +46,12 @@ struct AttentionSpec {
     QkNorm qk_norm = QkNorm::none;
     bool v_norm = false;  // RMSNorm of each head of v, without weight
     bool own_kv = true;   // else of a layer that reads the keys and values of an earlier one: see attention_of
+    int latent_dim = 0;   // of a layer with a latent cache: the elements at the end of a key that are its value
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
-    int qkv_dim() const { return q_dim() + (own_kv ? 2 * kv_dim() : 0); }
+    int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }  // of a head
+    int qkv_dim() const { return q_dim() + (!own_kv ? 0 : latent_dim > 0 ? 1 : 2) * kv_dim(); }
 };
 
 struct MlpSpec {
@@ -72,6 +74,7 @@ struct ExpertsSpec {
     bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
     float scale = 1;
     int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
+    int group_best = 2;                  // so many experts together say how good a group is: 1 or 2
     // As in Gemma 4: the layer has its MLP, too. MLP, router and experts read the residual stream through norms of
     // their own, that of the router times hidden_size^-0.5; what MLP and experts give is normed before it is added up.
     // Each expert has a number that multiplies its weights.
@@ -92,6 +95,22 @@ struct DeltaSpec {
     bool operator==(const DeltaSpec&) const = default;
 };
 
+// What layers with a latent cache have in place of q, k and v (DeepSeek-AI 2024, arXiv:2405.04434). The keys and values
+// of all heads are made of one latent of each token, and of one short key that RoPE turns; the cache has these two.
+// Instead of each key, its query is brought to the latent, and instead of each value, what attention gives: all heads
+// read the same row, [rope_dim + kv_rank], and as values its last kv_rank elements. AttentionSpec is of that.
+struct LatentSpec {
+    int q_rank = 0;                  // of the latent that queries are made of; 0: they are made of the hidden state
+    int kv_rank = 0;                 // of the cached latent
+    int rope_dim = 0, nope_dim = 0;  // elements of a query that RoPE turns, and others
+    int v_dim = 0;                   // of a head's values
+    float norm_eps = 0;              // of the norms of latents
+
+    int query_dim() const { return rope_dim + nope_dim; }
+    int row_dim() const { return rope_dim + kv_rank; }
+    bool operator==(const LatentSpec&) const = default;
+};
+
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
@@ -104,12 +123,14 @@ struct RopeSpec {
 enum class CacheKind : uint8_t {
     paged,   // the keys and values of each, in the blocks of its sequence
     shared,  // nothing: it reads the keys and values of an earlier layer
+    latent,  // a row of each, of which all heads make their keys and values. See LatentSpec
     state,   // what the gated delta rule has made of all: of one size, whatever their number. See DeltaSpec
 };
 constexpr std::string_view name(CacheKind kind) {
     switch (kind) {
         case CacheKind::paged: return "paged";
         case CacheKind::shared: return "shared";
+        case CacheKind::latent: return "latent";
         case CacheKind::state: return "state";
     }
     return "?";
@@ -157,6 +178,7 @@ struct ModelSpec {
     MlpSpec mlp;
     ExpertsSpec experts;
     DeltaSpec delta;
+    LatentSpec latent;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
 
@@ -167,6 +189,7 @@ struct ModelSpec {
         if (cache.num_kv_heads > 0) own.num_kv_heads = cache.num_kv_heads;
         if (cache.head_dim > 0) own.head_dim = cache.head_dim;
         own.own_kv = cache.kind != CacheKind::shared;
+        if (cache.kind == CacheKind::latent) own.latent_dim = latent.kv_rank;
         return own;
     }
     int intermediate_size_of(int layer) const {
@@ -181,6 +204,12 @@ struct ModelSpec {
         return most;
     }
     bool has_state(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::state; }
+    bool has_latent(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::latent; }
+    // What o_proj reads, or what stands in its place.
+    int mixed_dim(int layer) const {
+        if (has_state(layer)) return delta.v_size();
+        return has_latent(layer) ? attention.num_heads * latent.v_dim : attention_of(layer).q_dim();
+    }
     int num_state_layers() const {
         return static_cast<int>(
             std::ranges::count_if(layers, [](const LayerSpec& layer) { return layer.cache.kind == CacheKind::state; }));
@@ -191,6 +220,11 @@ struct ModelSpec {
         int most = 0;
         for (int layer = 0; layer < num_layers; ++layer)
             if (!has_state(layer)) most = std::max(most, std::invoke(size, attention_of(layer)));
+        return most;
+    }
+    int widest_mixed() const {
+        int most = 0;
+        for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, mixed_dim(layer));
         return most;
     }
 };

@@ -46,6 +46,8 @@ enum class LinearKind {
     // Two parts, gate and up, of equal shape: out[t, n] = activation(gate[n] . x[t] + b) * (up[n] . x[t] + b).
     act_mul,
     qkv,  // plain; the parts are q, k and v of heads of head_dim, and linear_rope_store_kv may follow
+    // One part, head_dim outputs of each head in turn, which reads inputs of its own: see HeadLinearParams.
+    by_head,
 };
 
 // A prepared linear as tensors that a file can hold, in a layout that the backend defines.
@@ -72,6 +74,7 @@ struct PackedSource {
     };
     PackedTensors tensors;  // of the whole linear
     LinearKind kind = LinearKind::plain;
+    int head_dim = 0;         // of by_head
     int64_t in_features = 0;  // of the whole linear
     Range columns = {};       // of in_features, the rank's
     std::vector<Part> parts = {};
@@ -132,6 +135,13 @@ struct LinearParams {
     bool gate_up_apart = false;
 };
 
+// A linear of each head: out[t, h] = x[t, h] . weight[h]^T, weight [num_heads, out_features, in_features].
+struct HeadLinearParams {
+    TensorView x;                  // [num_tokens, num_heads, in_features] activation; tokens and heads may be strided
+    const PreparedLinear& weight;  // by_head: num_heads * out_features outputs
+    TensorView out;                // [num_tokens, num_heads, out_features] activation; the same
+};
+
 // Cosines and sines of a step's positions, made once per step and used by every layer.
 struct RopeTableParams {
     TensorView positions;    // [num_tokens] int32
@@ -148,15 +158,18 @@ struct RopeTableParams {
 // then k and v go to the cache at slot_mapping. Each of the three is left out where its tensors are absent. Without kv
 // heads there is q alone, and no cache.
 struct RopeStoreParams {
-    TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
-    TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
-    TensorView q_cos_sin;     // of q, where it has a table of its own; else absent
-    TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
-    TensorView k_norm;        // [head_dim], present exactly when q_norm is and there are kv heads
-    TensorView v_norm = {};   // the same of v, or absent; it comes with k_norm
-    TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
-    TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
-    TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation; without v where v_cache is
+                     // absent
+    TensorView cos_sin;        // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
+    TensorView q_cos_sin;      // of q, where it has a table of its own; else absent
+    TensorView q_turned = {};  // [num_tokens, num_heads, rotary_dim] activation: what is turned into the beginning of
+                               // each head of q; absent: that itself
+    TensorView q_norm;         // [head_dim] prepared by prepare_vector, or absent
+    TensorView k_norm;         // [head_dim], present exactly when q_norm is and there are kv heads
+    TensorView v_norm = {};    // the same of v, or absent; it comes with k_norm
+    TensorView slot_mapping;   // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
+    TensorView k_cache;        // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView v_cache;        // [num_blocks, num_kv_heads, block_size, head_dim], or absent: there is no v
     TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
     TensorView v_scales;  // the same of v_cache
     int num_heads, num_kv_heads, head_dim;
@@ -167,15 +180,16 @@ struct RopeStoreParams {
 // are the last (cu_seqlens_q[s + 1] - cu_seqlens_q[s]) of its context_lens[s] positions. A static cache is the case of
 // one block per sequence.
 struct AttentionParams {
-    TensorView q;         // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
-    TensorView k_cache;   // [num_blocks, num_kv_heads, block_size, head_dim]
-    TensorView v_cache;   // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView q;        // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
+    TensorView k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
+    TensorView
+        v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]; or absent: each value is the end of its key
     TensorView k_scales;  // [num_blocks, num_kv_heads, block_size] float32: of each row of an int8 k_cache; or absent
     TensorView v_scales;  // the same of v_cache
     TensorView block_table;   // [num_seqs, max_blocks_per_seq] int32
     TensorView cu_seqlens_q;  // [num_seqs + 1] int32
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
-    TensorView out;           // [num_tokens, num_heads, head_dim] activation
+    TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
     TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
     float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
@@ -221,8 +235,8 @@ struct UpdateStepParams {
 
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
-// good as its two best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
-// the token's, times scale, times that of the expert. A row that holds NaN or whose largest logit is not finite:
+// good as its group_best best experts together. The weight of an expert is its score, where `normalize` divided by the
+// sum of the token's, times scale, times that of the expert. A row that holds NaN or whose largest logit is not finite:
 // experts 0 .. top_k - 1 with weights NaN, which end in the token's logits, where sampling tells.
 struct RouteParams {
     TensorView logits;              // [num_tokens, num_experts] float32
@@ -234,6 +248,7 @@ struct RouteParams {
     bool normalize = false;
     float scale = 1;
     int num_groups = 1, top_groups = 1;
+    int group_best = 2;  // 1 or 2; on GPUs 2
 };
 
 // The experts of a layer, made once at load time by prepare_experts.
@@ -401,7 +416,7 @@ public:
     // type of which takes_blocks() says that their integers are kept. Quantization is none then.
     virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
-                                                           int head_dim,  // of qkv, else 0
+                                                           int head_dim,  // of qkv and by_head, else 0
                                                            Quantization quantization) = 0;
     // A linear from the tensors that another one of this kind of backend gave: in their memory where the rank has all
     // of them, or neighbours. WeightError: tensors that do not fit the linear, or a rank's part that cannot be cut out.
@@ -411,7 +426,7 @@ public:
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
     // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
-    // Defaults of what experts, adapters and states need are a DeviceError.
+    // Defaults of what experts, adapters, states and latents need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
@@ -425,6 +440,7 @@ public:
     virtual void linear(const LinearParams&) = 0;
     // linear, then qk_norm_rope_store_kv of its out, which is rope.qkv; afterwards only the q part of it is defined.
     virtual void linear_rope_store_kv(const LinearParams&, const RopeStoreParams& rope) = 0;
+    virtual void head_linear(const HeadLinearParams&);
     virtual void rope_table(const RopeTableParams&) = 0;
     virtual void qk_norm_rope_store_kv(const RopeStoreParams&) = 0;
     virtual void paged_attention(const AttentionParams&) = 0;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "core/check.h"
 #include "ops/values.h"
@@ -51,18 +52,21 @@ public:
     void on_cpus(std::string_view argument, bool is_there) const {
         require(!is_there || device_.kind == DeviceKind::cpu, argument, ": on CPUs alone, got ", to_string(device_));
     }
-    // The KV cache of an op's params: both of one dtype, with scales where that is int8.
+    // The KV cache of an op's params: both of one dtype, with scales where that is int8. There may be no v_cache.
     template <class Params>
     void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
         const bool is_int8 = p.k_cache.dtype() == DType::int8;
         tensor("k_cache", p.k_cache, {"num_blocks", num_kv_heads, "block_size", head_dim},
                is_int8 ? std::optional(DType::int8) : std::nullopt);
-        tensor("v_cache", p.v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, p.k_cache.dtype());
         contiguous("k_cache", p.k_cache);
-        contiguous("v_cache", p.v_cache);
+        if (p.v_cache) {
+            tensor("v_cache", p.v_cache, {"num_blocks", num_kv_heads, "block_size", head_dim}, p.k_cache.dtype());
+            contiguous("v_cache", p.v_cache);
+        }
         require((*this)["block_size"] > 0, "k_cache: block_size must be positive");
-        for (const auto& [argument, scales] : {std::pair("k_scales", p.k_scales), std::pair("v_scales", p.v_scales)}) {
-            require(static_cast<bool>(scales) == is_int8, argument,
+        for (const auto& [argument, cache, scales] :
+             {std::tuple("k_scales", p.k_cache, p.k_scales), std::tuple("v_scales", p.v_cache, p.v_scales)}) {
+            require(static_cast<bool>(scales) == (cache && is_int8), argument,
                     ": an int8 cache has scales, and no other has; k_cache is ", name(p.k_cache.dtype()));
             if (!scales) continue;
             tensor(argument, scales, {"num_blocks", num_kv_heads, "block_size"}, DType::float32);
@@ -129,7 +133,10 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
     check.on_cpus("num_kv_heads of 0", p.num_kv_heads == 0);
     check.on_cpus("v_norm", static_cast<bool>(p.v_norm));
-    const int64_t qkv_size = (int64_t{p.num_heads} + 2 * int64_t{p.num_kv_heads}) * p.head_dim;
+    check.on_cpus("q_turned", static_cast<bool>(p.q_turned));
+    const int64_t qkv_size = (int64_t{p.num_heads} + (p.v_cache ? 2 : 1) * int64_t{p.num_kv_heads}) * p.head_dim;
+    check.require(p.v_cache || p.qkv.ndim() != 2 || p.qkv.shape(1) == qkv_size, "v_cache: missing, or qkv has not ",
+                  qkv_size, " columns; got ", p.qkv.ndim() == 2 ? p.qkv.shape(1) : 0);
     check.tensor("qkv", p.qkv, {"num_tokens", qkv_size}, check.activation);
     if (p.cos_sin) {
         check.tensor("cos_sin", p.cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
@@ -142,6 +149,11 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
         check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", p.cos_sin ? p.cos_sin.shape(1) : 0}, DType::float32);
         check.contiguous("q_cos_sin", p.q_cos_sin);
     }
+    if (p.q_turned) {
+        check.tensor("q_turned", p.q_turned, {"num_tokens", p.num_heads, p.cos_sin ? p.cos_sin.shape(1) : 0},
+                     check.activation);
+        check.require(!p.q_norm, "q_turned: what is normed is turned where it is");
+    }
     if (p.q_norm) check.tensor("q_norm", p.q_norm, {p.head_dim});
     if (p.num_kv_heads == 0) {
         check.require(!p.k_norm && !p.v_norm && !p.k_cache && !p.v_cache && !p.slot_mapping,
@@ -150,6 +162,8 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     }
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     check.require(p.k_norm || !p.v_norm, "v_norm: it comes with k_norm, which is missing");
+    check.require(p.v_cache || !p.v_norm, "v_norm: there is no v, since v_cache is missing");
+    check.on_cpus("no v_cache", !p.v_cache);
     if (p.k_norm) check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
     if (p.v_norm) check.tensor("v_norm", p.v_norm, {p.head_dim}, p.q_norm.dtype());
     check.caches(p, p.num_kv_heads, p.head_dim);
@@ -176,6 +190,16 @@ void linear(Backend& backend, const LinearParams& p) {
     OpCheck check("linear", backend);
     check_linear(check, p);
     backend.linear(p);
+}
+
+void head_linear(Backend& backend, const HeadLinearParams& p) {
+    OpCheck check("head_linear", backend);
+    check.require(p.weight.kind == LinearKind::by_head, "expected a weight prepared by_head");
+    check.tensor("x", p.x, {"num_tokens", "num_heads", p.weight.in_features}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", "num_heads", "out_features"}, check.activation);
+    check.require(check["num_heads"] * check["out_features"] == p.weight.out_features, "weight: has ",
+                  p.weight.out_features, " outputs, and out ", check["num_heads"], " heads of ", check["out_features"]);
+    backend.head_linear(p);
 }
 
 void linear_rope_store_kv(Backend& backend, const LinearParams& p, const RopeStoreParams& rope) {
@@ -207,14 +231,18 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
     check.caches(p, "num_kv_heads", "head_dim");
     check_sequence_arrays(check, p);
-    check.tensor("out", p.out, {"num_tokens", "num_heads", "head_dim"}, check.activation);
+    check.tensor("out", p.out, {"num_tokens", "num_heads", p.v_cache ? "head_dim" : "value_dim"}, check.activation);
+    const int64_t value_dim = check[p.v_cache ? "head_dim" : "value_dim"];
+    check.on_cpus("no v_cache", !p.v_cache);
+    check.require(value_dim <= check["head_dim"], "out: a value that is the end of a key of ", check["head_dim"],
+                  " elements has no ", value_dim);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
     check.require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
                   "expected num_heads to be a positive multiple of num_kv_heads, got ", num_heads, " and ",
                   num_kv_heads);
     check.require(check["head_dim"] > 0, "q: head_dim must be positive");
     for (const auto& [argument, view] : {std::pair("q", p.q), std::pair("out", p.out)})
-        if (num_heads > 1 && view.stride(1) != check["head_dim"])
+        if (num_heads > 1 && view.stride(1) != view.shape(2))
             check.fail(argument, ": the heads of a token must be contiguous, got strides ",
                        shape_string(view.strides()));
     if (p.sinks) check.tensor("sinks", p.sinks, {"num_heads"}, DType::float32);
@@ -290,6 +318,8 @@ void route(Backend& backend, const RouteParams& p) {
                   num_experts, " experts, got ", p.num_groups);
     check.require(p.top_groups >= 1 && p.top_groups <= p.num_groups, "top_groups: expected 1 to ", p.num_groups,
                   ", got ", p.top_groups);
+    check.on_cpus("group_best of 1", p.group_best == 1);
+    check.require(p.group_best == 1 || p.group_best == 2, "group_best: expected 1 or 2, got ", p.group_best);
     const int64_t choice = num_experts / p.num_groups * p.top_groups;
     check.require(top_k >= 1 && top_k <= choice, "ids: expected 1 to ", choice, " columns, got ", top_k);
     backend.route(p);
@@ -443,6 +473,10 @@ std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<Lin
     check.require(kind != LinearKind::act_mul || parts.size() == 2, "act_mul takes two parts, gate and up, got ",
                   parts.size());
     check.require(!parts.empty(), "expected at least one part, got none");
+    check.require(kind != LinearKind::by_head || (parts.size() == 1 && head_dim > 0 && !parts[0].bias &&
+                                                  !parts[0].has_blocks() && parts[0].weight.shape(0) % head_dim == 0),
+                  "by_head takes one part of numbers, without bias, of a multiple of head_dim outputs; got ",
+                  parts.size(), " and head_dim ", head_dim);
     check.require(kind != LinearKind::qkv || (parts.size() == 3 && head_dim > 0),
                   "qkv takes three parts, q, k and v, and the head_dim of their heads; got ", parts.size(),
                   " and head_dim ", head_dim);

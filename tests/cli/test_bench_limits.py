@@ -97,7 +97,11 @@ def stored(weights: dict[str, np.ndarray], part: str, quantization: str | None) 
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "cohere", "gemma4-text", "gemma4-moe"]
+    "name",
+    [
+        *("gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "deepseek-v3", "deepseek-v2", "cohere"),
+        *("gemma4-text", "gemma4-moe"),
+    ],
 )
 def test_every_weight_is_of_an_op(name: str) -> None:
     """In families with other norms, sinks, experts and layers that keep a state."""
@@ -110,7 +114,7 @@ def test_every_weight_is_of_an_op(name: str) -> None:
 @given(num_new=st.integers(1, 30), before=st.integers(0, 30), window=st.integers(0, 40))
 def test_pairs_of_attention(num_new: int, before: int, window: int) -> None:
     """Against the mask itself: a query at p sees p - window + 1 .. p."""
-    work = Work({"qkv_proj": 0}, {"qkv_proj": 0}, 0, 1, q_dim=5, vocab_size=1, sliding_window=(window,))
+    work = Work({"qkv_proj": 0}, {"qkv_proj": 0}, 0, 1, multiplied=10, vocab_size=1, sliding_window=(window,))
     length = before + num_new
     queries, keys = np.arange(before, length)[:, None], np.arange(length)[None, :]
     mask = (keys <= queries) & ((keys > queries - window) | (window == 0))
@@ -136,7 +140,7 @@ def test_ops_are_judged_by_the_limit_they_meet_first() -> None:
 
 
 def test_the_limit_in_the_picture() -> None:
-    work = Work({"lm_head": 50}, {"lm_head": 100}, 0, 10, q_dim=0, vocab_size=0, sliding_window=(0,))
+    work = Work({"lm_head": 50}, {"lm_head": 100}, 0, 10, multiplied=0, vocab_size=0, sliding_window=(0,))
     assert fastest(work, 1, 5.0, read=300.0, flops=1e9) == 2.0  # 100 of weights, 50 of the cache
     assert fastest(work, 4, 5.0, read=1e9, flops=200.0) == 2.0  # 2 * 50 a token
 

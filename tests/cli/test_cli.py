@@ -517,7 +517,7 @@ def test_counted_work(tmp_path: Path, tied: bool) -> None:
 
 
 def test_sliding_windows_bound_the_bytes_of_a_step() -> None:
-    work = Work({}, {"lm_head": 100}, 0, kv_bytes_per_token_layer=10, q_dim=1, vocab_size=1, sliding_window=(0, 8))
+    work = Work({}, {"lm_head": 100}, 0, kv_bytes_per_token_layer=10, multiplied=1, vocab_size=1, sliding_window=(0, 8))
     assert work.decode_bytes(2, 5) == 100 + 2 * 10 * (5 + 5)
     assert work.decode_bytes(2, 50) == 100 + 2 * 10 * (50 + 8)
 

@@ -253,6 +253,7 @@ def test_build_spec_fills_every_field():
             "v_norm": False,
         },
         "delta": {"num_k_heads": 0, "num_v_heads": 0, "k_dim": 0, "v_dim": 0, "conv_size": 0},
+        "latent": {"q_rank": 0, "kv_rank": 0, "rope_dim": 0, "nope_dim": 0, "v_dim": 0, "norm_eps": 0.0},
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
         "experts": {
             "count": 0,
@@ -267,6 +268,7 @@ def test_build_spec_fills_every_field():
             "scale": 1.0,
             "num_groups": 1,
             "top_groups": 1,
+            "group_best": 2,
             "beside_mlp": False,
         },
         "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
@@ -294,6 +296,7 @@ def test_build_spec_of_experts():
         "scale": 1.0,
         "num_groups": 1,
         "top_groups": 1,
+        "group_best": 2,
         "beside_mlp": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
@@ -316,6 +319,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "scale": 2.5,
         "num_groups": 4,
         "top_groups": 2,
+        "group_best": 2,
         "beside_mlp": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [False, True, True]

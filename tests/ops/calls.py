@@ -225,7 +225,7 @@ def _cache_calls(make: _Make) -> list[Call]:
     operands = (
         x("q", T, "=num_heads", "=head_dim", shape=(tokens, HEADS, HEAD_DIM)),
         w("k_cache", *CACHE, shape=shape),
-        w("v_cache", *CACHE, shape=shape),
+        w("v_cache", *CACHE, shape=shape, optional=True),  # without it values are the ends of keys
         ints("block_table", [[2, 0], [4, 1], [3, -1]], "num_seqs", "max_blocks_per_seq"),
         ints("cu_seqlens_q", queries, "=num_seqs + 1"),
         ints("context_lens", [max(4, tokens - 2), 6, 2], "num_seqs"),

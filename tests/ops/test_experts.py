@@ -37,7 +37,7 @@ def run_route(logits: Array, top_k: int, isa: str = "", threads: int = 1, **opti
 def test_route(threads: int, data: st.DataObject, num_tokens: int, num_experts: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_groups = data.draw(st.sampled_from([n for n in (1, 2, 4) if num_experts % n == 0]))
-    top_groups = data.draw(st.integers(1, num_groups))
+    top_groups, group_best = data.draw(st.integers(1, num_groups)), data.draw(st.sampled_from((1, 2)))
     top_k = data.draw(st.integers(1, min(10, num_experts // num_groups * top_groups)))
     scoring = data.draw(st.sampled_from(("softmax", "sigmoid")))
     normalize, scale = data.draw(st.booleans()), data.draw(st.sampled_from((1.0, 2.5)))
@@ -46,11 +46,12 @@ def test_route(threads: int, data: st.DataObject, num_tokens: int, num_experts: 
     ids, weights = run_route(
         logits, top_k, threads=threads, scoring=scoring, normalize=normalize, scale=scale,
         correction_bias=tensor(bias), num_groups=num_groups, top_groups=top_groups, expert_scales=tensor(scales),
+        group_best=group_best,
     )  # fmt: skip
     wide = logits.astype(np.float64)
     scores = oracle.softmax(wide) if scoring == "softmax" else 1 / (1 + np.exp(-wide))
     choice = scores if bias is None else scores + bias
-    want_ids = oracle.best_experts(choice, top_k, num_groups, top_groups)
+    want_ids = oracle.best_experts(choice, top_k, num_groups, top_groups, group_best)
     # Two that differ by a rounding may change places; of seeds drawn at random none has such.
     np.testing.assert_array_equal(ids, want_ids)
     want = np.take_along_axis(scores, want_ids, 1)

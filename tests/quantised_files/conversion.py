@@ -28,7 +28,7 @@ def quantise(source: Path, folder: Path, form: Format) -> dict[str, np.ndarray]:
     with Checkpoint(source) as checkpoint:
         for name, info in checkpoint.tensors.items():
             array = checkpoint.array(name)
-            if name.endswith("_proj.weight"):
+            if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
                 rng = np.random.default_rng(zlib.crc32(name.encode()))
                 parts, exact = form.write(rng, *info.shape)
                 tensors |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in parts.items()}

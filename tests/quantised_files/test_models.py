@@ -142,9 +142,18 @@ def test_packed(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "form"), [("phi3", ct_packed(4, -1)), ("glm4", awq(-1)), ("qwen3-moe", ct_int8())])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("phi3", ct_packed(4, -1)),
+        ("glm4", awq(-1)),
+        ("qwen3-moe", ct_int8()),
+        ("deepseek-v3", fp8_block((16, 16), "F32")),
+        ("youtu", ct_int8()),
+    ],
+)
 def test_other_names(name: str, form: Format, tmp_path: Path) -> None:
-    """Parts of one tensor, rows in another order, experts."""
+    """Parts of one tensor, rows in another order, experts, keys that are transposed."""
     weights = quantise(GOLDEN / name, tmp_path / "quantised", form)
     expected = logits(write_plain(GOLDEN / name, tmp_path / "plain", weights))
     np.testing.assert_allclose(logits(tmp_path / "quantised"), expected, rtol=0, atol=2e-5 * rms(expected))

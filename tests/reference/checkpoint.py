@@ -93,6 +93,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows
+        elif config.kv_lora_rank and any(part in name for part in ("q_proj", "q_b_proj", "kv_a_proj", "kv_b_proj")):
+            found |= _of_latents(name, values, config)
         elif "self_attn.q_proj" in name and config.linear_num_key_heads:  # of each head q, then its gate
             heads = values.reshape(q, 2, config.head_dim, -1)
             for part, rows in (("q_proj", heads[:, 0]), ("gate_proj", heads[:, 1])):
@@ -129,3 +131,22 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         else:
             found[name.replace("post_self_attn", "post_attention").replace("post_mlp", "post_feedforward")] = values
     return found
+
+
+def _of_latents(name: str, values: NDArray[np.floating], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
+    """What RoPE turns comes first, in halves; kv_b_proj as what makes keys, transposed, and what makes values."""
+    nope = config.qk_nope_head_dim
+    if "kv_b_proj" in name:
+        heads = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys = np.concatenate([head[:nope].T for head in heads])
+        return {
+            name.replace("kv_b", "k_b"): keys,
+            name.replace("kv_b", "v_b"): heads[:, nope:].reshape(-1, config.kv_lora_rank),
+        }
+    is_row = "kv_a_proj" in name
+    heads = values.reshape(1 if is_row else config.num_attention_heads, -1, *values.shape[1:])
+    rest, turned = np.split(heads, [config.kv_lora_rank if is_row else nope], axis=1)
+    if config.rope_interleave:
+        turned = np.concatenate([turned[:, 0::2], turned[:, 1::2]], axis=1)
+    rows = np.concatenate([turned, rest], axis=1).reshape(values.shape)
+    return {name.replace("kv_a_proj_with_mqa", "kv_a_proj"): rows}

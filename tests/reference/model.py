@@ -102,7 +102,7 @@ class ReferenceModel:
         logits = self._linear(read, f"{at}.gate", facts.bias)  # [n, num_experts]
         scores = softmax(logits) if facts.scoring == "softmax" else 1 / (1 + np.exp(-logits))
         choice = scores + self._weight(f"{at}.gate.e_score_correction_bias") if facts.correction_bias else scores
-        best = best_experts(choice, facts.top_k, facts.num_groups, facts.top_groups)
+        best = best_experts(choice, facts.top_k, facts.num_groups, facts.top_groups, facts.group_best)
         weights = np.zeros_like(scores)
         np.put_along_axis(weights, best, np.take_along_axis(scores, best, axis=-1), axis=-1)
         if facts.norm_topk_prob:
@@ -133,6 +133,8 @@ class ReferenceModel:
     def _attention(self, h: F64, positions: NDArray[Any], at: str, layer: int) -> F64:
         """Causal attention of one layer before o_proj: [n, hidden_size] -> [n, H * D]."""
         config, facts, n = self.config, self.facts, len(h)
+        if facts.latent.kv_rank:
+            return self._latent_attention(h, positions, at)
         shape = facts.shapes[layer]
         heads, kv_heads, dim = config.num_attention_heads, shape.num_kv_heads, shape.head_dim
         owner = layer if shape.kv_owner is None else shape.kv_owner
@@ -175,6 +177,27 @@ class ReferenceModel:
             out = out / (1 + np.exp(-self._linear(h, f"{at}.gate_proj", facts.qkv_bias)))
         return out
 
+    def _latent_attention(self, h: F64, positions: NDArray[Any], at: str) -> F64:
+        """The same of latents: here with the keys and values of all heads, which the engine never makes."""
+        config, facts, latent, n = self.config, self.facts, self.facts.latent, len(h)
+        heads, rope_dim, kv_rank = config.num_attention_heads, latent.rope_dim, latent.kv_rank
+        q = self._linear(h, f"{at}.q_a_proj", facts.qkv_bias) if latent.q_rank else h
+        if latent.q_rank:
+            q = self._linear(self._norm(q, f"{at}.q_a_layernorm", latent.norm_eps), f"{at}.q_b_proj", False)
+        else:
+            q = self._linear(q, f"{at}.q_proj", False)
+        q = self._rope(q.reshape(n, heads, -1), positions, facts.ropes[0])
+        row = self._rope(self._linear(h, f"{at}.kv_a_proj", facts.qkv_bias)[:, None], positions, facts.ropes[0])[:, 0]
+        cached = self._norm(row[:, rope_dim:], f"{at}.kv_a_layernorm", latent.norm_eps)
+        of_keys = self._weight(f"{at}.k_b_proj.weight").reshape(heads, kv_rank, latent.nope_dim)
+        of_values = self._weight(f"{at}.v_b_proj.weight").reshape(heads, latent.v_dim, kv_rank)
+        turned = np.broadcast_to(row[:, None, :rope_dim], (n, heads, rope_dim))
+        k = np.concatenate([turned, np.einsum("jr,hrd->jhd", cached, of_keys)], axis=-1)
+        v = np.einsum("jr,hvr->jhv", cached, of_values)
+        scores = np.einsum("ihd,jhd->hij", q, k) * facts.softmax_scale
+        weights = softmax(np.where(positions[:, None] >= positions[None, :], scores, -np.inf))
+        return np.einsum("hij,jhv->ihv", weights, v).reshape(n, -1)
+
     def _delta_net(self, h: F64, at: str) -> F64:
         """The gated delta rule of one layer before out_proj: [n, hidden_size] -> [n, num_v_heads * v_dim]."""
         d = self.facts.delta
@@ -207,12 +230,12 @@ class ReferenceModel:
         """RMSNorm without weight."""
         return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.rms_norm_eps))
 
-    def _norm(self, x: F64, name: str) -> F64:
+    def _norm(self, x: F64, name: str, eps: float | None = None) -> F64:
         if self.facts.norm != "rms":
             x = x - np.mean(x, axis=-1, keepdims=True)
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         weight = self._weight(f"{name}.weight") + self.facts.norm_offset
-        normed = x / np.sqrt(mean_square + self.config.rms_norm_eps) * weight
+        normed = x / np.sqrt(mean_square + (eps or self.config.rms_norm_eps)) * weight
         return normed + self._weight(f"{name}.bias") if self.facts.norm == "layer_bias" else normed
 
     def _linear(self, x: F64, name: str, bias: bool) -> F64:

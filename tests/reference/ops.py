@@ -124,10 +124,10 @@ def soft_cap(x: F64, cap: float) -> F64:
     return cap * np.tanh(x / cap)
 
 
-def best_experts(scores: F64, top_k: int, num_groups: int = 1, top_groups: int = 1) -> Array:
-    """[n, top_k]: the best of scores [n, num_experts], equal ones by id, in the groups whose two best are best."""
+def best_experts(scores: F64, top_k: int, num_groups: int = 1, top_groups: int = 1, group_best: int = 2) -> Array:
+    """[n, top_k]: the best of scores [n, num_experts], equal ones by id, in the groups whose best ones are best."""
     groups = scores.reshape(len(scores), num_groups, -1)  # [n, num_groups, experts of a group]
-    of_groups = np.sort(groups, axis=-1)[..., -2:].sum(-1)
+    of_groups = np.sort(groups, axis=-1)[..., -group_best:].sum(-1)
     kept = np.argsort(-of_groups, axis=-1, kind="stable")[:, :top_groups]
     outside = np.ones((len(scores), num_groups), bool)
     np.put_along_axis(outside, kept, False, axis=-1)

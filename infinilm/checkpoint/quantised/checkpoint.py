@@ -158,7 +158,7 @@ class QuantisedCheckpoint(Checkpoint):
         except WeightError as error:
             raise WeightError(f"{self.path}: tensor {source.tensor!r}, which is {weight.scheme}: {error}") from None
         array = np.asarray(tensor.memory()).view(_NUMPY[dtype]).reshape(end - begin, weight.shape[-1])
-        return _rows_of(source, array)
+        return source.choose(array)
 
     def _codes(self, source: Source) -> tuple[Codes, int, int]:
         """The codes of a weight, or of the one of its matrices that a source is of, and which rows a source is."""
@@ -247,7 +247,7 @@ class QuantisedCheckpoint(Checkpoint):
         `type_name`: as `native_weights` gives it.
         """
         codes, begin, end = self._codes(source)
-        blocks = _rows_of(source, codes.blocks(type_name, begin, end))
+        blocks = source.choose(codes.blocks(type_name, begin, end))
         self.release(source.tensor, source.places)
         return engine.load_param(name, _core.from_numpy(blocks), type_name)
 
@@ -282,15 +282,10 @@ class QuantisedCheckpoint(Checkpoint):
         return is_bias and self.tensors[name].dtype in FLOATS and not self.array(name).any()
 
 
-def _rows_of(source: Source, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Those of the rows from begin to end that a source is, in its order."""
-    rows = np.ascontiguousarray(array[:: source.step])
-    return rows if source.order is None else rows[source.order]
-
-
 def _is_aligned(source: Source) -> bool:
     """Whether 8 rows, from a multiple of 8 on, are so many neighbours of the tensor, from a multiple of 8 on."""
-    return source.order is None and source.step == 1 and not source.columns and source.begin % 8 == 0
+    is_view = source.order is None and source.step == 1 and not source.columns and not source.transposed
+    return is_view and source.begin % 8 == 0
 
 
 def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:

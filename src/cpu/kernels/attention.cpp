@@ -47,10 +47,10 @@ struct Workspace {
     void for_arrays(const AttentionArgs& a, F f) {
         const int64_t rows = max_rows(a), dim = padded_dim(a), longs = sizeof(int64_t) / sizeof(float);
         f(row, rows * (int64_t)(sizeof(Row) / sizeof(float)));
-        f(q, rows * dim), f(scores, strip_rows * chunk_keys);
+        f(q, rows * a.head_dim), f(scores, strip_rows * chunk_keys);
         f(totals.sums, rows * dim), f(totals.largest, rows), f(totals.weight, rows);
         f(of_chunk.sums, strip_rows * dim), f(of_chunk.largest, strip_rows), f(of_chunk.weight, strip_rows);
-        f(keys, chunk_keys * dim), f(values, chunk_keys * dim), f(copied, 2 * width * dim);
+        f(keys, chunk_keys * a.head_dim), f(values, chunk_keys * dim), f(copied, 2 * width * a.head_dim);
         f(at, chunk_keys * longs), f(slots, chunk_keys * longs);
     }
     static size_t bytes(const AttentionArgs& a) {
@@ -91,7 +91,7 @@ struct Block {
     // A few rows read keys and values from the cache, which is faster than to stage them for so few. Values only where
     // all rows see the same keys, as those of a single token do.
     bool stages_keys() const { return rows_at_once(kv_rows()) < kv_rows(); }
-    bool stages_values() const { return stages_keys() || num_tokens > 1 || dim != a.head_dim; }
+    bool stages_values() const { return stages_keys() || num_tokens > 1 || dim != a.value_dim; }
 
     void name_rows() const {
         Row* row = w.row;
@@ -331,11 +331,11 @@ static void write_row(const AttentionArgs& a, const Results& row, int64_t token,
     float weight = *row.weight;
     // Scores are times log2(e). A sink far above them makes it infinite, and the row zero.
     if (a.sinks) weight += exp(set1(a.sinks[head] - *row.largest * 0x1.62e430p-1f))[0];
-    float* const out = a.out + token * a.out_stride + head * a.head_dim;
+    float* const out = a.out + token * a.out_stride + head * a.value_dim;
     const vec scale = set1(1.0f / weight);
     int d = 0;
-    for (; d + width <= a.head_dim; d += width) store(out + d, load(row.sums + d) * scale);
-    if (d < a.head_dim) store_partial(out + d, load(row.sums + d) * scale, a.head_dim - d);
+    for (; d + width <= a.value_dim; d += width) store(out + d, load(row.sums + d) * scale);
+    if (d < a.value_dim) store_partial(out + d, load(row.sums + d) * scale, a.value_dim - d);
 }
 
 static Results partial_row(float* partial, int64_t dim) { return {partial, partial + dim, partial + dim + 1}; }
@@ -381,7 +381,7 @@ static void stage(const Block& b, int64_t kv) {
         for (int64_t k = b.seen.begin / width * width; k < b.seen.end; k += width)
             stage_keys(neighbours(b, keys, k, b.w.copied), head_dim,
                        b.w.keys + k / tile_keys * tile_keys * head_dim + k % tile_keys);
-    stage_values(Tile<E>{(const E*)b.a.v_cache + offset, b.w.at}, b.seen.begin, b.seen.end, head_dim, b.w.values,
+    stage_values(Tile<E>{(const E*)b.a.v_cache + offset, b.w.at}, b.seen.begin, b.seen.end, b.a.value_dim, b.w.values,
                  b.dim);
 }
 

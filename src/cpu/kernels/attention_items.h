@@ -17,9 +17,9 @@ constexpr int64_t max_partials = 32768;
 static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
 static int64_t block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
 static int64_t max_rows(const AttentionArgs& a) { return larger(block_rows, group_size(a)); }
-static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.head_dim, width); }
+static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.value_dim, width); }
 // A partial result: padded_dim sums, then the largest score, then the sum of weights.
-static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.head_dim, 16) + 16; }
+static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.value_dim, 16) + 16; }
 
 namespace {
 

@@ -147,14 +147,14 @@ static void stage_keys(const E* keys, int64_t head_dim, float* out) {
     for (; d < head_dim; ++d) store(out + d * tile_keys, gather(keys + d, head_dim));
 }
 
-// out[k * dim + d] = element d of value k, widened, zero from head_dim to dim, for k in [begin, end).
+// out[k * dim + d] = element d of value k, widened, zero from value_dim to dim, for k in [begin, end).
 template <class E>
-static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t head_dim, float* out, int64_t dim) {
+static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t value_dim, float* out, int64_t dim) {
     for (int64_t k = begin; k < end; ++k) {
         const E* row = values.row(k);
         int64_t d = 0;
-        for (; d + width <= head_dim; d += width) store(out + k * dim + d, load(row + d));
-        if (d < dim) store(out + k * dim + d, load_partial(row + d, (int)(head_dim - d)));
+        for (; d + width <= value_dim; d += width) store(out + k * dim + d, load(row + d));
+        if (d < dim) store(out + k * dim + d, load_partial(row + d, (int)(value_dim - d)));
     }
 }
 

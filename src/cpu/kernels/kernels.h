@@ -115,14 +115,16 @@ struct NormArgs {
 };
 
 struct RopeStoreArgs {
-    float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+    float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; without v where v_cache is null
     int64_t qkv_stride;
+    const float* q_turned;  // [num_tokens, num_heads, rotary_dim] or null: the beginnings of the heads of qkv
+    int64_t q_turned_stride, q_turned_head_stride;
     const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     int64_t rotary_dim;
     const void *q_norm, *k_norm, *v_norm;  // [head_dim] or null
     Element norm_element;
     const int64_t* slot_mapping;  // [num_tokens] or null
-    void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous; v_cache or null
     float *k_scales, *v_scales;   // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
     int64_t num_tokens, block_size;
@@ -133,7 +135,8 @@ struct RopeStoreArgs {
 struct AttentionArgs {
     const float* q;  // [num_tokens, num_heads, head_dim]
     int64_t q_stride;
-    const void *k_cache, *v_cache;     // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
+    // [num_blocks, num_kv_heads, block_size, head_dim] contiguous; where value_dim is less, v_cache is inside k_cache.
+    const void *k_cache, *v_cache;
     const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
     const int32_t* block_table;  // [num_seqs, block_table_stride]
@@ -141,10 +144,11 @@ struct AttentionArgs {
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
     const int32_t* context_lens;  // [num_seqs]
     const float* sinks;           // [num_heads] or null
-    float* out;                   // [num_tokens, num_heads, head_dim]
+    float* out;                   // [num_tokens, num_heads, value_dim]
     int64_t out_stride;
     int64_t num_seqs, block_size;
     int num_heads, num_kv_heads, head_dim;
+    int value_dim;                   // of the rows of v_cache, which lie head_dim apart
     float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;
     int num_threads;       // that may work on it, of attention and attention_merge alike

@@ -8,21 +8,21 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-// x: [2 * half], cos_sin: [2 * half]: cosines, then sines.
-static void rotate(float* x, const float* cos_sin, int64_t half) {
+// from, to: [2 * half], may be the same; cos_sin: [2 * half]: cosines, then sines.
+static void rotate(const float* from, float* to, const float* cos_sin, int64_t half) {
     const float *cosine = cos_sin, *sine = cos_sin + half;
     int64_t i = 0;
     for (; i + width <= half; i += width) {
-        const vec a = load(x + i), b = load(x + half + i), c = load(cosine + i), s = load(sine + i);
-        store(x + i, a * c - b * s);
-        store(x + half + i, b * c + a * s);
+        const vec a = load(from + i), b = load(from + half + i), c = load(cosine + i), s = load(sine + i);
+        store(to + i, a * c - b * s);
+        store(to + half + i, b * c + a * s);
     }
     if (i < half) {
         const int left = (int)(half - i);
-        const vec a = load_partial(x + i, left), b = load_partial(x + half + i, left);
+        const vec a = load_partial(from + i, left), b = load_partial(from + half + i, left);
         const vec c = load_partial(cosine + i, left), s = load_partial(sine + i, left);
-        store_partial(x + i, a * c - b * s, left);
-        store_partial(x + half + i, b * c + a * s, left);
+        store_partial(to + i, a * c - b * s, left);
+        store_partial(to + half + i, b * c + a * s, left);
     }
 }
 
@@ -55,7 +55,10 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     if (weight) normalise(x, weight, a);
     if (head < value_begin) {
         const float* const table = head < a.num_heads ? a.q_cos_sin : a.cos_sin;
-        if (a.rotary_dim) rotate(x, table + token * a.rotary_dim, a.rotary_dim / 2);
+        const float* const from = a.q_turned && head < a.num_heads
+                                      ? a.q_turned + token * a.q_turned_stride + head * a.q_turned_head_stride
+                                      : x;
+        if (a.rotary_dim) rotate(from, x, table + token * a.rotary_dim, a.rotary_dim / 2);
     }
     if (head < a.num_heads || !a.slot_mapping) return;
     const int64_t slot = a.slot_mapping[token];
@@ -72,7 +75,7 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
 }
 
 void rope_store(const RopeStoreArgs& args, Share share) {
-    const int heads = args.num_heads + 2 * args.num_kv_heads;
+    const int heads = args.num_heads + (args.v_cache ? 2 : 1) * args.num_kv_heads;
     const int64_t units = args.num_tokens * heads;
     const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     for (int64_t unit = begin; unit < end; ++unit) rope_head(args, unit / heads, (int)(unit % heads));
