@@ -708,7 +708,7 @@ class GraphCounts:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True, nccl_library: str = '', graphs: bool = True) -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True) -> None:
         """
         devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one.
         """

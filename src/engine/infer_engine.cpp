@@ -34,9 +34,7 @@ std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
     const Device device = options.devices[static_cast<size_t>(rank)];
-    if (device.kind == DeviceKind::cuda)
-        return make_cuda_backend(
-            {.device = device.index, .dtype = spec.dtype, .batch_invariant = options.batch_invariant});
+    if (device.kind == DeviceKind::cuda) return make_cuda_backend({.device = device.index, .dtype = spec.dtype});
     return cpu::make_cpu_backend(
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
 }

@@ -264,6 +264,7 @@ def lists(gpu: Gpu, seed: int) -> None:
         want, used = {}, np.zeros(num_rows, np.int64)
         got: dict[tuple[int, int], list[int]] = {}
         slots: dict[tuple[int, int], int] = {}
+        alone, total = [], 0
         for seq, row0, first_chunk, slot in work.decode.tolist():
             got.setdefault((seq, row0), []).append(first_chunk)
             slots.setdefault((seq, row0), slot)
@@ -277,9 +278,11 @@ def lists(gpu: Gpu, seed: int) -> None:
                 want[seq, row0] = [0] if slot < 0 else list(range(0, chunks, work.width))
                 if slot >= 0:
                     used[slot : slot + chunks * rows * kv_heads] += 1
-                else:
-                    assert num_rows < AMPLE or chunks <= work.width, "no block has more to do than others"
+                elif num_rows == AMPLE:
+                    alone.append(chunks)
+                total += chunks
         assert got == want
+        assert all(chunks <= max(work.width, total * kv_heads / (num_sms * 1.5)) for chunks in alone), "a fair share"
         assert (used <= 1).all(), "two tiles have the same workspace"
         rows = (queries * group).tolist()
         tiles = [(seq, tile) for seq, n in enumerate(rows) if n > 32 for tile in range(-(-n // 128))]
@@ -293,6 +296,6 @@ def one_long(gpu: Gpu) -> None:
     gpu.lib.attention_bytes.restype = ctypes.c_int64
     room = gpu.lib.attention_bytes(32, 8, 128, ctypes.c_int64(sum(contexts))) // (4 * row_floats(128))
     work = list_work(gpu, edges, contexts, (32, 8), 128, 0, room, 132)
-    assert len(work.decode) == 1024 // AT_ONCE + 63 * 2  # nothing beyond what the keys need
-    assert (work.decode[:, 3] >= 0).all() and len(work.prefill) == 0
+    assert len(work.decode) == 1024 // AT_ONCE + 63  # the long one is cut, nothing beyond what the keys need
+    assert ((work.decode[:, 3] >= 0) == (work.decode[:, 0] == 0)).all() and len(work.prefill) == 0
     assert gpu.lib.attention_bytes(32, 8, 128, ctypes.c_int64(1 << 40)) == 128 << 20
