@@ -234,9 +234,9 @@ struct LaneRows {
 };
 
 template <class T>
-__device__ __forceinline__ void make_weights(uint32_t (&weights)[kChunk / 16][4], RowState& now,
-                                             float (&scores)[kChunk / 2], const AttentionKernelArgs& p,
-                                             const LaneRows& lane, int chunk) {
+__device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4], RowState& now,
+                                            float (&scores)[kChunk / 2], const AttentionKernelArgs& p,
+                                            const LaneRows& lane, int chunk) {
     const bool masks = chunk < lane.first_full || chunk >= lane.end_full;
 #pragma unroll
     for (int piece = 0; piece < kChunk / kPiece; ++piece) {
@@ -308,7 +308,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     ring.release(fill);
     for (;; ++chunk, fill += 2) {
         RowState now;
-        make_weights<T>(weights, now, scores, p, lane, chunk);
+        weigh_chunk<T>(weights, now, scores, p, lane, chunk);
         // What Factors::merge does, in two steps. The first is mostly by 1, as the largest score of a chunk is seldom
         // larger than all before.
         float before[2];
@@ -390,6 +390,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
         reinterpret_cast<uint32_t*>(smem + Shape::kOnes)[i] = ones;
     fence_proxy_async();
     __syncthreads();
+    grid_dependency_wait();
     const Sm90Ring<D> ring{full, empty, smem};
     const int group = of_warp(static_cast<int>(threadIdx.x) / 128) - 1;
     if (group < 0) {
