@@ -1,12 +1,12 @@
 // Attention of prompts on Hopper: what attention_prefill.cu does, bit for bit, by wgmma.
 //
 // Persistent blocks, one to an SM, over the tiles of the list of work (128 rows of a (sequence, kv head), those with
-// most keys first). The first warp brings keys and values by TMA: a stage is the 128 keys of a chunk times 64 columns,
-// in boxes of (a part of) a block of the cache; what nobody sees comes as zeros. Two warpgroups have 64 rows each, and
-// while one does its softmax the other multiplies. Of a chunk, a warpgroup has all scores in registers (Q K^T, both
-// from shared memory), makes them weights by the arithmetic of attention.cuh, and multiplies these, from registers, by
-// 64 columns of values at a time, which it merges into the totals; the keys of the next chunk are multiplied meanwhile.
-// The sums of weights are eight more columns of the first product, whose values are ones.
+// most keys first). Four warps bring keys and values by TMA: a stage of their ring is the keys or the values of a
+// chunk, in boxes of (a part of) a block of the cache; what nobody sees comes as zeros. Two warpgroups have 64 rows
+// each. Of a chunk, a warpgroup has all scores in registers (Q K^T, both from shared memory), makes them weights by the
+// arithmetic of attention.cuh, and multiplies these, from registers, by 64 columns of values at a time, which it merges
+// into the totals; the keys of the next chunk are multiplied meanwhile. The sums of weights are eight more columns of
+// the first product, whose values are ones. Heads of up to 64 columns run as 64, others as 128: zeros change no bit.
 //
 // Bytes: q and out once; keys and values from L2 once for every 128 rows, 128 operations a byte. Floor: 4 * head_dim
 // operations for each (row, visible key) at the rate of wgmma; for narrow heads 2^x comes next: 16 a cycle and SM, so
@@ -234,9 +234,9 @@ struct LaneRows {
 };
 
 template <class T>
-__device__ __forceinline__ void make_weights(uint32_t (&weights)[kChunk / 16][4], RowState& now,
-                                             float (&scores)[kChunk / 2], const AttentionKernelArgs& p,
-                                             const LaneRows& lane, int chunk) {
+__device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4], RowState& now,
+                                            float (&scores)[kChunk / 2], const AttentionKernelArgs& p,
+                                            const LaneRows& lane, int chunk) {
     const bool masks = chunk < lane.first_full || chunk >= lane.end_full;
 #pragma unroll
     for (int piece = 0; piece < kChunk / kPiece; ++piece) {
@@ -274,18 +274,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
 
     const RowKeys block(rows, tile.row0, kSm90Groups * kGroupRows), seen(rows, group_row0, kGroupRows);
     LaneRows lane(rows, group_row0 + first);
-    auto turn_begin = [&] {
-#ifdef PINGPONG
-        asm volatile("bar.sync %0, 256;" ::"r"(3 + group) : "memory");
-#endif
-    };
-    auto turn_end = [&] {
-#ifdef PINGPONG
-        asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory");
-#endif
-    };
     auto skip = [&](int chunks) {
-        for (int i = 0; i < chunks; ++i) turn_begin(), turn_end();
         for (int i = 0; i < 2 * chunks; ++i, ++fill) ring.wait_full(fill), ring.release(fill);
     };
     const int end_chunk = of_warp(seen.end_chunk());
@@ -319,7 +308,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     ring.release(fill);
     for (;; ++chunk, fill += 2) {
         RowState now;
-        make_weights<T>(weights, now, scores, p, lane, chunk);
+        weigh_chunk<T>(weights, now, scores, p, lane, chunk);
         // What Factors::merge does, in two steps. The first is mostly by 1, as the largest score of a chunk is seldom
         // larger than all before.
         float before[2];
@@ -335,14 +324,12 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
             for (int h = 0; h < 2; ++h) lane.l[h] = __fmul_rn(lane.l[h], before[h]);
         }
         ring.wait_full(fill + 1);
-        turn_begin();
         if (chunk + 1 == end_chunk) break;
         start_outputs<T, kLeft + 8>(left, weights, ring.stage(fill + 1), ones);
         start_scores<T, D>(scores, queries, ring, fill + 2);
         wgmma_wait<1>();
         merge_left();
         start_right();
-        turn_end();
         wgmma_wait<0>();
         wgmma_hold(scores);
         merge_right();
@@ -355,13 +342,12 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     start_right();
     wgmma_wait<0>();
     merge_right();
-    turn_end();
     ring.release(fill + 1);
     fill += 2;
     skip(block.end_chunk() - end_chunk);
 
-    // By way of the place of the queries, of which every warp writes its own rows.
-    // What rows there are is found again: in the loop above there is no register for that.
+    // By way of the place of the queries, of which every warp writes its own rows. What rows there are is found again:
+    // in the loop above there is no register for that.
     sync();
     const Sm90Tile again(p, opaque(turn));
     const Rows out_rows(p, again.seq, again.kv_head);
@@ -405,6 +391,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
         reinterpret_cast<uint32_t*>(smem + Shape::kOnes)[i] = ones;
     fence_proxy_async();
     __syncthreads();
+    grid_dependency_wait();
     const Sm90Ring<D> ring{full, empty, smem};
     const int group = of_warp(static_cast<int>(threadIdx.x) / 128) - 1;
     if (group < 0) {
@@ -414,9 +401,6 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     }
     registers_increase<kGroupRegisters>();
     unsigned fill = 0;
-#ifdef PINGPONG
-    if (group == 1) asm volatile("bar.arrive 3, 256;" ::: "memory");
-#endif
     for (int turn = 0;; ++turn) {
         const Sm90Tile tile(p, turn);
         if (!tile.exists) break;

@@ -43,7 +43,7 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
         heads=heads,
         head_dim=head_dim,
         sequences=draw(sequences(rows, heads[0] // heads[1])),
-        block_size=draw(st.sampled_from((4, 16, 37, 0))),
+        block_size=draw(st.sampled_from((4, 8, 16, 37, 64, 0))),
         window=draw(st.sampled_from((0, 0, 1, 7, 130))),
         pad=draw(st.sampled_from((0, 8, 40))),
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
