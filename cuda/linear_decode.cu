@@ -7,11 +7,15 @@ namespace infinilm::cuda {
 INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 #undef INFINILM_DECLARE
 
-// Chooses R: more rows share the columns of x, as long as there is a group of them for each SM.
+// Chooses R by what the busiest block reads: rows of weights, and rows of x, once for each of its groups.
 template <class T, bool kNorm, int NT>
 cudaError_t run_rows(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
     constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = NT == 12 && kNorm ? kSmall : 2 * kSmall;  // as registers allow
-    if (ceil_div(num_tiles(args.weight), kLarge) >= device.sms)
+    auto cost = [&](int rows, const DecodeFit& fit) {
+        return ceil_div(ceil_div(num_tiles(args.weight), rows), fit.blocks) * (16 * rows + args.num_tokens);
+    };
+    if (cost(kLarge, fit_decode<AsType, kNorm, NT, kLarge>(device)) <
+        cost(kSmall, fit_decode<AsType, kNorm, NT, kSmall>(device)))
         return run_decode<T, AsType, kNorm, NT, kLarge>(args, device, stream);
     return run_decode<T, AsType, kNorm, NT, kSmall>(args, device, stream);
 }
