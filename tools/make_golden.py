@@ -45,6 +45,8 @@ EXPERT_NAMES = {
     "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
     "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "solar-open": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -158,6 +160,16 @@ STORED_NAMES: dict[str, dict[str, str]] = {
         "model.multi_modal_projector.": "multi_modal_projector.",
         "lm_head.": "language_model.lm_head.",
     },
+}
+
+# The same within a name.
+STORED_PARTS: dict[str, dict[str, str]] = {
+    name: {
+        ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+        ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+        ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+    }
+    for name in ("granite-moe", "granite-moe-shared")
 }
 
 # name -> (config.json, stored dtype, prompt tokens, max_model_len, files)
@@ -1490,12 +1502,186 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "seed-oss": (
+        {
+            "model_type": "seed_oss",
+            "architectures": ["SeedOssForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "attention_dropout": 0.1,
+            "residual_dropout": 0.1,
+            "max_position_embeddings": 128,
+            "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "internlm3": (
+        {
+            "model_type": "internlm3",
+            "architectures": ["InternLM3ForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "qkv_bias": True,
+            "bias": True,
+            "max_position_embeddings": 64,
+            "rope_theta": 10000.0,
+            "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "iquestcoder": (
+        {
+            "model_type": "iquestcoder",
+            "architectures": ["IQuestCoderForCausalLM"],
+            **sizes(96, 32, 40, 2, 2, 1),
+            "head_dim": 16,
+            "clip_qkv": None,
+            "use_sliding_window": False,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "helium": (
+        {
+            "model_type": "helium",
+            "architectures": ["HeliumForCausalLM"],
+            **sizes(150, 64, 72, 2, 4, 2),
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "stablelm": (
+        {
+            "model_type": "stablelm",
+            "architectures": ["StableLmForCausalLM"],
+            **sizes(150, 64, 72, 2, 4, 4),
+            "use_qkv_bias": True,
+            "qk_layernorm": False,
+            "use_parallel_residual": False,
+            "partial_rotary_factor": 0.25,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "olmoe": (
+        {
+            "model_type": "olmoe",
+            "architectures": ["OlmoeForCausalLM"],
+            **sizes(150, 48, 32, 2, 4, 4),
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "clip_qkv": None,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "solar-open": (
+        {
+            "model_type": "solar_open",
+            "architectures": ["SolarOpenForCausalLM"],
+            **{key: size for key, size in sizes(150, 48, 0, 2, 4, 2).items() if key != "intermediate_size"},
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "granite-moe": (
+        {
+            "model_type": "granitemoe",
+            "architectures": ["GraniteMoeForCausalLM"],
+            **sizes(150, 48, 24, 2, 4, 2),
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.8,
+            "logits_scaling": 0.7,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "granite-moe-shared": (
+        {
+            "model_type": "granitemoeshared",
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            **sizes(150, 48, 24, 2, 4, 2),
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.8,
+            "logits_scaling": 0.7,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
 }
 
 
 def model_class(config: Any) -> Any:
     """The class of a model, which for those that also see is not one of `AutoModelForCausalLM`."""
-    return getattr(transformers, config.architectures[0])
+    own = getattr(transformers, config.architectures[0], None)
+    return own or transformers.AutoModelForCausalLM._model_mapping[type(config)]
 
 
 def text_model(model: Any) -> Any:
@@ -1533,6 +1719,8 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             if name.startswith(prefix):
                 name = stored + name.removeprefix(prefix)
                 break
+        for part, stored in STORED_PARTS.get(folder.name, {}).items():
+            name = name.replace(part, stored)
         if config.model_type == "qwen3_vl_moe" and ".experts." in name:  # [experts, inputs, outputs] in published ones
             value = value.transpose(1, 2)
         for own, tensor in experts_apart(folder.name, name, value):
@@ -1586,8 +1774,9 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
 @torch.no_grad()
 def expected(folder: Path, prompt: int, max_model_len: int, seed: int) -> dict[str, Any] | None:
     """What transformers computes from `folder`, or None if a greedy token leads by too little."""
-    model, info = model_class(AutoConfig.from_pretrained(folder)).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    config = AutoConfig.from_pretrained(folder)
+    model, info = model_class(config).from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     if any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         raise RuntimeError(f"{folder.name}: {info}")
@@ -1743,6 +1932,15 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "qwen3_next": transformers.Qwen3NextConfig(),
         "qwen3_5_text": transformers.Qwen3_5TextConfig(),
         "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig(),
+        "seed_oss": transformers.SeedOssConfig(),
+        "internlm3": transformers.InternLM3Config(),
+        "iquestcoder": transformers.IQuestCoderConfig(),
+        "helium": transformers.HeliumConfig(),
+        "stablelm": transformers.StableLmConfig(),
+        "olmoe": transformers.OlmoeConfig(),
+        "solar_open": transformers.SolarOpenConfig(),
+        "granitemoe": transformers.GraniteMoeConfig(),
+        "granitemoeshared": transformers.GraniteMoeSharedConfig(),
     }
     keys = (
         *sizes(0, 0, 0, 0, 0, 0),

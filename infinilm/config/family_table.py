@@ -26,6 +26,7 @@ from infinilm.config.family_defaults import (
     QWEN_DEFAULTS,
     TEXT_DEFAULTS,
 )
+from infinilm.config.plain_families import PLAIN_FAMILIES
 from infinilm.config.sparse_families import SPARSE_FAMILIES
 from infinilm.config.state_families import STATE_FAMILIES
 from infinilm.config.tensor_names import (
@@ -441,6 +442,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
                 fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
+            *PLAIN_FAMILIES,
             *SPARSE_FAMILIES,
             *STATE_FAMILIES,
         )

@@ -19,6 +19,7 @@ __all__ = [
     "GLM4V",
     "GPT_OSS",
     "GRANITE_HYBRID",
+    "GRANITE_MOE",
     "IDEFICS3",
     "LLAMA",
     "MINIMAX_M2",
@@ -149,6 +150,15 @@ GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stac
 GRANITE_HYBRID = TensorNames(
     joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
     renamed={"mlp.down_proj": "shared_mlp.output_linear"},
+)
+
+GRANITE_MOE = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")},
+    renamed={"mlp.gate": "block_sparse_moe.router.layer", "mlp.shared_expert.down_proj": "shared_mlp.output_linear"},
+    stacked={
+        "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+        "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),
+    },
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})

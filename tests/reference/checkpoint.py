@@ -41,6 +41,13 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     return tensors
 
 
+_GRANITE_MOE = (
+    ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),
+    ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
+    ("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
+    ("mlp.output_linear.weight", "mlp.experts.down_proj"),
+    ("mlp.gate.layer", "mlp.gate"),
+)
 _OWN_NAMES = (
     ("shared_mlp.input_linear", "mlp.gate_up_proj"),
     ("shared_mlp.output_linear", "mlp.down_proj"),
@@ -59,7 +66,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     """The tensors of the text part of any family under the names, and in the order of rows, that Llama has."""
     q, kv = config.num_attention_heads, config.num_key_value_heads
     sandwich = config.architecture in ("Glm4ForCausalLM", "Glm4vForConditionalGeneration")
-    neighbours = config.architecture.startswith(("Glm", "Cohere", "Ernie")) and "Glm4Moe" not in config.architecture
+    turned = ("Glm", "Cohere", "Ernie", "Helium")
+    neighbours = config.architecture.startswith(turned) and "Glm4Moe" not in config.architecture
     found = {}
     for name, values in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
@@ -70,6 +78,9 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             .replace("block_sparse_moe", "mlp")
             .replace("mlp.router", "mlp.gate")
         )
+        if "GraniteMoe" in config.architecture and "Hybrid" not in config.architecture:
+            for own, llama in _GRANITE_MOE:
+                name = name.replace(own, llama)
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
         if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
