@@ -28,8 +28,9 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
     return row;
 }
 
-// silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+// relu2, silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 __device__ __forceinline__ float activate(Activation activation, float x) {
+    if (activation == Activation::relu2) return x < 0.0f ? 0.0f : __fmul_rn(x, x);  // a NaN stays one
     const float u = activation == Activation::silu
                         ? x
                         : __fmul_rn(1.5957691f, __fmul_rn(x, __fmaf_rn(__fmul_rn(x, x), 0.044715f, 1.0f)));

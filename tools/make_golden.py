@@ -47,6 +47,7 @@ EXPERT_NAMES = {
     "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "solar-open": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "hunyuan-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -1594,6 +1595,185 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "arcee": (
+        {
+            "model_type": "arcee",
+            "architectures": ["ArceeForCausalLM"],
+            **sizes(150, 48, 96, 2, 4, 2),
+            "hidden_act": "relu2",
+            "max_position_embeddings": 128,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+            },
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "nemotron": (
+        {
+            "model_type": "nemotron",
+            "architectures": ["NemotronForCausalLM"],
+            **sizes(150, 48, 96, 2, 4, 2),
+            "head_dim": 16,
+            "hidden_act": "relu2",
+            "partial_rotary_factor": 0.5,
+            "norm_eps": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "jais2": (
+        {
+            "model_type": "jais2",
+            "architectures": ["Jais2ForCausalLM"],
+            **sizes(150, 48, 96, 2, 4, 4),
+            "head_dim": 16,
+            "hidden_act": "relu2",
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "exaone4": (
+        {
+            "model_type": "exaone4",
+            "architectures": ["Exaone4ForCausalLM"],
+            **sizes(150, 48, 72, 4, 4, 2),
+            "head_dim": 16,
+            "sliding_window": 6,
+            "sliding_window_pattern": "LLLG",
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "exaone4-full": (
+        {
+            "model_type": "exaone4",
+            "architectures": ["Exaone4ForCausalLM"],
+            **sizes(96, 32, 40, 2, 2, 1),
+            "head_dim": 16,
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "layer_types": ["full_attention"] * 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "hunyuan": (
+        {
+            "model_type": "hunyuan_v1_dense",
+            "architectures": ["HunYuanDenseV1ForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_head_dim": 16,
+            "use_qk_norm": True,
+            "use_cla": False,
+            "num_experts": 1,
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "hunyuan-moe": (
+        {
+            "model_type": "hunyuan_v1_moe",
+            "architectures": ["HunYuanMoEV1ForCausalLM"],
+            **sizes(150, 48, 24, 2, 4, 2),
+            "head_dim": 16,
+            "num_experts": 5,
+            "moe_topk": [2, 2],
+            "moe_intermediate_size": [24, 24],
+            "num_shared_expert": [1, 1],
+            "use_mixed_mlp_moe": True,
+            "use_qk_norm": True,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "internlm2": (
+        {
+            "model_type": "internlm2",
+            "architectures": ["InternLM2ForCausalLM"],
+            **sizes(150, 64, 72, 2, 8, 2),
+            "bias": False,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "baichuan": (
+        {
+            "model_type": "baichuan",
+            "architectures": ["BaiChuanForCausalLM"],
+            **sizes(96, 32, 40, 2, 2),
+            "max_position_embeddings": 128,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
     "olmoe": (
         {
             "model_type": "olmoe",
@@ -1699,7 +1879,7 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
         if tied and name == "lm_head.weight":
             continue
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
+        if name.endswith(("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")):
             value = 1.5 + 0.3 * noise  # scores of unit variance would be too flat
         elif name.endswith("norm.weight"):
             value = 1.0 + 0.2 * noise
@@ -1743,6 +1923,40 @@ def experts_apart(checkpoint: str, name: str, value: torch.Tensor) -> list[tuple
         for expert, matrix in enumerate(value)
         for part, tensor in zip(own, matrix.chunk(len(own)), strict=True)
     ]
+
+
+# Families whose code is on the hub and not in transformers: Llama's math, under other names.
+INTERNLM2 = {
+    ".self_attn.o_proj.": ".attention.wo.",
+    ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.",
+    ".input_layernorm.": ".attention_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    "model.embed_tokens.": "model.tok_embeddings.",
+    "lm_head.": "output.",
+}
+AS_LLAMA: dict[str, tuple[str, dict[str, str]]] = {
+    "internlm2": ("attention.wqkv", INTERNLM2),
+    "baichuan": ("self_attn.W_pack", {}),
+}
+
+
+def under_own_names(weights: dict[str, torch.Tensor], name: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What a checkpoint of such a family has of a Llama's weights; q, k and v are one tensor."""
+    qkv_name, renamed = AS_LLAMA[name]
+    groups = config.get("num_key_value_heads", 1) if name == "internlm2" else 1  # rows of each kv head by themselves
+    own = {}
+    for key, value in weights.items():
+        if ".q_proj." in key:
+            parts = [weights[key.replace("q_proj", part)].chunk(groups) for part in ("q_proj", "k_proj", "v_proj")]
+            qkv = torch.cat([part for group in zip(*parts, strict=True) for part in group])
+            own[key.replace("self_attn.q_proj", qkv_name)] = qkv
+        elif ".k_proj." not in key and ".v_proj." not in key:
+            for part, stored in renamed.items():
+                key = key.replace(part, stored)
+            own[key] = value.clone()
+    return own
 
 
 def write_weights(folder: Path, weights: dict[str, torch.Tensor], files: int) -> None:
@@ -1810,15 +2024,20 @@ def make_checkpoint(name: str) -> None:
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    said = {**config, **LLAMA} if name in AS_LLAMA else config
+    (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n")
     first = 1000 * list(CHECKPOINTS).index(name)
     for seed in range(first, first + 100):
-        write_weights(folder, random_weights(folder, dtype, seed), files)
+        weights = random_weights(folder, dtype, seed)
+        write_weights(folder, weights, files)
         result = expected(folder, prompt, max_model_len, seed)
         if result is not None:
             break
     else:
         raise RuntimeError(f"{name}: no seed of 100 has a clear lead in every greedy step")
+    if name in AS_LLAMA:
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_weights(folder, under_own_names(weights, name, config), files)
     np.savez_compressed(folder / "expected.npz", **result)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{name}: seed {seed}, {size // 1024} KiB, greedy {result['greedy_ids'].tolist()}")
@@ -1865,19 +2084,27 @@ ROPES: list[tuple[int, float, dict[str, Any], int, int]] = [
     (96, 10000.0, _PHI, 131072, 131072),
     (96, 10000.0, {**_PHI, "factor": 8.0}, 4096, 5000),
     (96, 10000.0, {**_PHI, "attention_factor": 1.5}, 131072, 4097),
+    (128, 10000.0, {"rope_type": "ntk_alpha", "alpha": 1000.0}, 32768, 32768),
 ]
 
 
 def rope_golden() -> list[dict[str, Any]]:
     rows = []
     for head_dim, theta, parameters, positions, max_model_len in ROPES:
-        config = transformers.LlamaConfig(
+        of_hunyuan = parameters["rope_type"] == "ntk_alpha"  # its config.json says "dynamic"
+        kind = {"rope_type": "dynamic", "factor": 1.0} if of_hunyuan else {}
+        config_class = transformers.HunYuanDenseV1Config if of_hunyuan else transformers.LlamaConfig
+        config = config_class(
             hidden_size=2 * head_dim,
             num_attention_heads=2,
+            head_dim=head_dim,
             max_position_embeddings=positions,
-            rope_parameters={**parameters, "rope_theta": theta},
+            rope_parameters={**parameters, **kind, "rope_theta": theta},
         )
-        if parameters["rope_type"] == "default":
+        if of_hunyuan:
+            rotary = transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense.HunYuanDenseV1RotaryEmbedding
+            inv_freq, factor = rotary.compute_ntk_alpha_rope_parameters(config)
+        elif parameters["rope_type"] == "default":
             rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
             inv_freq, factor = rotary.compute_default_rope_parameters(config)
         else:
@@ -1937,6 +2164,12 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "iquestcoder": transformers.IQuestCoderConfig(),
         "helium": transformers.HeliumConfig(),
         "stablelm": transformers.StableLmConfig(),
+        "arcee": transformers.ArceeConfig(),
+        "hunyuan_v1_dense": transformers.HunYuanDenseV1Config(),
+        "hunyuan_v1_moe": transformers.HunYuanMoEV1Config(),
+        "nemotron": transformers.NemotronConfig(),
+        "jais2": transformers.Jais2Config(),
+        "exaone4": transformers.Exaone4Config(),
         "olmoe": transformers.OlmoeConfig(),
         "solar_open": transformers.SolarOpenConfig(),
         "granitemoe": transformers.GraniteMoeConfig(),

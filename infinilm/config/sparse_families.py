@@ -14,11 +14,13 @@ from infinilm.config.family_defaults import (
     QWEN3_VL_MOE_DEFAULTS,
     QWEN_MOE_DEFAULTS,
 )
+from infinilm.config.plain_families import HUNYUAN_IGNORED, HUNYUAN_ROPE_TYPES, HUNYUAN_SWITCHES
 from infinilm.config.tensor_names import (
     DEEPSEEK_MOE,
     ERNIE_MOE,
     GPT_OSS,
     GRANITE_MOE,
+    HUNYUAN_MOE,
     MINIMAX_M2,
     MIXTRAL,
     QWEN_MOE,
@@ -321,6 +323,38 @@ SPARSE_FAMILIES: tuple[Family, ...] = (
         keys=DEEPSEEK_KEYS | {"partial_rotary_factor"},
         other_keys=_ROUTED_COUNT,
         fixed_keys=_DEEPSEEK_FIXED,
+    ),
+    Family(
+        architecture="HunYuanMoEV1ForCausalLM",
+        model_type="hunyuan_v1_moe",
+        defaults={
+            "vocab_size": 290943,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "shared_expert_intermediate_size": 11008,
+            "norm_topk_prob": True,
+            "use_qk_norm": True,
+        },
+        qk_norm="head_behind_rope",
+        routing=Routing(shared_gate=False),
+        norm_topk_prob=True,
+        names=HUNYUAN_MOE,
+        keys=frozenset(
+            {
+                *("num_experts", "num_experts_per_tok", "shared_expert_intermediate_size", "norm_topk_prob"),
+                "use_qk_norm",
+            }
+        ),
+        # The expert of all tokens is as wide as the others.
+        other_keys={
+            **_EXPERT_COUNT,
+            "moe_topk": ("num_experts_per_tok",),
+            "intermediate_size": ("shared_expert_intermediate_size", "intermediate_size"),
+        },
+        rope_types=HUNYUAN_ROPE_TYPES,
+        fixed_keys=HUNYUAN_SWITCHES,
+        ignored_keys=HUNYUAN_IGNORED,
     ),
     Family(architecture="GraniteMoeForCausalLM", model_type="granitemoe", **_GRANITE_MOE),
     Family(

@@ -281,17 +281,23 @@ class ReferenceModel(GenerationMixin):
         for name in ("q", "k", "v"):
             projected = self._linear(h, f"{at}.self_attn.{name}_proj", facts.qkv_bias)
             heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
-        if facts.qk_norm != "none":
+
+        def norm_heads() -> None:
             for name in ("q", "k"):
                 shape = heads[name].shape
-                values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
+                values = heads[name].reshape(num_tokens, -1) if facts.qk_norm == "all" else heads[name]
                 normed = self._norm(values, f"{at}.self_attn.{name}_norm")
                 heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
+
+        if facts.qk_norm in ("head", "all"):
+            norm_heads()
         rope = facts.rope_of_layer[layer]
         for name, own_rope in (("q", facts.q_rope), ("k", -1)):
             table = rope if own_rope < 0 else own_rope
             turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
+        if facts.qk_norm == "head_behind_rope":
+            norm_heads()
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
             k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
@@ -584,6 +590,7 @@ def _clamped_swiglu(gate: Array, up: Array) -> Array:
 _JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
     "silu": lambda gate, up: _silu(gate) * up,
     "gelu_tanh": lambda gate, up: _gelu_tanh(gate) * up,
+    "relu2": lambda gate, up: np.square(np.maximum(gate, 0)) * up,
     "clamped_swiglu": _clamped_swiglu,
 }
 

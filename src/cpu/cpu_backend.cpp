@@ -214,8 +214,7 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
 }
 
 static Activation activation(infinilm::Activation of_op) {
-    static_assert(static_cast<int>(Activation::clamped_swiglu) ==
-                  static_cast<int>(infinilm::Activation::clamped_swiglu));
+    static_assert(static_cast<int>(Activation::sigmoid) == static_cast<int>(infinilm::Activation::sigmoid));
     return static_cast<Activation>(of_op);
 }
 

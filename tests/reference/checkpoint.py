@@ -48,7 +48,20 @@ _GRANITE_MOE = (
     ("mlp.output_linear.weight", "mlp.experts.down_proj"),
     ("mlp.gate.layer", "mlp.gate"),
 )
+_INTERNLM2 = (
+    ("attention.wqkv", "self_attn.qkv_by_head"),
+    ("attention.wo", "self_attn.o_proj"),
+    ("feed_forward", "mlp"),
+    ("attention_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("tok_embeddings", "embed_tokens"),
+    ("output.", "lm_head."),
+)
 _OWN_NAMES = (
+    ("W_pack", "qkv_proj"),
+    ("query_layernorm", "q_norm"),
+    ("key_layernorm", "k_norm"),
+    ("gate.wg", "gate"),
     ("shared_mlp.input_linear", "mlp.gate_up_proj"),
     ("shared_mlp.output_linear", "mlp.down_proj"),
     ("w1", "gate_proj"),
@@ -57,6 +70,7 @@ _OWN_NAMES = (
     ("c_fc", "up_proj"),
     ("c_proj", "down_proj"),
     ("shared_experts", "shared_expert"),
+    ("shared_mlp", "shared_expert"),
 )
 _CORRECTION = "e_score_correction_bias"
 _NOT_TEXT = ("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
@@ -80,6 +94,9 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         )
         if "GraniteMoe" in config.architecture and "Hybrid" not in config.architecture:
             for own, llama in _GRANITE_MOE:
+                name = name.replace(own, llama)
+        if "InternLM2" in config.architecture:
+            for own, llama in _INTERNLM2:
                 name = name.replace(own, llama)
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
@@ -113,6 +130,10 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             found[name] = values
         elif name.endswith(_CORRECTION):
             found[f"{name.partition('.mlp.')[0]}.mlp.gate.{_CORRECTION}"] = values.reshape(-1)
+        elif "qkv_by_head" in name:  # of each kv head its q heads, then k and v
+            heads = values.reshape(kv, q // kv + 2, config.head_dim, -1)
+            for part, rows in (("q", heads[:, :-2]), ("k", heads[:, -2]), ("v", heads[:, -1])):
+                found[name.replace("qkv_by_head", f"{part}_proj")] = rows.reshape(-1, values.shape[1])
         elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)
             for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):

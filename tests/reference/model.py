@@ -122,6 +122,8 @@ class ReferenceModel:
                 scaled = facts.ropes[facts.q_rope]
                 scale = 1 + scaled.scale_beta * np.log(1 + np.floor(positions / scaled.scale_positions))
                 q = q * scale[:, None, None]
+        if facts.qk_norm == "head_behind_rope":
+            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
         window = facts.sliding_window[layer]
