@@ -1778,7 +1778,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         {
             "model_type": "olmoe",
             "architectures": ["OlmoeForCausalLM"],
-            **sizes(150, 48, 32, 2, 4, 4),
+            **sizes(96, 64, 24, 2, 4, 4),
             "num_experts": 6,
             "num_experts_per_tok": 3,
             "norm_topk_prob": False,
@@ -1817,7 +1817,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         {
             "model_type": "granitemoe",
             "architectures": ["GraniteMoeForCausalLM"],
-            **sizes(150, 48, 24, 2, 4, 2),
+            **sizes(96, 64, 24, 2, 4, 2),
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
             "max_position_embeddings": 128,
@@ -1838,7 +1838,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         {
             "model_type": "granitemoeshared",
             "architectures": ["GraniteMoeSharedForCausalLM"],
-            **sizes(150, 48, 24, 2, 4, 2),
+            **sizes(96, 64, 24, 2, 4, 2),
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 40,
