@@ -319,7 +319,7 @@ class ModelPlan:
         return {
             "dtype": self.dtype,
             "config": self.config,
-            "natively": bool(self.native_types),
+            "native_on": self.device.partition(":")[0] if self.native_types else "",
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
         }
@@ -404,22 +404,29 @@ def plan_model(
         kept = checkpoint.kept_dtype(computed)
     weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
     native_types: tuple[str, ...] = ()
-    is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
-    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
+    kind = "cpu" if on_cpu else "cuda"
+    # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.
+    is_plain = quantization is None and (dtype_name(dtype) == "auto" if on_cpu else computed != "float32")
+    all_bytes = None  # of the weights of all ranks, in the forms that they are kept in
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain:
         shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
         sizes, sources = _core.param_bytes(spec, kept), checkpoint.find(shapes).sources
-        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources)
-        sizes |= {name: checkpoint.packed_bytes(sources[name]) for name in native}
-        weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
+        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, kind)
+        sizes |= {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
+        all_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
     quantised_dtype = None
     if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
         quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
-        if quantization is None and on_cpu:
-            weight_bytes, native_types = size_of_quantised(
-                checkpoint, config, spec, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
+        if quantization is None:
+            natively = is_plain and merge is None
+            all_bytes, native_types = size_of_quantised(
+                checkpoint, config, spec, kept, quantised_dtype, num_ranks, device=kind, natively=natively
             )
+    if all_bytes is not None:  # a rank of GPUs has its part of what is saved
+        saved = sum(_core.param_bytes(spec, kept).values()) - all_bytes
+        weight_bytes = all_bytes if on_cpu else weight_bytes - saved // num_ranks
     weight_bytes += sum(adapter.packed_bytes(num_ranks if on_cpu else 1) for adapter in adapters.values())
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     workspace = _core.workspace_bytes(

@@ -2,7 +2,8 @@
 
     python -m tests.bench.gpu --out gpu.json          # in the root of the source tree; at most 9 minutes
     python -m tests.bench.gpu --quick                 # fewer sizes
-    python -m tests.bench.gpu --only build,kernels    # of build, tests, kernels, engine
+    python -m tests.bench.gpu --only kernels,engine   # of build, tests, kernels, engine; the build that is there
+    python -m tests.bench.gpu --prepare 90a           # only build, for a GPU that is elsewhere, the tests as well
     python -m tests.bench.gpu --simulate              # the same on the CPU emulator, tiny: shows that it works
 
 Needs nvcc, meson, ninja, nanobind, numpy and what infinilm needs; for the tests pytest and hypothesis; torch and
@@ -20,7 +21,8 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,17 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from gpu_build import CUDA_TESTS, ROOT, BuildError, Built, build, nvcc_build, run_bounded, simulate  # noqa: E402
+from gpu_build import (  # noqa: E402
+    CUDA_TESTS,
+    ROOT,
+    BuildError,
+    Built,
+    compile_all,
+    nvcc_build,
+    run_bounded,
+    simulate,
+    use,
+)  # fmt: skip
 
 STEPS = ("build", "tests", "kernels", "engine")
 # Part of the time that is left when a step begins.
@@ -41,7 +53,14 @@ TEST_FILES = (
     "attention",
     "rowwise",
     "sampling",
+    "experts",
     "device",
+    "formats",
+    "graphs",
+    "lora",
+    "ranks",
+    "rank_graphs",
+    "memory",
 )
 MOST_FAULTS = 20  # after which a step is given up
 GRACE = 20  # seconds that a process may take beyond its time to finish what it has begun
@@ -140,34 +159,47 @@ def run_process(session: Session, step: str, built: Built, seconds: float, after
         session.save()  # whoever ends this process loses nothing
 
 
-def run_tests(session: Session, built: Built, folder: Path) -> None:
-    """The cases of tests/cuda on the GPU, file by file."""
-    until = time.monotonic() + SHARE["tests"] * session.left
-    environment = {
-        **built.environment,
-        "INFINILM_TEST_GPU": "1",
-        "INFINILM_TEST_GPU_OBJECTS": str(folder / "cuda"),
-    }
+def prepare(folder: Path, architecture: str, seconds: float) -> None:
+    """Build everything for a GPU that is elsewhere; `folder` is then carried there."""
+    until = time.monotonic() + seconds
+    device = nvcc_build.device_of(architecture)
+    compile_all(folder, device, seconds)
+    environment = {**use(folder, device).environment, "INFINILM_TEST_GPU_PREPARE": architecture}
     for name in TEST_FILES:
+        code, output = run_bounded(*_pytest(name, folder, environment), until - time.monotonic())
+        if code != 0:
+            raise SystemExit(f"tests {name} cannot be built:\n{output[-4000:]}")
+
+
+def _pytest(name: str, folder: Path, environment: Mapping[str, str]) -> tuple[list[str], Path, dict[str, str]]:
+    """Command, working folder and environment of a file of tests/cuda on the GPU."""
+    command = [sys.executable, "-m", "pytest", str(CUDA_TESTS / f"test_{name}.py"), "-q", "--tb=short"]
+    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", f"--junitxml={folder / f'test_{name}.xml'}"]
+    command += ["-o", f"cache_dir={folder / 'pytest'}", "-W", "default"]  # as warnings, what plugins warn of
+    on_gpu = {"INFINILM_TEST_GPU": "1", "INFINILM_TEST_GPU_OBJECTS": str(folder / "cuda")}
+    return command, folder / "site", {**environment, **on_gpu}
+
+
+def run_tests(session: Session, built: Built, folder: Path) -> None:
+    """The cases of tests/cuda on the GPU: a process for each file, all at once."""
+    until = time.monotonic() + SHARE["tests"] * session.left
+
+    def run(name: str) -> tuple[dict[str, Any] | None, str]:
         report = folder / f"test_{name}.xml"
         report.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", str(CUDA_TESTS / f"test_{name}.py"), "-q", "--tb=short"]
-        command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", f"--junitxml={report}"]
-        command += ["-o", f"cache_dir={folder / 'pytest'}", "-W", "default"]  # as warnings, what plugins warn of
-        _say(f"tests: {name}")
-        seconds = until - time.monotonic()
-        if seconds < 5:
-            session.skip(f"tests: {name}", "no time left")
-            continue
         try:
-            output = run_bounded(command, built.folder, environment, seconds)[1]
+            output = run_bounded(*_pytest(name, folder, built.environment), until - time.monotonic())[1]
         except BuildError as error:
-            session.skip(f"tests: {name}", str(error).rpartition(": ")[2])
-            continue
-        if not report.exists():
-            session.skip(f"tests: {name}", output[-500:])
-            continue
-        session.result["tests"].append(_counts(name, report))
+            return None, str(error).rpartition(": ")[2]
+        return (_counts(name, report), "") if report.exists() else (None, output[-500:])
+
+    with ThreadPoolExecutor(len(TEST_FILES)) as pool:
+        for name, (counts, why) in zip(TEST_FILES, pool.map(run, TEST_FILES), strict=True):
+            if counts:
+                session.result["tests"].append(counts)
+            else:
+                session.skip(f"tests: {name}", why)
+            session.save()
 
 
 def _counts(name: str, report: Path) -> dict[str, Any]:
@@ -265,6 +297,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=540, help="seconds for all of it (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--only", default=",".join(STEPS), help="steps, of %(default)s")
+    parser.add_argument("--prepare", metavar="ARCH", help="build for a GPU that is elsewhere: 80, 90a, ...")
     parser.add_argument("--simulate", action="store_true", help="on the CPU emulator, with tiny sizes")
     args = parser.parse_args()
     args.steps = args.only.split(",")
@@ -279,13 +312,15 @@ def run_step(session: Session, step: str, built: Built) -> None:
         session.skip("tests", "on the emulator they are `pytest tests/cuda`")
     elif step == "tests":
         run_tests(session, built, session.args.build_dir)
-    elif step != "build":
+    else:
         run_measurements(session, step, built)
 
 
 def main() -> None:
     args = parse_arguments()
     device = None if args.simulate else nvcc_build.find_device()
+    if args.prepare:
+        return prepare(args.build_dir, args.prepare, args.budget)
     if device is None and not args.simulate:
         raise SystemExit(
             "no NVIDIA GPU here (or no driver): nothing to measure; --simulate shows it on the CPU emulator"
@@ -296,7 +331,9 @@ def main() -> None:
     _say("build")
     started = time.monotonic()
     try:
-        built = build(args.build_dir, device, session.left) if device else simulate(args.build_dir / "emulator")
+        if device and "build" in args.steps:
+            compile_all(args.build_dir, device, session.left)
+        built = use(args.build_dir, device) if device else simulate(args.build_dir / "emulator")
     except RuntimeError as error:
         session.skip("everything", f"the build failed: {error}")
         session.save()
@@ -304,6 +341,8 @@ def main() -> None:
     failed = False
     session.result["seconds"]["build"] = time.monotonic() - started
     for step in args.steps:
+        if step == "build":
+            continue
         session.save()
         started = time.monotonic()
         _say(step)
@@ -312,8 +351,7 @@ def main() -> None:
         except BuildError as error:
             failed = True
             session.skip(step if step == "tests" else f"the rest of {step}", str(error))
-        if step != "build":
-            session.result["seconds"][step] = time.monotonic() - started
+        session.result["seconds"][step] = time.monotonic() - started
     session.save()
     print(format_result(session.result))
     failed = failed or any(tests["failures"] for tests in session.result["tests"])

@@ -39,16 +39,20 @@ class BuildError(RuntimeError):
     """A tool failed; the message has its output's end."""
 
 
-def build(folder: Path, device: nvcc_build.Device, seconds: float) -> Built:
-    """Meson's build for the device's architecture in `folder`, a site folder of links, and the benchmark's library."""
+def compile_all(folder: Path, device: nvcc_build.Device, seconds: float) -> None:
+    """Meson's build for the device's architecture in `folder`."""
     until = time.monotonic() + seconds
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    environment = _environment()
     options = ["--buildtype=release", "-Db_ndebug=true", "-Dcuda=enabled", f"-Dgpu_archs={device.architecture}"]
     again = ["--reconfigure"] if (folder / "build.ninja").exists() else []
     tool = [sys.executable, "-m", "mesonbuild.mesonmain"] if importlib.util.find_spec("mesonbuild") else ["meson"]
     _run([*tool, "setup", *again, *options, str(folder), str(ROOT)], environment, until)
     _run([*tool, "compile", "-C", str(folder)], environment, until)
+
+
+def use(folder: Path, device: nvcc_build.Device) -> Built:
+    """What is in `folder`, of this machine or of another: a site folder of links, and the benchmark's library."""
     site = make_site(folder)
     objects = sorted((folder / "cuda").glob("*.cu.o"))
     hopper = (folder / "cuda/linear_sm90.cu.o") in objects
@@ -61,8 +65,14 @@ def build(folder: Path, device: nvcc_build.Device, seconds: float) -> Built:
         objects=objects,
         cudart="static",
     )
+    environment = _environment()
     python_path = os.pathsep.join(p for p in (str(site), os.environ.get("PYTHONPATH", "")) if p)
     return Built(bench, site, {**environment, "PYTHONPATH": python_path})
+
+
+def _environment() -> dict[str, str]:
+    """This one, with the tools that are installed beside this Python."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
 def make_site(folder: Path) -> Path:

@@ -124,6 +124,8 @@ def emulate(build_library: Callable[..., Path], emulator_workers: dict[str | Non
             pytest.skip("about a simulated device")
         paths = tuple(HERE / "kernels" / s if isinstance(s, str) else s for s in sources)
         library = build_library(paths, sanitize, ucontext)
+        if nvcc_build.PREPARE:
+            pytest.skip("built, for a GPU that is elsewhere")
         if sanitize not in emulator_workers:
             emulator_workers[sanitize] = Worker(sanitize, builder.environment(sanitize))
         environment = {

@@ -2,7 +2,9 @@
 
 With INFINILM_TEST_GPU=1 the fixture `emulate` builds by this, and the cases run on the GPU. INFINILM_TEST_GPU_OBJECTS
 names a folder where Meson has compiled cuda/*.cu for this GPU (<build folder>/cuda): those objects are taken as they
-are, so that what is tested is what is installed.
+are, so that what is tested is what is installed. INFINILM_TEST_GPU_PREPARE=90a stands for a GPU that is elsewhere: the
+libraries of all cases are built and no case runs. They are found again in another folder of another machine, whose
+time is then spent on running.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_..
+PREPARE = os.environ.get("INFINILM_TEST_GPU_PREPARE")  # the architecture of a GPU that is not here
 FLAGS = ["-O3", "--expt-relaxed-constexpr", "-lineinfo", "-Xcompiler=-fPIC,-fno-gnu-unique"]
 
 
@@ -44,6 +47,8 @@ class Device:
 @functools.cache
 def find_device() -> Device | None:
     """The first GPU, by the driver's library alone; None where there is no driver or no GPU."""
+    if PREPARE:
+        return device_of(PREPARE)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -59,6 +64,12 @@ def find_device() -> Device | None:
     for attribute, value in zip((MAJOR, MINOR), capability, strict=True):
         done.append(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device))
     return None if any(done) else Device(name.value.decode(), capability[0].value, capability[1].value, version.value)
+
+
+def device_of(architecture: str) -> Device:
+    """A GPU that is not here."""
+    number = int(architecture.rstrip("a"))
+    return Device(f"a GPU of architecture {architecture}, elsewhere", number // 10, number % 10, 0)
 
 
 def find_nvcc() -> str | None:
@@ -114,7 +125,8 @@ def build(
         *rpath,
         "-ldl",
     ]
-    key = hashlib.sha256(repr([link, [(str(o), o.stat().st_mtime_ns) for o in compiled]]).encode()).hexdigest()[:16]
+    contents = [hashlib.sha256(o.read_bytes()).hexdigest() for o in compiled]
+    key = hashlib.sha256(repr([architecture, cudart, contents]).encode()).hexdigest()[:16]
     library = out / f"{Path(sources[0]).stem}-gpu-{key}.so"
     if not library.exists():
         _produce(lambda partial: [*link, *(str(o) for o in compiled), "-o", str(partial)], library)
@@ -136,7 +148,8 @@ def _compile(source: Path, shared: list[str], architecture: str, headers: bytes,
     number = "90a" if for_hopper else architecture
     standard = ["-std=c++20"] if source.suffix == ".cpp" else ["-std=c++17"]
     command = [*shared, *standard, f"-gencode=arch=compute_{number},code=sm_{number}", "-c", str(source)]
-    key = hashlib.sha256(repr(command).encode() + headers + source.read_bytes()).hexdigest()[:16]
+    words = repr(command[1:]).replace(str(ROOT), "")  # the same in another folder, by another path of nvcc
+    key = hashlib.sha256(words.encode() + headers + source.read_bytes()).hexdigest()[:16]
     target = out / f"{source.stem}-gpu-{key}.o"
     if not target.exists():
         _produce(lambda partial: [*command, "-o", str(partial)], target)

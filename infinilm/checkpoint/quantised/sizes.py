@@ -27,6 +27,7 @@ def size_of_quantised(
     quantised_dtype: str,
     num_ranks: int,
     *,
+    device: str,
     natively: bool,
 ) -> tuple[int, tuple[str, ...]]:
     """Return the bytes of all weights, and the schemes whose integers are kept.
@@ -37,15 +38,17 @@ def size_of_quantised(
         Dtype of the other weights.
     quantised_dtype
         See `dtype_of_quantised`.
+    device
+        "cpu" or "cuda".
     natively
         Integers are kept where that is possible.
     """
     shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
     sources = find_tensors(config, shapes, checkpoint.tensors).sources
     sizes = _core.param_bytes(spec, kept)
-    native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources) if natively else {}
+    native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, device) if natively else {}
     size = 4 if quantised_dtype == "float32" else 2
     for name, source in sources.items():
-        nbytes = checkpoint.packed_bytes(source, native.get(name), size)
+        nbytes = checkpoint.packed_bytes(source, native.get(name), size, device)
         sizes[name] = sizes[name] if nbytes is None else nbytes
     return sum(sizes.values()), tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))
