@@ -302,9 +302,9 @@ PackedLinear::PackedLinear(PackedMemory& memory, const PackedSource& source) {
     PackedPiece& piece = add_piece(format, rows);
     const PackedShapes shapes = packed_shapes(format, kind, out_features, in_features);
     const int64_t groups = num_groups(source.in_features);
-    set_tensors(piece, {cut_out(memory, source.tensors.panels, cut, shapes.panels, true, groups),
-                        cut_out(memory, source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0,
-                                groups)});
+    set_tensors(piece,
+                {cut_out(memory, source.tensors.panels, cut, shapes.panels, true, groups),
+                 cut_out(memory, source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)});
     for (size_t p = 0; p < source.parts.size(); ++p) set_bias(p, source.parts[p].bias);
 }
 

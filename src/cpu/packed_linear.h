@@ -33,9 +33,9 @@ struct PackedShapes {
 // Of a linear that has out_features in all, those of gate alone where the kind is act_mul.
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features);
 
-// Where panels and scales lie: side by side in chunks of huge pages. A matrix of an expert has less than the 2 MiB of one
-// or a few times as much, and a model may have more of them than the system gives areas of memory. A chunk is freed with
-// the last tensor in it.
+// Where panels and scales lie: side by side in chunks of huge pages. A matrix of an expert has less than the 2 MiB of
+// one or a few times as much, and a model may have more of them than the system gives areas of memory. A chunk is freed
+// with the last tensor in it.
 class PackedMemory {
 public:
     // Zeroed, to be written once and whole; absent where the shape is empty.
