@@ -27,6 +27,7 @@ from infinilm.config.family_defaults import (
     TEXT_DEFAULTS,
 )
 from infinilm.config.plain_families import PLAIN_FAMILIES
+from infinilm.config.shaped_families import SHAPED_FAMILIES
 from infinilm.config.sparse_families import SPARSE_FAMILIES
 from infinilm.config.state_families import STATE_FAMILIES
 from infinilm.config.tensor_names import (
@@ -445,6 +446,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             *PLAIN_FAMILIES,
             *SPARSE_FAMILIES,
             *STATE_FAMILIES,
+            *SHAPED_FAMILIES,
         )
     }
 )

@@ -236,17 +236,15 @@ void bind_engine(nb::module_& m) {
         .def(
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
-               bool batch_invariant, const std::string& nccl_library, bool graphs) {
+               const std::string& nccl_library, bool graphs) {
                 const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
-                                         .batch_invariant = batch_invariant,
                                          .graphs = graphs,
                                          .nccl_library = nccl_library});
             },
-            "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true,
-            "nccl_library"_a = "", "graphs"_a = true,
+            "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
             "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
             "only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a "
             "shape that came before as one.")

@@ -34,9 +34,7 @@ std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
     const Device device = options.devices[static_cast<size_t>(rank)];
-    if (device.kind == DeviceKind::cuda)
-        return make_cuda_backend(
-            {.device = device.index, .dtype = spec.dtype, .batch_invariant = options.batch_invariant});
+    if (device.kind == DeviceKind::cuda) return make_cuda_backend({.device = device.index, .dtype = spec.dtype});
     return cpu::make_cpu_backend(
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
 }
@@ -63,6 +61,14 @@ void validate(const ModelSpec& spec) {
                              e.top_groups <= e.num_groups && e.top_k <= e.count / e.num_groups * e.top_groups),
             "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
             " have the ", e.top_k, " of a token");
+    require(!e.beside_mlp || (spec.pre_norms && spec.post_norms && e.shared_intermediate_size == 0),
+            "experts beside an MLP need norms before and after, and none of all tokens");
+    require(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
+    require(!spec.attention.v_norm || spec.attention.qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
+    require(spec.per_layer_size == 0 || (spec.per_layer_size > 0 && spec.post_norms && spec.mlp.gated &&
+                                         spec.per_layer_vocab_size >= spec.vocab_size),
+            "vectors of each layer need post_norms, and a table of at least vocab_size rows; it has ",
+            spec.per_layer_vocab_size);
     const int num_ropes = static_cast<int>(spec.ropes.size());
     const DeltaSpec& d = spec.delta;
     const bool delta_is_whole = d.num_k_heads > 0 && d.num_v_heads > 0 && d.num_v_heads % d.num_k_heads == 0 &&
@@ -78,6 +84,17 @@ void validate(const ModelSpec& spec) {
                 ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
         require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
         const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
+        require(layer.intermediate_size >= 0, "intermediate_size of a layer must not be negative, got ",
+                layer.intermediate_size);
+        if (layer.cache.kind == CacheKind::shared) {
+            const int owner = layer.cache.owner;
+            require(owner >= 0 && owner < i && spec.layers[static_cast<size_t>(owner)].cache.kind == CacheKind::paged,
+                    "layer ", i, " reads the keys and values of layer ", owner,
+                    ", which is no earlier one with its own");
+            const AttentionSpec of_owner = spec.attention_of(owner);
+            require(of_owner.num_kv_heads == a.num_kv_heads && of_owner.head_dim == a.head_dim, "layer ", i,
+                    " reads the keys and values of layer ", owner, ", whose heads are others");
+        }
         for (const int own : {layer.rope, layer.q_rope}) {
             require(own >= -1 && own < num_ropes, "a layer has rope ", own, " of ", num_ropes);
             if (own < 0) continue;
@@ -94,6 +111,10 @@ const char* only_on_cpus(const ModelSpec& spec) {
     if (spec.attention.output_gate) return "a gate of attention";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
         return "layers that differ in their cache";
+    if (spec.attention.v_norm) return "a norm of values";
+    if (spec.layer_scalars) return "a scalar of each layer";
+    if (spec.per_layer_size > 0) return "vectors of each layer";
+    if (spec.experts.beside_mlp) return "experts beside an MLP";
     return nullptr;
 }
 
@@ -316,13 +337,16 @@ void InferEngine::time_ops(bool on) {
         rank.params.check_complete();
         if (!rank.params.prepared()) prepare(rank);
         const ModelWeights& weights = rank.params.weights();
-        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"}};
+        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"},
+                                        {weights.per_layer_projection.prepared.get(), "per_layer"}};
         for (const LayerWeights& layer : weights.layers) {
             for (const LinearWeights* const linear : {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in})
                 names[linear->prepared.get()] = "qkv_proj";
             names[layer.o_proj.prepared.get()] = "o_proj";
             names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
             names[layer.down_proj.prepared.get()] = "down_proj";
+            for (const LinearWeights* const linear : {&layer.per_layer_gate, &layer.per_layer_projection})
+                names[linear->prepared.get()] = "per_layer";
             names[layer.router.prepared.get()] = "router";
             names[layer.shared_gate.prepared.get()] = "router";
         }

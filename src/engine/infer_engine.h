@@ -35,11 +35,8 @@ struct EngineOptions {
     std::vector<Device> devices{{}};  // of each rank; several may name the same one
     int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
     std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
-    // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
-    // hold to that.
-    bool batch_invariant = true;
-    bool graphs = true;        // GPUs: decode steps are recorded and launched as one, see step_graphs.h
-    std::string nccl_library;  // see GroupOptions
+    bool graphs = true;               // GPUs: decode steps are recorded and launched as one, see step_graphs.h
+    std::string nccl_library;         // see GroupOptions
 };
 
 class InferEngine {

@@ -30,6 +30,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     int64_t elements = 0, heads = 0, states = 0;  // of a token; layers
     for (int layer = 0; layer < model.num_layers; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
+        if (!attention.own_kv) {
+            places_.push_back(places_[static_cast<size_t>(model.layers[static_cast<size_t>(layer)].cache.owner)]);
+            continue;
+        }
         places_.push_back({attention.num_kv_heads, attention.head_dim, elements, heads, states});
         if (model.has_state(layer)) {
             ++states;
@@ -131,8 +135,8 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
     for (int layer = 0; layer < model.num_layers; ++layer) {
-        if (model.has_state(layer)) continue;
         const AttentionSpec attention = model.attention_of(layer);
+        if (model.has_state(layer) || !attention.own_kv) continue;
         bytes += 2 * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
     }
     return bytes;

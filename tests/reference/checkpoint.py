@@ -73,7 +73,10 @@ _OWN_NAMES = (
     ("shared_mlp", "shared_expert"),
 )
 _CORRECTION = "e_score_correction_bias"
-_NOT_TEXT = ("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
+_NOT_TEXT = (
+    *("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector."),
+    *("embed_vision.", "audio_tower.", "embed_audio."),
+)
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
@@ -83,7 +86,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     turned = ("Glm", "Cohere", "Ernie", "Helium")
     neighbours = config.architecture.startswith(turned) and "Glm4Moe" not in config.architecture
     found = {}
-    for name, values in tensors.items():
+    for stored, values in tensors.items():
+        name = stored
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
         name = (
@@ -91,6 +95,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             .replace("text_model.", "")
             .replace("block_sparse_moe", "mlp")
             .replace("mlp.router", "mlp.gate")
+            .replace(".router.proj.", ".router.")  # of Gemma 4, whose routers and experts are beside an MLP
+            .replace(".router.", ".mlp.gate.")
         )
         if "GraniteMoe" in config.architecture and "Hybrid" not in config.architecture:
             for own, llama in _GRANITE_MOE:
@@ -98,6 +104,10 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         if "InternLM2" in config.architecture:
             for own, llama in _INTERNLM2:
                 name = name.replace(own, llama)
+        if ".experts." in name and ".mlp.experts." not in name:
+            name = name.replace(".experts.", ".mlp.experts.")
+        if config.attention_k_eq_v and "k_proj" in name and stored.replace("k_proj", "v_proj") not in tensors:
+            found[name.replace("k_proj", "v_proj")] = values
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
         if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
@@ -106,8 +116,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             kind = "bias" if parts.endswith("_bias") else "weight"
             own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
             turns = "GptOss" in config.architecture
-            for expert, stored in enumerate(values):
-                matrix = stored.T if turns or "Qwen3VLMoe" in config.architecture else stored
+            for expert, matrix in enumerate(values):
+                matrix = matrix.T if turns or "Qwen3VLMoe" in config.architecture else matrix
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows
