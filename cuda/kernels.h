@@ -181,7 +181,7 @@ struct RmsNormArgs {
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 
 // As core/activation.h has them.
-enum class Activation : int { silu, gelu_tanh, clamped_swiglu };
+enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2 };
 
 struct ActMulArgs {
     const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or without up

@@ -30,13 +30,18 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
     return row;
 }
 
-// activation(gate) * up as act_mul has it of stored values is gate / divisor * up; clamped_swiglu changes both first.
+// activation(gate) * up as act_mul has it of stored values is gate / divisor * up; clamped_swiglu changes both first,
+// relu2 the gate.
 // silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 __device__ __forceinline__ float activation_divisor(Activation activation, float& gate, float& up) {
     if (activation == Activation::clamped_swiglu) {
         gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one
         up = __fadd_rn(up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up, 1.0f);
         return 1.0f + expf(__fmul_rn(gate, -1.702f));
+    }
+    if (activation == Activation::relu2) {
+        gate = gate < 0.0f ? 0.0f : __fmul_rn(gate, gate);
+        return 1.0f;
     }
     const float u = activation == Activation::silu
                         ? gate
@@ -59,6 +64,7 @@ __device__ __forceinline__ void act_mul4(Activation activation, float (&gate)[4]
     switch (activation) {
         case Activation::silu: find_divisors(std::integral_constant<Activation, Activation::silu>{}); break;
         case Activation::gelu_tanh: find_divisors(std::integral_constant<Activation, Activation::gelu_tanh>{}); break;
+        case Activation::relu2: find_divisors(std::integral_constant<Activation, Activation::relu2>{}); break;
         default: find_divisors(std::integral_constant<Activation, Activation::clamped_swiglu>{});
     }
     bool usual = true;

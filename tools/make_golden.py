@@ -46,6 +46,9 @@ EXPERT_NAMES = {
     "minimax-m2": ("block_sparse_moe", "w1", "w3", "w2"),
     "ernie4-5-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "deepseek-v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "olmoe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "solar-open": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "hunyuan-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -159,6 +162,16 @@ STORED_NAMES: dict[str, dict[str, str]] = {
         "model.multi_modal_projector.": "multi_modal_projector.",
         "lm_head.": "language_model.lm_head.",
     },
+}
+
+# The same within a name.
+STORED_PARTS: dict[str, dict[str, str]] = {
+    name: {
+        ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+        ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+        ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+    }
+    for name in ("granite-moe", "granite-moe-shared")
 }
 
 # name -> (config.json, stored dtype, prompt tokens, max_model_len, files)
@@ -1517,6 +1530,358 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "seed-oss": (
+        {
+            "model_type": "seed_oss",
+            "architectures": ["SeedOssForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "attention_dropout": 0.1,
+            "residual_dropout": 0.1,
+            "max_position_embeddings": 128,
+            "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "internlm3": (
+        {
+            "model_type": "internlm3",
+            "architectures": ["InternLM3ForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "qkv_bias": True,
+            "bias": True,
+            "max_position_embeddings": 64,
+            "rope_theta": 10000.0,
+            "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "iquestcoder": (
+        {
+            "model_type": "iquestcoder",
+            "architectures": ["IQuestCoderForCausalLM"],
+            **sizes(96, 32, 40, 2, 2, 1),
+            "head_dim": 16,
+            "clip_qkv": None,
+            "use_sliding_window": False,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "helium": (
+        {
+            "model_type": "helium",
+            "architectures": ["HeliumForCausalLM"],
+            **sizes(150, 64, 72, 2, 4, 2),
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "stablelm": (
+        {
+            "model_type": "stablelm",
+            "architectures": ["StableLmForCausalLM"],
+            **sizes(150, 64, 72, 2, 4, 4),
+            "use_qkv_bias": True,
+            "qk_layernorm": False,
+            "use_parallel_residual": False,
+            "partial_rotary_factor": 0.25,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "arcee": (
+        {
+            "model_type": "arcee",
+            "architectures": ["ArceeForCausalLM"],
+            **sizes(150, 48, 96, 2, 4, 2),
+            "hidden_act": "relu2",
+            "max_position_embeddings": 128,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+            },
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "nemotron": (
+        {
+            "model_type": "nemotron",
+            "architectures": ["NemotronForCausalLM"],
+            **sizes(150, 48, 96, 2, 4, 2),
+            "head_dim": 16,
+            "hidden_act": "relu2",
+            "partial_rotary_factor": 0.5,
+            "norm_eps": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "jais2": (
+        {
+            "model_type": "jais2",
+            "architectures": ["Jais2ForCausalLM"],
+            **sizes(150, 48, 96, 2, 4, 4),
+            "head_dim": 16,
+            "hidden_act": "relu2",
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "exaone4": (
+        {
+            "model_type": "exaone4",
+            "architectures": ["Exaone4ForCausalLM"],
+            **sizes(150, 48, 72, 4, 4, 2),
+            "head_dim": 16,
+            "sliding_window": 6,
+            "sliding_window_pattern": "LLLG",
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "exaone4-full": (
+        {
+            "model_type": "exaone4",
+            "architectures": ["Exaone4ForCausalLM"],
+            **sizes(96, 32, 40, 2, 2, 1),
+            "head_dim": 16,
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "layer_types": ["full_attention"] * 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "hunyuan": (
+        {
+            "model_type": "hunyuan_v1_dense",
+            "architectures": ["HunYuanDenseV1ForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_head_dim": 16,
+            "use_qk_norm": True,
+            "use_cla": False,
+            "num_experts": 1,
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "hunyuan-moe": (
+        {
+            "model_type": "hunyuan_v1_moe",
+            "architectures": ["HunYuanMoEV1ForCausalLM"],
+            **sizes(150, 48, 24, 2, 4, 2),
+            "head_dim": 16,
+            "num_experts": 5,
+            "moe_topk": [2, 2],
+            "moe_intermediate_size": [24, 24],
+            "num_shared_expert": [1, 1],
+            "use_mixed_mlp_moe": True,
+            "use_qk_norm": True,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "internlm2": (
+        {
+            "model_type": "internlm2",
+            "architectures": ["InternLM2ForCausalLM"],
+            **sizes(150, 64, 72, 2, 8, 2),
+            "bias": False,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "baichuan": (
+        {
+            "model_type": "baichuan",
+            "architectures": ["BaiChuanForCausalLM"],
+            **sizes(96, 32, 40, 2, 2),
+            "max_position_embeddings": 128,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "olmoe": (
+        {
+            "model_type": "olmoe",
+            "architectures": ["OlmoeForCausalLM"],
+            **sizes(96, 64, 24, 2, 4, 4),
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "clip_qkv": None,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "solar-open": (
+        {
+            "model_type": "solar_open",
+            "architectures": ["SolarOpenForCausalLM"],
+            **{key: size for key, size in sizes(150, 48, 0, 2, 4, 2).items() if key != "intermediate_size"},
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "granite-moe": (
+        {
+            "model_type": "granitemoe",
+            "architectures": ["GraniteMoeForCausalLM"],
+            **sizes(96, 64, 24, 2, 4, 2),
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.8,
+            "logits_scaling": 0.7,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "granite-moe-shared": (
+        {
+            "model_type": "granitemoeshared",
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            **sizes(96, 64, 24, 2, 4, 2),
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.8,
+            "logits_scaling": 0.7,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
     "gemma4-text": (  # as E2B: its last layers read the keys and values of others, and have MLPs twice as wide
         {
             "model_type": "gemma4_text",
@@ -1717,7 +2082,8 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
 
 def model_class(config: Any) -> Any:
     """The class of a model, which for those that also see is not one of `AutoModelForCausalLM`."""
-    return getattr(transformers, config.architectures[0])
+    own = getattr(transformers, config.architectures[0], None)
+    return own or transformers.AutoModelForCausalLM._model_mapping[type(config)]
 
 
 def text_model(model: Any) -> Any:
@@ -1735,7 +2101,12 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
         if tied and name == "lm_head.weight":
             continue
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith(("q_norm.weight", "k_norm.weight", "q_a_layernorm.weight")):
+        if name.endswith(
+            (
+                "q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight",
+                "q_a_layernorm.weight",
+            )
+        ):  # fmt: skip
             # Scores of unit variance would be too flat; in Gemma 4 they are not divided by the root of head_dim.
             value = 0.7 + 0.15 * noise if "gemma4" in config.model_type else 1.5 + 0.3 * noise
         elif name.endswith(("norm.weight", "router.scale", "expert_scale")) or "layernorm_" in name:
@@ -1760,6 +2131,8 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             if name.startswith(prefix):
                 name = stored + name.removeprefix(prefix)
                 break
+        for part, stored in STORED_PARTS.get(folder.name, {}).items():
+            name = name.replace(part, stored)
         if config.model_type == "qwen3_vl_moe" and ".experts." in name:  # [experts, inputs, outputs] in published ones
             value = value.transpose(1, 2)
         for own, tensor in experts_apart(folder.name, name, value):
@@ -1782,6 +2155,40 @@ def experts_apart(checkpoint: str, name: str, value: torch.Tensor) -> list[tuple
         for expert, matrix in enumerate(value)
         for part, tensor in zip(own, matrix.chunk(len(own)), strict=True)
     ]
+
+
+# Families whose code is on the hub and not in transformers: Llama's math, under other names.
+INTERNLM2 = {
+    ".self_attn.o_proj.": ".attention.wo.",
+    ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.",
+    ".input_layernorm.": ".attention_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    "model.embed_tokens.": "model.tok_embeddings.",
+    "lm_head.": "output.",
+}
+AS_LLAMA: dict[str, tuple[str, dict[str, str]]] = {
+    "internlm2": ("attention.wqkv", INTERNLM2),
+    "baichuan": ("self_attn.W_pack", {}),
+}
+
+
+def under_own_names(weights: dict[str, torch.Tensor], name: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What a checkpoint of such a family has of a Llama's weights; q, k and v are one tensor."""
+    qkv_name, renamed = AS_LLAMA[name]
+    groups = config.get("num_key_value_heads", 1) if name == "internlm2" else 1  # rows of each kv head by themselves
+    own = {}
+    for key, value in weights.items():
+        if ".q_proj." in key:
+            parts = [weights[key.replace("q_proj", part)].chunk(groups) for part in ("q_proj", "k_proj", "v_proj")]
+            qkv = torch.cat([part for group in zip(*parts, strict=True) for part in group])
+            own[key.replace("self_attn.q_proj", qkv_name)] = qkv
+        elif ".k_proj." not in key and ".v_proj." not in key:
+            for part, stored in renamed.items():
+                key = key.replace(part, stored)
+            own[key] = value.clone()
+    return own
 
 
 def write_weights(folder: Path, weights: dict[str, torch.Tensor], files: int) -> None:
@@ -1813,8 +2220,9 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
 @torch.no_grad()
 def expected(folder: Path, prompt: int, max_model_len: int, seed: int) -> dict[str, Any] | None:
     """What transformers computes from `folder`, or None if a greedy token leads by too little."""
-    model, info = model_class(AutoConfig.from_pretrained(folder)).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    config = AutoConfig.from_pretrained(folder)
+    model, info = model_class(config).from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     if any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         raise RuntimeError(f"{folder.name}: {info}")
@@ -1848,15 +2256,20 @@ def make_checkpoint(name: str) -> None:
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    said = {**config, **LLAMA} if name in AS_LLAMA else config
+    (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n")
     first = 1000 * list(CHECKPOINTS).index(name)
     for seed in range(first, first + 100):
-        write_weights(folder, random_weights(folder, dtype, seed), files)
+        weights = random_weights(folder, dtype, seed)
+        write_weights(folder, weights, files)
         result = expected(folder, prompt, max_model_len, seed)
         if result is not None:
             break
     else:
         raise RuntimeError(f"{name}: no seed of 100 has a clear lead in every greedy step")
+    if name in AS_LLAMA:
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_weights(folder, under_own_names(weights, name, config), files)
     np.savez_compressed(folder / "expected.npz", **result)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{name}: seed {seed}, {size // 1024} KiB, greedy {result['greedy_ids'].tolist()}")
@@ -1905,19 +2318,27 @@ ROPES: list[tuple[int, float, dict[str, Any], int, int]] = [
     (96, 10000.0, {**_PHI, "attention_factor": 1.5}, 131072, 4097),
     (512, 1000000.0, {"rope_type": "proportional", "partial_rotary_factor": 0.25}, 131072, 131072),
     (28, 10000.0, {"rope_type": "proportional", "partial_rotary_factor": 0.4, "factor": 3.0}, 4096, 4096),
+    (128, 10000.0, {"rope_type": "ntk_alpha", "alpha": 1000.0}, 32768, 32768),
 ]
 
 
 def rope_golden() -> list[dict[str, Any]]:
     rows = []
     for head_dim, theta, parameters, positions, max_model_len in ROPES:
-        config = transformers.LlamaConfig(
+        of_hunyuan = parameters["rope_type"] == "ntk_alpha"  # its config.json says "dynamic"
+        kind = {"rope_type": "dynamic", "factor": 1.0} if of_hunyuan else {}
+        config_class = transformers.HunYuanDenseV1Config if of_hunyuan else transformers.LlamaConfig
+        config = config_class(
             hidden_size=2 * head_dim,
             num_attention_heads=2,
+            head_dim=head_dim,
             max_position_embeddings=positions,
-            rope_parameters={**parameters, "rope_theta": theta},
+            rope_parameters={**parameters, **kind, "rope_theta": theta},
         )
-        if parameters["rope_type"] == "default":
+        if of_hunyuan:
+            rotary = transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense.HunYuanDenseV1RotaryEmbedding
+            inv_freq, factor = rotary.compute_ntk_alpha_rope_parameters(config)
+        elif parameters["rope_type"] == "default":
             rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
             inv_freq, factor = rotary.compute_default_rope_parameters(config)
         else:
@@ -1976,6 +2397,21 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "deepseek_v3": transformers.DeepseekV3Config(),
         "glm4_moe_lite": transformers.Glm4MoeLiteConfig(),
         "youtu": transformers.YoutuConfig(),
+        "seed_oss": transformers.SeedOssConfig(),
+        "internlm3": transformers.InternLM3Config(),
+        "iquestcoder": transformers.IQuestCoderConfig(),
+        "helium": transformers.HeliumConfig(),
+        "stablelm": transformers.StableLmConfig(),
+        "arcee": transformers.ArceeConfig(),
+        "hunyuan_v1_dense": transformers.HunYuanDenseV1Config(),
+        "hunyuan_v1_moe": transformers.HunYuanMoEV1Config(),
+        "nemotron": transformers.NemotronConfig(),
+        "jais2": transformers.Jais2Config(),
+        "exaone4": transformers.Exaone4Config(),
+        "olmoe": transformers.OlmoeConfig(),
+        "solar_open": transformers.SolarOpenConfig(),
+        "granitemoe": transformers.GraniteMoeConfig(),
+        "granitemoeshared": transformers.GraniteMoeSharedConfig(),
     }
     keys = (
         *sizes(0, 0, 0, 0, 0, 0),

@@ -162,7 +162,9 @@ def find_by_names(
         rows = shape[0]
         match = _OF_LAYER.fullmatch(name)
         if match is None:
-            tensor = model + name.removeprefix("model.") if name.startswith("model.") else head + name
+            module, _, kind = name.removeprefix("model.").partition(".")
+            own = f"{names.outside.get(module, module)}.{kind}"
+            tensor = model + own if name.startswith("model.") else head + own
             sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
             continue
         layer, module, kind = match.groups()
@@ -227,7 +229,8 @@ def _is_plain(stored: Collection[str] | Mapping[str, TensorInfo], tensor: str) -
 
 def _prefix(names: TensorNames, stored: Collection[str]) -> tuple[str, str]:
     """Return the prefixes that the files use; the first where they use none."""
-    return next((pair for pair in names.prefixes if f"{pair[0]}embed_tokens.weight" in stored), names.prefixes[0])
+    table = names.outside.get("embed_tokens", "embed_tokens")
+    return next((pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored), names.prefixes[0])
 
 
 def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
@@ -257,6 +260,11 @@ def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows
 
     if config.kv_lora_rank:
         found |= _rows_of_latents(config)
+    if names.qkv_by_head:
+        one = [config.head_dim]
+        group = [config.head_dim * (config.num_attention_heads // config.num_key_value_heads)]
+        of_a_head = {"self_attn.q_proj": group, "self_attn.k_proj": one, "self_attn.v_proj": one}
+        add(names.qkv_by_head, config.num_key_value_heads, of_a_head)
     if names.gated_q:
         one = [config.head_dim]
         add("self_attn.q_proj", config.num_attention_heads, {"self_attn.q_proj": one, "self_attn.gate_proj": one})

@@ -46,7 +46,13 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
-    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+        "relu2": "relu2",
+    }
 )
 """`hidden_act` of config.json to the engine's activation."""
 
@@ -121,7 +127,7 @@ class ModelFacts:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: str  # "none"; of each "head"; of "all" heads together
+    qk_norm: str  # "none"; of each "head", also "head_behind_rope"; of "all" heads together
     pre_norms: bool  # of what a sublayer reads
     post_norms: bool  # of what it adds to the residual stream
     norm: str  # "rms"; "layer", which takes off the mean first; "layer_bias"
@@ -186,6 +192,9 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         q_rope = len(ropes) - 1
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     latent = latent_facts(config)
+    needs_window = family.rope_needs_window
+    if needs_window == "where set":
+        needs_window = config.sliding_window is not None
     return ModelFacts(
         qkv_bias=_decided(family, "attention_bias", family.qkv_bias, config),
         out_bias=config.attention_bias if isinstance(family.out_bias, str) else family.out_bias,
@@ -206,7 +215,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         ropes=tuple(ropes),
         q_rope=q_rope,
         rope_of_layer=tuple(
-            -1 if not turned or (family.rope_needs_window and not window) else of_windows if window else 0
+            -1 if not turned or (needs_window and not window) else of_windows if window else 0
             for turned, window in zip(_layers_with_rope(config), windows, strict=True)
         ),
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),

@@ -24,9 +24,9 @@ class Family:
     qkv_bias: str | bool = "attention_bias"
     out_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = False
-    # RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together. With the key
-    # `use_qk_norm` that decides whether there is one.
-    qk_norm: Literal["none", "head", "all"] = "none"
+    # RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before
+    # it. With the key `use_qk_norm` that decides whether there is one.
+    qk_norm: Literal["none", "head", "all", "head_behind_rope"] = "none"
     # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
     # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
     # before that; or, "of_qwen3_moe", all. "last_full": as "layer_types", but the last layer never has one.
@@ -51,7 +51,8 @@ class Family:
     # What RoPE turns together in the checkpoint: elements i and i + rotary_dim / 2 of a head, or 2i and 2i + 1. The
     # engine has halves: rows of q_proj and k_proj change places when they are read.
     rope_pairs: Literal["halves", "neighbours"] = "halves"
-    rope_needs_window: bool = False  # layers without a window have no RoPE
+    # Layers without a window have no RoPE: always, or where sliding_window is set.
+    rope_needs_window: bool | Literal["where set"] = False
     names: TensorNames = LLAMA
     # Keys of config.json that only some families have: of `UNSUPPORTED` in `keys.py`, not so here.
     keys: frozenset[str] = frozenset()
@@ -60,6 +61,8 @@ class Family:
     # Keys of its config.json that are no fields, since all but one value of each, or a tuple of them, is of another
     # math.
     fixed_keys: Mapping[str, Any] = field(default_factory=dict)
+    # Keys that its config.json has from relatives and that its math does not read, whatever they say.
+    ignored_keys: frozenset[str] = frozenset()
     # Other names of rope types in its config.json, and rope parameters that do not count in a text.
     rope_types: Mapping[str, str] = field(default_factory=dict)
     rope_inert: frozenset[str] = frozenset()

@@ -27,6 +27,7 @@ from infinilm.config.family_defaults import (
     TEXT_DEFAULTS,
 )
 from infinilm.config.latent_families import LATENT_FAMILIES
+from infinilm.config.plain_families import PLAIN_FAMILIES
 from infinilm.config.shaped_families import SHAPED_FAMILIES
 from infinilm.config.sparse_families import SPARSE_FAMILIES
 from infinilm.config.state_families import STATE_FAMILIES
@@ -443,6 +444,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
                 fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
             ),
+            *PLAIN_FAMILIES,
             *SPARSE_FAMILIES,
             *STATE_FAMILIES,
             *LATENT_FAMILIES,

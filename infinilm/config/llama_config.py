@@ -507,7 +507,11 @@ _KNOWN_KEYS = (
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "rotary_dim", DUAL_CHUNK}
     | {old for old, _ in _OTHER_NAMES}
-    | {key for family in families.FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys)}
+    | {
+        key
+        for family in families.FAMILIES.values()
+        for key in (*family.other_keys, *family.fixed_keys, *family.ignored_keys)
+    }
 )
 
 

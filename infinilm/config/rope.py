@@ -131,6 +131,14 @@ def _dynamic(rope: _Rope) -> tuple[Frequencies, float]:
     return _reciprocal(_periods(dim, theta)), 1.0
 
 
+def _ntk_alpha(rope: _Rope) -> tuple[Frequencies, float]:
+    """Enlarge the base by a given number (NTK-aware)."""
+    alpha, dim = rope.number("alpha", "a number > 0", above=0), rope.head_dim
+    if dim <= 2:
+        raise ConfigError(f"rope type 'ntk_alpha' needs head_dim > 2 (it divides by head_dim - 2); got head_dim {dim}")
+    return _reciprocal(_periods(dim, rope.theta * alpha ** (dim / (dim - 2)))), 1.0
+
+
 def _llama3(rope: _Rope) -> tuple[Frequencies, float]:
     """Divide low frequencies by `factor`, keep high ones, blend linearly between."""
     factor = np.float32(rope.factor())
@@ -220,6 +228,7 @@ ROPE_TYPES: Mapping[str, _RopeType] = {
         ("default", _default, ()),
         ("linear", _linear, ("factor",)),
         ("dynamic", _dynamic, ("factor",)),
+        ("ntk_alpha", _ntk_alpha, ("alpha",)),
         ("llama3", _llama3, ("factor", "low_freq_factor", "high_freq_factor", _POSITIONS)),
         (
             "yarn",

@@ -14,10 +14,13 @@ from infinilm.config.family_defaults import (
     QWEN3_VL_MOE_DEFAULTS,
     QWEN_MOE_DEFAULTS,
 )
+from infinilm.config.plain_families import HUNYUAN_IGNORED, HUNYUAN_ROPE_TYPES, HUNYUAN_SWITCHES
 from infinilm.config.tensor_names import (
     DEEPSEEK_MOE,
     ERNIE_MOE,
     GPT_OSS,
+    GRANITE_MOE,
+    HUNYUAN_MOE,
     MINIMAX_M2,
     MIXTRAL,
     QWEN_MOE,
@@ -35,6 +38,26 @@ DEEPSEEK_FIXED: Mapping[str, Any] = {
 ROUTED_COUNT: Mapping[str, tuple[str, ...]] = {"n_routed_experts": ("num_experts",)}
 
 _EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
+
+# Weights are a softmax over a token's experts alone: that over all of them, made to add up to 1.
+_GRANITE_MOE: Mapping[str, Any] = {
+    "defaults": {
+        "attention_multiplier": 1.0,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "routing": Routing(shared_gate=False),
+    "norm_topk_prob": True,
+    "names": GRANITE_MOE,
+    "keys": frozenset(
+        {
+            *("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+            *("num_experts", "num_experts_per_tok", "norm_topk_prob"),
+        }
+    ),
+    "other_keys": _EXPERT_COUNT,
+}
 
 SPARSE_FAMILIES: tuple[Family, ...] = (
     Family(
@@ -252,5 +275,95 @@ SPARSE_FAMILIES: tuple[Family, ...] = (
             "moe_layer_interval": ("decoder_sparse_step",),
         },
         fixed_keys={"use_bias": False, "moe_norm_min": 1e-12, "moe_gate": "topk"},
+    ),
+    Family(
+        architecture="OlmoeForCausalLM",
+        model_type="olmoe",
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "bos_token_id": (),
+            "eos_token_id": (50279,),
+        },
+        qk_norm="all",
+        names=QWEN_MOE,
+        keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        other_keys=_EXPERT_COUNT,
+    ),
+    Family(
+        architecture="SolarOpenForCausalLM",
+        model_type="solar_open",
+        defaults={
+            "vocab_size": 196608,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1280,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "bos_token_id": (),
+            "eos_token_id": (),
+        },
+        out_bias=False,
+        routing=_DEEPSEEK_ROUTING,
+        names=DEEPSEEK_MOE,
+        keys=DEEPSEEK_KEYS | {"partial_rotary_factor"},
+        other_keys=_ROUTED_COUNT,
+        fixed_keys=_DEEPSEEK_FIXED,
+    ),
+    Family(
+        architecture="HunYuanMoEV1ForCausalLM",
+        model_type="hunyuan_v1_moe",
+        defaults={
+            "vocab_size": 290943,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "shared_expert_intermediate_size": 11008,
+            "norm_topk_prob": True,
+            "use_qk_norm": True,
+        },
+        qk_norm="head_behind_rope",
+        routing=Routing(shared_gate=False),
+        norm_topk_prob=True,
+        names=HUNYUAN_MOE,
+        keys=frozenset(
+            {
+                *("num_experts", "num_experts_per_tok", "shared_expert_intermediate_size", "norm_topk_prob"),
+                "use_qk_norm",
+            }
+        ),
+        # The expert of all tokens is as wide as the others.
+        other_keys={
+            **_EXPERT_COUNT,
+            "moe_topk": ("num_experts_per_tok",),
+            "intermediate_size": ("shared_expert_intermediate_size", "intermediate_size"),
+        },
+        rope_types=HUNYUAN_ROPE_TYPES,
+        fixed_keys=HUNYUAN_SWITCHES,
+        ignored_keys=HUNYUAN_IGNORED,
+    ),
+    Family(architecture="GraniteMoeForCausalLM", model_type="granitemoe", **_GRANITE_MOE),
+    Family(
+        architecture="GraniteMoeSharedForCausalLM",
+        model_type="granitemoeshared",
+        **{
+            **_GRANITE_MOE,
+            "keys": _GRANITE_MOE["keys"] | {"shared_expert_intermediate_size"},
+            "other_keys": {**_EXPERT_COUNT, "shared_intermediate_size": ("shared_expert_intermediate_size",)},
+        },
     ),
 )

@@ -17,6 +17,8 @@ __all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_names", "unify_rope"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
 
+_OF_EACH_LAYER = frozenset({"moe_topk"})  # keys that may be a list, of which all entries must be one number
+
 
 def rename(values: dict[str, Any], old: str, new: str) -> None:
     """Move `old` to `new`; null is nothing, and both may be there only if they agree."""
@@ -35,14 +37,23 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         if key in values and values.pop(key) not in allowed:
             one_of = " or ".join(map(repr, allowed))
             raise ConfigError(f"{key} must be {one_of} in {family.architecture}; others are not supported")
+    for key in family.ignored_keys:
+        values.pop(key, None)
     for old, fields in family.other_keys.items():
         value = values.pop(old, None)
+        if old in _OF_EACH_LAYER and isinstance(value, list) and value and value == value[:1] * len(value):
+            value = value[0]
         for name in fields:
             values[old] = value
             rename(values, old, name)
     kinds = values.get("layer_types")
     if isinstance(kinds, (list, tuple)):  # of hybrid models
         values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+    pattern = values.get("sliding_window_pattern")
+    if isinstance(pattern, str):  # "LLLG": as many layers with a window as there are L, then one without
+        if not pattern or pattern != "L" * (len(pattern) - 1) + "G":
+            raise ConfigError(f"sliding_window_pattern must be a number, or like 'LLLG'; got {short_repr(pattern)}")
+        values["sliding_window_pattern"] = len(pattern)
     if "rotary_dim" in family.keys:
         _part_of_head(values, family)
     if "moe_layer_end_index" in family.keys:

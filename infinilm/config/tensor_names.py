@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "BAICHUAN",
     "DEEPSEEK_MOE",
     "ERNIE_MOE",
     "GEMMA3",
@@ -20,7 +21,11 @@ __all__ = [
     "GLM4V",
     "GPT_OSS",
     "GRANITE_HYBRID",
+    "GRANITE_MOE",
+    "HUNYUAN",
+    "HUNYUAN_MOE",
     "IDEFICS3",
+    "INTERNLM2",
     "LLAMA",
     "MINIMAX_M2",
     "MISTRAL3",
@@ -47,6 +52,8 @@ class TensorNames:
         What stands for `model.` and before `lm_head`: the first pair under which the files have an embedding.
     renamed : Mapping of str to str
         Modules of a layer: the engine's name to that of the checkpoint. `{}` stands for the number of an expert.
+    outside : Mapping of str to str
+        The same of `embed_tokens` and `lm_head`, which are in no layer.
     joined : Mapping of str to tuple of str
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
@@ -54,6 +61,8 @@ class TensorNames:
         several modules one behind the other. For a vector that is the one row of a matrix, the same.
     stacked_columns, stacked_in_turn : bool
         The matrices of `stacked` are [in_features, out_features]; outputs of several modules take turns.
+    qkv_by_head : str
+        A tensor that has, key head by key head, the rows of q, k and v; empty: there is none.
     gated_q : bool
         The rows of q_proj are, head by head, those of q and those of the gate of what attention gives.
     delta_by_head : bool
@@ -68,10 +77,12 @@ class TensorNames:
 
     prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_columns: bool = False
     stacked_in_turn: bool = False
+    qkv_by_head: str = ""
     gated_q: bool = False
     delta_by_head: bool = False
     stacked_renamed: bool = True
@@ -89,6 +100,28 @@ LLAMA = TensorNames()
 PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
 
 GLM = TensorNames(joined=_GATE_UP)
+
+BAICHUAN = TensorNames(joined={"self_attn.W_pack": _QKV["self_attn.qkv_proj"]})
+
+INTERNLM2 = TensorNames(
+    renamed={
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+    },
+    outside={"embed_tokens": "tok_embeddings", "lm_head": "output"},
+    qkv_by_head="attention.wqkv",
+)
+
+_QK_LAYERNORMS: Mapping[str, str] = {
+    "self_attn.q_norm": "self_attn.query_layernorm",
+    "self_attn.k_norm": "self_attn.key_layernorm",
+}
+
+HUNYUAN = TensorNames(renamed=_QK_LAYERNORMS)
 
 GLM4 = TensorNames(
     joined=_GATE_UP,
@@ -145,11 +178,29 @@ ERNIE_MOE = TensorNames(
     not_read=("model.mtp_",),
 )
 
+HUNYUAN_MOE = TensorNames(
+    renamed={
+        **_QK_LAYERNORMS,
+        "mlp.gate": "mlp.gate.wg",
+        **{f"mlp.shared_expert.{part}_proj": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+    },
+    stacked=_STACKED,
+)
+
 GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_columns=True, stacked_in_turn=True)
 
 GRANITE_HYBRID = TensorNames(
     joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
     renamed={"mlp.down_proj": "shared_mlp.output_linear"},
+)
+
+GRANITE_MOE = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")},
+    renamed={"mlp.gate": "block_sparse_moe.router.layer", "mlp.shared_expert.down_proj": "shared_mlp.output_linear"},
+    stacked={
+        "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+        "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),
+    },
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})

@@ -293,6 +293,27 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             keys={"expert_feed_forward_length": "intermediate_size"},
             yarn={"truncate": False},
         ),
+        "granitemoe": Architecture(
+            "granitemoe",
+            variants={"expert_shared_feed_forward_length": "granitemoeshared"},
+            rope_pairs="neighbours",
+            biases={"attention_bias": _QKV_BIAS},
+            scales_attention=True,
+        ),
+        "olmoe": Architecture("olmoe"),
+        "seed_oss": Architecture("seed_oss", biases=_LLAMA_BIASES),
+        "arcee": Architecture("arcee", rope_pairs="neighbours", biases=_LLAMA_BIASES),
+        "nemotron": Architecture("nemotron", norm_offset=1.0, biases=_LLAMA_BIASES),
+        "stablelm": Architecture("stablelm", biases={"attention_bias": _QKV_BIAS}),
+        # A model without windows, the smaller one, says nothing of them.
+        "exaone4": Architecture("exaone4", defaults={"sliding_window": None}),
+        # Their base of RoPE is in the file as it is used.
+        "hunyuan-dense": Architecture("hunyuan_v1_dense", biases={"attention_bias": _QKV_BIAS}),
+        "hunyuan-moe": Architecture(
+            "hunyuan_v1_moe",
+            biases={"attention_bias": _QKV_BIAS},
+            keys={"expert_shared_count": "num_shared_expert"},
+        ),
         "starcoder2": Architecture("starcoder2"),
         "command-r": Architecture("cohere", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),
         "cohere2": Architecture("cohere2", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),

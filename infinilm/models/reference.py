@@ -326,11 +326,15 @@ class ReferenceModel(GenerationMixin):
         for name in ("q", "k", "v") if owner is None else ("q",):
             projected = self._linear(h, f"{at}.self_attn.{name}_proj", facts.qkv_bias)
             heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
-        if facts.qk_norm != "none":
-            for name in ("q", "k")[: len(heads)]:
-                values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
+
+        def norm_heads() -> None:
+            for name in ("q", "k") if owner is None else ("q",):
+                values = heads[name].reshape(num_tokens, -1) if facts.qk_norm == "all" else heads[name]
                 normed = self._norm(values, f"{at}.self_attn.{name}_norm")
                 heads[name] = emit(f"{name}_norm", layer, normed.reshape(heads[name].shape))
+
+        if facts.qk_norm in ("head", "all"):
+            norm_heads()
         if facts.v_norm and owner is None:
             heads["v"] = emit("v_norm", layer, self._rms(heads["v"]))
         rope = facts.rope_of_layer[layer]
@@ -338,6 +342,8 @@ class ReferenceModel(GenerationMixin):
             table = rope if own_rope < 0 else own_rope
             turned = heads[name] if rope < 0 else rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
+        if facts.qk_norm == "head_behind_rope":
+            norm_heads()
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
             if owner is None:

@@ -53,6 +53,7 @@ def clamped_swiglu(gate: Array, up: Array) -> Array:
 JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
     "silu": lambda gate, up: silu(gate) * up,
     "gelu_tanh": lambda gate, up: gelu_tanh(gate) * up,
+    "relu2": lambda gate, up: np.square(np.maximum(gate, 0)) * up,
     "clamped_swiglu": clamped_swiglu,
 }
 

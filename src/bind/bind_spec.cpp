@@ -59,9 +59,9 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
 }
 
 QkNorm qk_norm_from_string(const std::string& text) {
-    for (const QkNorm norm : {QkNorm::none, QkNorm::head, QkNorm::all})
+    for (const QkNorm norm : qk_norms)
         if (text == name(norm)) return norm;
-    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all"));
+    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all, head_behind_rope"));
 }
 
 NormKind norm_kind_from_string(const std::string& text) {

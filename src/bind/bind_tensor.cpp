@@ -137,7 +137,7 @@ Tensor tensor_from_object(nb::handle object, std::optional<DType> dtype) {
 Activation activation_from_string(const std::string& text) {
     for (const Activation activation : activations)
         if (text == name(activation)) return activation;
-    throw ConfigError(concat("activation '", text, "' is not one of silu, gelu_tanh"));
+    throw ConfigError(concat("activation '", text, "' is not one of silu, gelu_tanh, clamped_swiglu, relu2"));
 }
 
 Scoring scoring_from_string(const std::string& text) {

@@ -66,7 +66,7 @@ public:
     bool takes_blocks(std::string_view type) const override { return format_of_blocks(type).has_value(); }
     void check_packed(const PackedSource& source) const override { PackedLinear::check(source); }
     std::unique_ptr<PreparedLinear> adopt_linear(const PackedSource& source) override {
-        return std::make_unique<PackedLinear>(source);
+        return std::make_unique<PackedLinear>(memory_, source);
     }
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
     std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down) override {
@@ -145,6 +145,7 @@ private:
 
     const Kernels& kernels_;
     const DType compute_dtype_;
+    PackedMemory memory_;
     ThreadPool pool_;
     Sampler sampler_;
     std::vector<Tensor> scratch_;      // [num_workers] uint8
@@ -160,7 +161,7 @@ std::unique_ptr<PreparedLinear> CpuBackend::prepare_linear(std::vector<LinearPar
                                                            Quantization quantization) {
     if (quantization == Quantization::fp8) throw ConfigError("quantization 'fp8': CPUs have int8 and int4");
     return std::make_unique<PackedLinear>(
-        parts, kind, head_dim, quantization,
+        memory_, parts, kind, head_dim, quantization,
         [&](const PackArgs& args) { run(kernels_.pack, args, args.num_panels * panel_outputs * args.in_features); },
         [&](int64_t n, int64_t work, const std::function<void(Range)>& f) {
             split(n, work, [&](int64_t begin, int64_t end) { f({begin, end}); });
@@ -214,8 +215,7 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
 }
 
 static Activation activation(infinilm::Activation of_op) {
-    static_assert(static_cast<int>(Activation::clamped_swiglu) ==
-                  static_cast<int>(infinilm::Activation::clamped_swiglu));
+    static_assert(static_cast<int>(Activation::sigmoid) == static_cast<int>(infinilm::Activation::sigmoid));
     return static_cast<Activation>(of_op);
 }
 

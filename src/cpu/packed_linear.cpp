@@ -85,7 +85,8 @@ PackedCut cut_of(const PackedSource& source) {
 
 // The rank's panels of a tensor, filled up with panels that nobody reads to the shape that it has then; in the memory
 // of the whole where they are one piece of it.
-Tensor cut_out(const Tensor& whole, const PackedCut& cut, const PackedShape& shape, bool has_groups, int64_t groups) {
+Tensor cut_out(PackedMemory& memory, const Tensor& whole, const PackedCut& cut, const PackedShape& shape,
+               bool has_groups, int64_t groups) {
     if (shape.shape.empty()) return {};
     const int64_t lines = has_groups ? whole.shape(1) / groups : 0;  // of a group
     const bool all_groups = !has_groups || cut.groups.size() == groups;
@@ -94,7 +95,7 @@ Tensor cut_out(const Tensor& whole, const PackedCut& cut, const PackedShape& sha
         piece.read_only = whole.read_only;
         if (reinterpret_cast<uintptr_t>(piece.data()) % line_bytes == 0) return piece;
     }
-    Tensor out = allocate_packed(shape);
+    Tensor out = memory.allocate(shape);
     int64_t to = 0;
     for (const Range& range : cut.panels)
         for (int64_t panel = range.begin; panel < range.end; ++panel, ++to) {
@@ -165,11 +166,28 @@ PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features,
     }
 }
 
-// Most of the time that packing takes is spent on the page faults of small pages.
-Tensor allocate_packed(const PackedShape& shape) {
+// In small pages, most of the time that packing takes would be spent on their faults.
+Tensor PackedMemory::allocate(const PackedShape& shape) {
     if (shape.shape.empty()) return {};
-    Tensor tensor = allocate_host(shape.dtype, shape.shape);
-    if (tensor.bytes() >= 2 << 20) prefer_huge_pages(tensor);
+    constexpr int64_t chunk_bytes = 32 << 20;
+    const int64_t bytes = TensorView(nullptr, shape.dtype, shape.shape).bytes();
+    if (bytes >= chunk_bytes) {
+        Tensor alone = allocate_host(shape.dtype, shape.shape);
+        prefer_huge_pages(alone);
+        return alone;
+    }
+    std::shared_ptr<void> chunk = chunk_.lock();
+    if (!chunk || bytes > left_) {
+        const Tensor memory = allocate_host(DType::uint8, {chunk_bytes});
+        prefer_huge_pages(memory);
+        chunk_ = chunk = memory.owner;
+        next_ = memory.as<std::byte>();
+        left_ = chunk_bytes;
+    }
+    Tensor tensor{TensorView(next_, shape.dtype, shape.shape), std::move(chunk)};
+    const int64_t taken = (bytes + line_bytes - 1) / line_bytes * line_bytes;
+    next_ += taken;
+    left_ -= taken;
     return tensor;
 }
 
@@ -196,9 +214,9 @@ void PackedLinear::set_tensors(PackedPiece& piece, PackedTensors tensors) const 
                     .num_panels = piece.tensors.panels.shape(0)};
 }
 
-void PackedLinear::allocate(PackedPiece& piece) const {
+void PackedLinear::allocate(PackedMemory& memory, PackedPiece& piece) const {
     const PackedShapes shapes = packed_shapes(piece.weight.format, kind, piece.out_features, in_features);
-    set_tensors(piece, {allocate_packed(shapes.panels), allocate_packed(shapes.scales)});
+    set_tensors(piece, {memory.allocate(shapes.panels), memory.allocate(shapes.scales)});
 }
 
 void PackedLinear::set_bias(size_t part, const TensorView& bias) {
@@ -224,8 +242,8 @@ void PackedLinear::add_heads(Format format, int64_t num_heads, const PackedTenso
     all_heads_ = all;
 }
 
-PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization,
-                           const Pack& pack, const Split& split) {
+PackedLinear::PackedLinear(PackedMemory& memory, std::span<const LinearPart> parts, LinearKind kind, int head_dim,
+                           Quantization quantization, const Pack& pack, const Split& split) {
     this->kind = kind;
     in_features = parts[0].in_features();
     if (kind == LinearKind::by_head) {
@@ -233,7 +251,7 @@ PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, i
         const Format format = format_of(parts, quantization);
         const int64_t rows = parts[0].weight.shape(0);
         const PackedShapes shapes = packed_shapes(format, kind, rows, in_features, head_dim_);
-        add_heads(format, rows / head_dim_, {allocate_packed(shapes.panels), allocate_packed(shapes.scales)});
+        add_heads(format, rows / head_dim_, {memory.allocate(shapes.panels), memory.allocate(shapes.scales)});
         for (size_t head = 0; head < pieces_.size(); ++head) {
             const auto first = static_cast<int64_t>(head) * head_dim_;
             const LinearPart of_head{{parts[0].weight.slice(0, first, first + head_dim_), nullptr}, {}};
@@ -245,18 +263,19 @@ PackedLinear::PackedLinear(std::span<const LinearPart> parts, LinearKind kind, i
         while (end < parts.size() && parts[end].blocks.type == parts[begin].blocks.type) ++end;
         const std::span of_piece = parts.subspan(begin, end - begin);
         if (parts[begin].has_blocks())
-            pack_blocks(of_piece, split);
+            pack_blocks(memory, of_piece, split);
         else
-            pack_numbers(of_piece, quantization, pack);
+            pack_numbers(memory, of_piece, quantization, pack);
     }
     for (size_t p = 0; p < parts.size(); ++p) set_bias(p, parts[p].bias);
 }
 
-void PackedLinear::pack_numbers(std::span<const LinearPart> parts, Quantization quantization, const Pack& pack) {
+void PackedLinear::pack_numbers(PackedMemory& memory, std::span<const LinearPart> parts, Quantization quantization,
+                                const Pack& pack) {
     std::vector<int64_t> rows;
     for (const LinearPart& part : parts) rows.push_back(part.weight.shape(0));
     PackedPiece& piece = add_piece(format_of(parts, quantization), rows);
-    allocate(piece);
+    allocate(memory, piece);
     pack_piece(piece, parts, pack);
 }
 
@@ -277,7 +296,7 @@ void PackedLinear::pack_piece(const PackedPiece& piece, std::span<const LinearPa
           .scales = piece.tensors.scales.data()});
 }
 
-void PackedLinear::pack_blocks(std::span<const LinearPart> parts, const Split& split) {
+void PackedLinear::pack_blocks(PackedMemory& memory, std::span<const LinearPart> parts, const Split& split) {
     std::vector<gguf::Rows> sources;
     std::vector<int64_t> rows;
     for (const LinearPart& part : parts) {
@@ -289,7 +308,7 @@ void PackedLinear::pack_blocks(std::span<const LinearPart> parts, const Split& s
         rows.push_back(part.weight.shape(0));
     }
     PackedPiece& piece = add_piece(*format_of_blocks(parts[0].blocks.type), rows);
-    allocate(piece);
+    allocate(memory, piece);
     split(piece.weight.num_panels, piece.weight.num_panels * panel_outputs * in_features, [&](Range panels) {
         cpu::pack_blocks(sources, kind == LinearKind::act_mul, piece.tensors.panels.as<std::byte>(),
                          piece.tensors.scales.as<std::byte>(), panels);
@@ -309,7 +328,7 @@ void PackedLinear::check(const PackedSource& source) {
     cut_of(source);
 }
 
-PackedLinear::PackedLinear(const PackedSource& source) {
+PackedLinear::PackedLinear(PackedMemory& memory, const PackedSource& source) {
     const Format format = checked_format(source);
     const PackedCut cut = cut_of(source);
     kind = source.kind;
@@ -326,8 +345,8 @@ PackedLinear::PackedLinear(const PackedSource& source) {
         packed_shapes(format, kind, by_head ? all_rows : out_features, in_features, source.head_dim);
     const int64_t groups = num_groups(source.in_features);
     const PackedTensors own{
-        cut_out(source.tensors.panels, cut, shapes.panels, true, groups),
-        cut_out(source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)};
+        cut_out(memory, source.tensors.panels, cut, shapes.panels, true, groups),
+        cut_out(memory, source.tensors.scales, cut, shapes.scales, scale_bytes_of_group(format) > 0, groups)};
     if (by_head) {
         head_dim_ = source.head_dim;
         add_heads(format, all_rows / head_dim_, own);

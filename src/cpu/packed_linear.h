@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -34,8 +35,19 @@ struct PackedShapes {
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features,
                            int64_t head_dim = 0);
 
-// Memory that is written once and whole, in huge pages where there are any; absent where the shape is empty.
-Tensor allocate_packed(const PackedShape& shape);
+// Where panels and scales lie: side by side in chunks of huge pages. A matrix of an expert has less than the 2 MiB of
+// one or a few times as much, and a model may have more of them than the system gives areas of memory. A chunk is freed
+// with the last tensor in it.
+class PackedMemory {
+public:
+    // Zeroed, to be written once and whole; absent where the shape is empty.
+    Tensor allocate(const PackedShape& shape);
+
+private:
+    std::weak_ptr<void> chunk_;
+    std::byte* next_ = nullptr;
+    int64_t left_ = 0;  // bytes of the chunk from there
+};
 
 // Outputs of a linear whose weights are of one format: all of them, but where the blocks of its parts are of different
 // types; or those of a head.
@@ -53,10 +65,10 @@ public:
     using Split = std::function<void(int64_t n, int64_t work, const std::function<void(Range)>& f)>;
     // Joins the parts, which may have different dtypes. Blocks keep their format, numbers of one dtype keep that where
     // nothing is quantised; others become float32. pack() and split() do the work, over threads.
-    PackedLinear(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization,
-                 const Pack& pack, const Split& split);
+    PackedLinear(PackedMemory& memory, std::span<const LinearPart> parts, LinearKind kind, int head_dim,
+                 Quantization quantization, const Pack& pack, const Split& split);
     // See Backend::adopt_linear.
-    explicit PackedLinear(const PackedSource& source);
+    PackedLinear(PackedMemory& memory, const PackedSource& source);
     static void check(const PackedSource& source);
 
     PackedTensors tensors() const override;
@@ -77,11 +89,12 @@ private:
     };
     PackedPiece& add_piece(Format format, std::span<const int64_t> rows);
     void set_tensors(PackedPiece& piece, PackedTensors tensors) const;
-    void allocate(PackedPiece& piece) const;
+    void allocate(PackedMemory& memory, PackedPiece& piece) const;
     void set_bias(size_t part, const TensorView& bias);
-    void pack_numbers(std::span<const LinearPart> parts, Quantization quantization, const Pack& pack);
+    void pack_numbers(PackedMemory& memory, std::span<const LinearPart> parts, Quantization quantization,
+                      const Pack& pack);
     void pack_piece(const PackedPiece& piece, std::span<const LinearPart> parts, const Pack& pack) const;
-    void pack_blocks(std::span<const LinearPart> parts, const Split& split);
+    void pack_blocks(PackedMemory& memory, std::span<const LinearPart> parts, const Split& split);
     void add_heads(Format format, int64_t num_heads, const PackedTensors& all);
 
     std::vector<PackedPiece> pieces_;  // by head: of each head

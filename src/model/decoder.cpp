@@ -263,9 +263,10 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const TensorView qkv = params.qkv;
     const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
     const AttentionSpec attention = spec_.attention_of(layer);
-    const bool wide = attention.qk_norm == QkNorm::all;
-    if (!Tap::active && !wide && attention.own_kv) return ops::linear_rope_store_kv(backend_, linear, params);
-    if (!Tap::active && !wide) {  // q alone, of which no linear knows
+    const bool wide = attention.qk_norm == QkNorm::all, behind_rope = attention.qk_norm == QkNorm::head_behind_rope;
+    const bool in_parts = Tap::active || wide || behind_rope;
+    if (!in_parts && attention.own_kv) return ops::linear_rope_store_kv(backend_, linear, params);
+    if (!in_parts) {  // q alone, of which no linear knows
         ops::linear(backend_, linear);
         return ops::qk_norm_rope_store_kv(backend_, params);
     }
@@ -295,17 +296,19 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
     }
     // One op norms, turns and stores; here it does one after the other.
-    RopeStoreParams part = params;
-    if (params.q_norm) {
+    const auto norm_heads = [&] {
+        RopeStoreParams part = params;
         part.cos_sin = part.q_cos_sin = part.slot_mapping = {};
-        ops::qk_norm_rope_store_kv(backend_, part);
-    }
-    if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
-    if (params.v_norm) tap_v(Site::v_norm);
-    part = params;
+        if (params.q_norm) ops::qk_norm_rope_store_kv(backend_, part);
+        if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
+        if (params.v_norm) tap_v(Site::v_norm);
+    };
+    if (!behind_rope) norm_heads();
+    RopeStoreParams part = params;
     part.q_norm = part.k_norm = part.v_norm = part.slot_mapping = {};
     ops::qk_norm_rope_store_kv(backend_, part);
     tap_q_and_k(Site::q_rope, Site::k_rope);
+    if (behind_rope) norm_heads();
     if (!attention.own_kv) return;
     part.cos_sin = part.q_cos_sin = {};
     part.slot_mapping = params.slot_mapping;

@@ -14,13 +14,15 @@
 
 namespace infinilm {
 
-// RMSNorm of q and k before RoPE: of each head by itself, or of all heads of a token together.
-enum class QkNorm : uint8_t { none, head, all };
+// RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before it.
+enum class QkNorm : uint8_t { none, head, all, head_behind_rope };
+constexpr QkNorm qk_norms[] = {QkNorm::none, QkNorm::head, QkNorm::all, QkNorm::head_behind_rope};
 constexpr std::string_view name(QkNorm norm) {
     switch (norm) {
         case QkNorm::none: return "none";
         case QkNorm::head: return "head";
         case QkNorm::all: return "all";
+        case QkNorm::head_behind_rope: return "head_behind_rope";
     }
     return "?";
 }

@@ -31,6 +31,9 @@ LLAMA3_ROPE = {
 }
 
 
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+
+
 def shape(
     model_type: str,
     hidden: int,
@@ -45,7 +48,7 @@ def shape(
     """config.json of a tied model; `heads` is (num_attention_heads, num_key_value_heads, head_dim)."""
     return {
         "model_type": model_type,
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]],
+        "architectures": [ARCHITECTURES[model_type]],
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads[0],
@@ -62,9 +65,13 @@ def shape(
     }
 
 
+# Qwen3-30B-A3B, of which a twelfth is here: 4 of 48 layers, and a vocabulary that has the same share of a step.
+QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+
 SHAPES = {
     "llama-1b": shape("llama", 2048, 16, (32, 8, 64), 8192, 128256, 131072, 5e5, rope_scaling=LLAMA3_ROPE),
     "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
+    "qwen3-moe": shape("qwen3_moe", 2048, 4, (32, 4, 128), 6144, 12672, 40960, 1e6, **QWEN3_MOE),
     "tiny": shape("llama", 64, 2, (4, 2, 16), 192, 512, 4096, 1e4),
     "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
 }

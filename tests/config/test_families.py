@@ -142,7 +142,7 @@ def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
     assert normalising == {
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
-        *("glm4_moe", "dots1"),
+        *("glm4_moe", "dots1", "exaone4"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma4", "gemma4_text"),
     }

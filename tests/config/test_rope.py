@@ -32,6 +32,7 @@ VALID = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "ntk_alpha": {"rope_type": "ntk_alpha", "alpha": 50.0},
     "llama3": LLAMA3,
     "yarn": YARN,
     "longrope": LONGROPE,
@@ -107,7 +108,7 @@ def without(parameters, key):
 BAD = [
     (
         {"rope_type": "mrope"},
-        r"rope type 'mrope' is not supported; supported: default, linear, dynamic, llama3, yarn",
+        r"rope type 'mrope' is not supported; supported: default, linear, dynamic, ntk_alpha, llama3, yarn",
     ),
     ({"type": 3}, "rope type 3 is not supported"),
     (

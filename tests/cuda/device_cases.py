@@ -116,6 +116,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 64,
         "mlp_only_layers": [1],
     },
+    "qwen3-vl-moe": {
+        "model_type": "qwen3_vl_moe",
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "tie_word_embeddings": False,
+        "text_config": {
+            **BASE,
+            "model_type": "qwen3_vl_moe_text",
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+        },
+    },
     "smollm3": {
         **BASE,
         "model_type": "smollm3",
@@ -158,6 +172,13 @@ def parity(_: Gpu, name: str, folder: str, dtype: str, length: int) -> None:
             sampling = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 3, "max_tokens": 6}
             got, want = (m.generate(prompt, use_tqdm=False, ignore_eos=True, **sampling) for m in (llm, cpu))
             assert got[0].outputs[0].token_ids == want[0].outputs[0].token_ids
+
+
+def parity_of(_: Gpu, folder: str, dtype: str) -> None:
+    """The CPU's logits in float32 of a checkpoint."""
+    prompt = list(range(3, 30))
+    with open_llm(folder, dtype=dtype) as llm, open_llm(folder, device="cpu", dtype="float32") as cpu:
+        assert_close(llm.forward(prompt), cpu.forward(prompt), llm)
 
 
 def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:

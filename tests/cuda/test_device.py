@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from device_cases import MODELS
-from emulation import SCHEDULES, Run
+from emulation import ROOT, SCHEDULES, Run
+from quantised_files.conversion import quantise_experts, resized
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
@@ -41,11 +42,20 @@ GOLDEN = (
     "qwen3-layer-types",
     "starcoder2",
     "ernie4-5",
+    "seed-oss",
+    "helium",
+    "stablelm",
+    "nemotron",
+    "exaone4",
+    "hunyuan",
     # With experts:
     "mixtral-window",
     "qwen2-moe-window",
     "qwen3-moe-window",
     "gpt-oss",
+    "olmoe",
+    "granite-moe-shared",
+    "hunyuan-moe",
     "glm4-moe",
     "dots1",
     "minimax-m2",
@@ -71,6 +81,15 @@ def test_golden(simulate: Run, name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_as_on_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:parity", name=name, folder=models, dtype=dtype, length=21)
+    assert outcome.ok, outcome.text
+
+
+def test_experts_in_mxfp4(simulate: Run, tmp_path: Path) -> None:
+    """Those of gpt-oss as they are downloaded, beside biases and the clamped SwiGLU."""
+    source = resized(ROOT / "tests/golden/gpt-oss", tmp_path / "source", hidden_size=64, intermediate_size=96)
+    folder = tmp_path / "mxfp4"
+    quantise_experts(source, folder)
+    outcome = simulate("device_cases:parity_of", folder=str(folder), dtype="bfloat16")
     assert outcome.ok, outcome.text
 
 

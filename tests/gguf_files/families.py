@@ -111,6 +111,32 @@ FAMILIES = {
     "cohere": Rules("command-r", keys={"logit_scale": "logit_scale", "rope.scaling.type": b"none"}),
     "cohere2": Rules("cohere2", keys={**_WINDOW, "logit_scale": "logit_scale", "attention.sliding_window_pattern": 3}),
     "olmo3": Rules("olmo2", keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, False, True])}),
+    "granite-moe": Rules("granitemoe", permuted=True, keys=_SCALES),
+    "granite-moe-shared": Rules(
+        "granitemoe",
+        permuted=True,
+        keys={**_SCALES, "expert_shared_feed_forward_length": "shared_intermediate_size"},
+    ),
+    "olmoe": Rules("olmoe", known={"eos_token_id": 2}),
+    "seed-oss": Rules("seed_oss"),
+    "arcee": Rules("arcee", permuted=True, known={"bos_token_id": 1, "eos_token_id": 2}),
+    "nemotron": Rules("nemotron", norm_offset=1),
+    "stablelm": Rules("stablelm"),
+    "exaone4": Rules(
+        "exaone4",
+        keys={**_WINDOW, "attention.sliding_window_pattern": As("bool", [True, True, True, False])},
+        known={"rope_scaling": None},
+    ),
+    "exaone4-full": Rules("exaone4"),
+    "hunyuan": Rules("hunyuan-dense", known={"rope_scaling": None}),
+    "hunyuan-moe": Rules(
+        "hunyuan-moe",
+        keys={
+            **{f"expert_{part}feed_forward_length": "intermediate_size" for part in ("", "shared_")},
+            "expert_shared_count": 1,
+        },
+        known={"rope_scaling": None},
+    ),
     "phi3": Rules("phi3", keys=_PHI3),
     "phi4-mini-short": Rules("phi3", keys={**_PHI3, "rope.scaling.attn_factor": (1 + np.log(4) / np.log(32)) ** 0.5}),
     "smollm3": Rules("smollm3", permuted=True, known={"no_rope_layers": None, "no_rope_layer_interval": 4}),
@@ -162,7 +188,7 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     text = {**config, **config.get("text_config", {})}
     full = LlamaConfig.from_dict(config)
     said = {key: getattr(full, name, None) for key, name in _USUAL.items()}
-    for old in ("layer_norm_eps", "norm_epsilon"):
+    for old in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
         if old in text:
             said["attention.layer_norm_epsilon"] = text[old]
             del said["attention.layer_norm_rms_epsilon"]
@@ -243,10 +269,16 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                     merged = merged.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
                 experts.setdefault(merged, []).append(array)
                 continue
-            if name.endswith("shared_mlp.input_linear.weight"):
-                yield name.replace("shared_mlp.input_linear", "mlp.gate_proj"), array[: len(array) // 2]
-                yield name.replace("shared_mlp.input_linear", "mlp.up_proj"), array[len(array) // 2 :]
+            if ".input_linear." in name:  # of Granite
+                before, _, kind = name.partition(".input_linear")
+                before = before.replace("block_sparse_moe", "mlp.experts")
+                before = before.replace("shared_mlp", "mlp.shared_expert" if rules.arch == "granitemoe" else "mlp")
+                for which, half in zip(("gate_proj", "up_proj"), np.split(array, 2, axis=-2), strict=True):
+                    yield f"{before}.{which}{kind}", np.ascontiguousarray(half)
                 continue
+            if rules.arch == "granitemoe":
+                name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
+                name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
             if name.endswith("norm.weight"):
                 array = array + np.float32(rules.norm_offset)

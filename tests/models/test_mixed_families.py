@@ -51,7 +51,7 @@ multipliers = st.sampled_from((1.0, 0.5, 1.7))
 rows = st.fixed_dictionaries(
     {
         "norms": st.sampled_from([(True, False), (False, True), (True, True)]),
-        "qk_norm": st.sampled_from(["none", "head", "all"]),
+        "qk_norm": st.sampled_from(["none", "head", "all", "head_behind_rope"]),
         "norm_offset": st.sampled_from((0.0, 1.0)),
         "scaled_embedding": st.booleans(),
         "routing": st.builds(

@@ -301,9 +301,10 @@ class LinearCase:
         sums = [np.sqrt((x * x) @ (w * w).T) + (0.0 if c is None else np.abs(c)) for w, c in parts]
         if self.kind == "act_mul":
             gate, up = (x @ w.T + (0.0 if c is None else c) for w, c in parts)
-            # |activation'| < 1.2: an error in gate moves it by that much, one in exp by |activation| itself.
+            # |activation'|: an error in gate moves it by that much, one in exp by |activation| itself.
+            slope = 2 * np.abs(gate) + sums[0] if self.activation == "relu2" else 1.2
             activated = np.abs(oracle.ACTIVATIONS[self.activation](gate))
-            scale = 1.2 * sums[0] * np.abs(up) + activated * (sums[1] + np.abs(up))
+            scale = slope * sums[0] * np.abs(up) + activated * (sums[1] + np.abs(up))
         else:
             scale = np.concatenate(sums, axis=-1)
         return want, scale + (0.0 if residual is None else np.abs(residual))

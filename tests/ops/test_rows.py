@@ -293,13 +293,14 @@ def test_clamped_swiglu(isa: str, threads: int, case: Rows, spread: float) -> No
 @each_isa
 @pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
 def test_act_mul_extremes(isa: str, activation: str) -> None:
-    """Very negative gates give zero, very positive ones themselves, never NaN."""
+    """Very negative gates give zero, very positive ones themselves or their squares, never NaN."""
     gate = np.array([-3.4e38, -1e4, -200, -104, -88.8, -0.0, 0.0, 88.8, 104, 200, 1e4, 3.4e38], np.float32)
     out = Output((1, gate.size))
     call(backend(isa, 1), "act_mul", framed(np.concatenate([gate, np.ones_like(gate)])[None]), out, activation)
     got = out.check()[0]
-    assert np.isfinite(got).all()
-    assert_bitwise(got[7:], gate[7:])
+    assert not np.isnan(got).any()
+    with np.errstate(over="ignore"):
+        assert_bitwise(got[7:], np.square(gate[7:]) if activation == "relu2" else gate[7:])
     assert np.all(np.abs(got[:5]) <= 1e-35)
     assert np.all(got[5:7] == 0)
 

@@ -15,7 +15,7 @@ from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.config import AutoConfig
 from infinilm.config.families import build_spec
-from quantised_files.writers import Format, Tensors, save
+from quantised_files.writers import Format, Tensors, ct_fp4, save
 
 
 def quantise(source: Path, folder: Path, form: Format) -> dict[str, np.ndarray]:
@@ -37,6 +37,30 @@ def quantise(source: Path, folder: Path, form: Format) -> dict[str, np.ndarray]:
             tensors[name] = DTYPE_CODES[info.dtype], array
             is_bf16 = info.dtype == "bfloat16"
             weights[name] = (array.astype(np.uint32) << 16).view(np.float32) if is_bf16 else array.astype(np.float32)
+    save(folder / "model.safetensors", tensors)
+    return weights
+
+
+def quantise_experts(source: Path, folder: Path) -> dict[str, np.ndarray]:
+    """Write a gpt-oss with experts in MXFP4, whose outputs are rows there; all weights as `quantise` returns them."""
+    tensors: Tensors = {}
+    weights: dict[str, np.ndarray] = {}
+    rng = np.random.default_rng(0)
+    with Checkpoint(source) as checkpoint:
+        for name in checkpoint.tensors:
+            weights[name] = checkpoint.array(name)
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                tensors[name] = "F32", weights[name]
+                continue
+            experts, inputs, outputs = weights[name].shape
+            parts, exact = ct_fp4("mxfp4").write(rng, experts * outputs, inputs)
+            blocks, scales = parts[".weight_packed"][1], parts[".weight_scale"][1]
+            tensors[f"{name}_blocks"] = "U8", blocks.reshape(experts, outputs, inputs // 32, 16)
+            tensors[f"{name}_scales"] = "U8", scales.reshape(experts, outputs, inputs // 32)
+            weights[name] = np.ascontiguousarray(exact.reshape(experts, outputs, inputs).swapaxes(1, 2), np.float32)
+    folder.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
     save(folder / "model.safetensors", tensors)
     return weights
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,15 +12,14 @@ import numpy as np
 import pytest
 
 from infinilm import LLM, plan_memory
-from infinilm.checkpoint import Checkpoint, loading, resolve_model
+from infinilm.checkpoint import loading, resolve_model
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.models.reference import ReferenceModel
-from quantised_files.conversion import quantise, resized, write_plain
+from quantised_files.conversion import quantise, quantise_experts, resized, write_plain
 from quantised_files.writers import (
     FORMATS,
     Format,
-    Tensors,
     awq,
     bnb4,
     ct_fp4,
@@ -29,7 +27,6 @@ from quantised_files.writers import (
     ct_packed,
     fp8_block,
     gptq,
-    save,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -182,26 +179,8 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     """Its experts in MXFP4, as they are downloaded: outputs are rows there, and columns where they are plain."""
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     plain = resized(GOLDEN / "gpt-oss", tmp_path / "source", **sizes)
-    tensors: Tensors = {}
-    weights: dict[str, np.ndarray] = {}
-    rng = np.random.default_rng(0)
-    with Checkpoint(plain) as checkpoint:
-        for name in checkpoint.tensors:
-            weights[name] = checkpoint.array(name)
-            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                tensors[name] = "F32", weights[name]
-                continue
-            experts, inputs, outputs = weights[name].shape
-            parts, exact = ct_fp4("mxfp4").write(rng, experts * outputs, inputs)
-            blocks, scales = parts[".weight_packed"][1], parts[".weight_scale"][1]
-            tensors[f"{name}_blocks"] = "U8", blocks.reshape(experts, outputs, inputs // 32, 16)
-            tensors[f"{name}_scales"] = "U8", scales.reshape(experts, outputs, inputs // 32)
-            weights[name] = np.ascontiguousarray(exact.reshape(experts, outputs, inputs).swapaxes(1, 2), np.float32)
     folder = tmp_path / "quantised"
-    folder.mkdir()
-    config = json.loads((plain / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    save(folder / "model.safetensors", tensors)
+    weights = quantise_experts(plain, folder)
     exact_logits = logits(write_plain(plain, tmp_path / "plain", weights))
     assert [progress_of(model) for model in (folder, tmp_path / "plain")] == [pytest.approx(1, abs=0.01)] * 2
     np.testing.assert_allclose(logits(folder), exact_logits, rtol=0, atol=2e-5 * rms(exact_logits))

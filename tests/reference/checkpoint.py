@@ -41,7 +41,27 @@ def read_checkpoint(folder: Path) -> dict[str, NDArray[np.floating]]:
     return tensors
 
 
+_GRANITE_MOE = (
+    ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),
+    ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
+    ("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
+    ("mlp.output_linear.weight", "mlp.experts.down_proj"),
+    ("mlp.gate.layer", "mlp.gate"),
+)
+_INTERNLM2 = (
+    ("attention.wqkv", "self_attn.qkv_by_head"),
+    ("attention.wo", "self_attn.o_proj"),
+    ("feed_forward", "mlp"),
+    ("attention_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("tok_embeddings", "embed_tokens"),
+    ("output.", "lm_head."),
+)
 _OWN_NAMES = (
+    ("W_pack", "qkv_proj"),
+    ("query_layernorm", "q_norm"),
+    ("key_layernorm", "k_norm"),
+    ("gate.wg", "gate"),
     ("shared_mlp.input_linear", "mlp.gate_up_proj"),
     ("shared_mlp.output_linear", "mlp.down_proj"),
     ("w1", "gate_proj"),
@@ -50,6 +70,7 @@ _OWN_NAMES = (
     ("c_fc", "up_proj"),
     ("c_proj", "down_proj"),
     ("shared_experts", "shared_expert"),
+    ("shared_mlp", "shared_expert"),
 )
 _CORRECTION = "e_score_correction_bias"
 _NOT_TEXT = (
@@ -62,7 +83,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     """The tensors of the text part of any family under the names, and in the order of rows, that Llama has."""
     q, kv = config.num_attention_heads, config.num_key_value_heads
     sandwich = config.architecture in ("Glm4ForCausalLM", "Glm4vForConditionalGeneration")
-    neighbours = config.architecture.startswith(("Glm", "Cohere", "Ernie")) and "Glm4Moe" not in config.architecture
+    turned = ("Glm", "Cohere", "Ernie", "Helium")
+    neighbours = config.architecture.startswith(turned) and "Glm4Moe" not in config.architecture
     found = {}
     for stored, values in tensors.items():
         name = stored
@@ -76,6 +98,12 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             .replace(".router.proj.", ".router.")  # of Gemma 4, whose routers and experts are beside an MLP
             .replace(".router.", ".mlp.gate.")
         )
+        if "GraniteMoe" in config.architecture and "Hybrid" not in config.architecture:
+            for own, llama in _GRANITE_MOE:
+                name = name.replace(own, llama)
+        if "InternLM2" in config.architecture:
+            for own, llama in _INTERNLM2:
+                name = name.replace(own, llama)
         if ".experts." in name and ".mlp.experts." not in name:
             name = name.replace(".experts.", ".mlp.experts.")
         if config.attention_k_eq_v and "k_proj" in name and stored.replace("k_proj", "v_proj") not in tensors:
@@ -114,6 +142,10 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             found[name] = values
         elif name.endswith(_CORRECTION):
             found[f"{name.partition('.mlp.')[0]}.mlp.gate.{_CORRECTION}"] = values.reshape(-1)
+        elif "qkv_by_head" in name:  # of each kv head its q heads, then k and v
+            heads = values.reshape(kv, q // kv + 2, config.head_dim, -1)
+            for part, rows in (("q", heads[:, :-2]), ("k", heads[:, -2]), ("v", heads[:, -1])):
+                found[name.replace("qkv_by_head", f"{part}_proj")] = rows.reshape(-1, values.shape[1])
         elif "qkv_proj" in name:
             heads = values.reshape(q + 2 * kv, config.head_dim, -1)
             for part, own in zip("qkv", np.split(heads, [q, q + kv]), strict=True):

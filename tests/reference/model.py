@@ -159,6 +159,8 @@ class ReferenceModel:
                 scaled = facts.ropes[facts.q_rope]
                 scale = 1 + scaled.scale_beta * np.log(1 + np.floor(positions / scaled.scale_positions))
                 q = q * scale[:, None, None]
+        if facts.qk_norm == "head_behind_rope":
+            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{of_owner}.k_norm")
         self._kv[layer] = before_norm, v
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 

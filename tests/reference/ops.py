@@ -102,7 +102,12 @@ def gelu_tanh(x: F64) -> F64:
     return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+def relu2(x: F64) -> F64:
+    """max(x, 0)^2."""
+    return np.square(np.maximum(x, 0))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 
 
 def join(activation: str, gate: F64, up: F64) -> F64:

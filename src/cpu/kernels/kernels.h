@@ -20,7 +20,7 @@ struct Share {
     int thread;        // who does it: owns scratch[thread]
 };
 
-enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu, sigmoid };  // as core/activation.h has them
+enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu, relu2, sigmoid };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout. Those behind int4 have the names
 // of the types of GGUF files, whose integers and scales they keep.

@@ -377,6 +377,10 @@ INFINILM_INLINE vec gelu_tanh(vec x) {
     return x / (1.0f + exp(u * -1.5957691f));
 }
 // See core/activation.h. A NaN stays one: a comparison with it is false.
+INFINILM_INLINE vec relu2(vec x) {
+    x = x < 0.0f ? set1(0.0f) : x;
+    return x * x;
+}
 INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
     gate = gate > 7.0f ? set1(7.0f) : gate;
     up = up > 7.0f ? set1(7.0f) : up;
@@ -384,6 +388,7 @@ INFINILM_INLINE vec clamped_swiglu(vec gate, vec up) {
     return gate / (1.0f + exp(gate * -1.702f)) * (up + 1.0f);
 }
 INFINILM_INLINE vec activate(Activation activation, vec x) {
+    if (activation == Activation::relu2) return relu2(x);
     return activation == Activation::silu ? silu(x) : gelu_tanh(x);
 }
 INFINILM_INLINE vec act_mul(Activation activation, vec gate, vec up) {
