@@ -77,6 +77,9 @@ class LLM(ChatMethods, OfThisProcess):
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
+    pipeline_parallel_size
+        Stages that the layers are divided over, one behind the other, each with `tensor_parallel_size` ranks. Answers
+        do not change. On CPUs alone; one stage computes at a time.
     device_ids
         The GPUs, one per rank. Default: the first ones.
     max_model_len
@@ -140,6 +143,7 @@ class LLM(ChatMethods, OfThisProcess):
         dtype: str = "auto",
         quantization: str | None = None,
         tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
         device_ids: Sequence[int] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
@@ -187,6 +191,7 @@ class LLM(ChatMethods, OfThisProcess):
             load_format=load_format,
             device=device,
             tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
             device_ids=device_ids,
             lora=lora,
             merge_lora=merge_lora,
@@ -194,7 +199,8 @@ class LLM(ChatMethods, OfThisProcess):
         self.model_path: Path = plan.path
         self.config: LlamaConfig = plan.config
         self.device: str = plan.device  # of the first rank
-        self.devices: tuple[str, ...] = plan.devices  # of each rank
+        self.devices: tuple[str, ...] = plan.devices  # of each rank of a stage
+        self.num_stages: int = max(len(plan.memory.stages), 1)
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
@@ -208,6 +214,7 @@ class LLM(ChatMethods, OfThisProcess):
             num_threads or 0,
             batch_invariant=batch_invariant,
             nccl_library="" if plan.device == "cpu" else nccl_library(),
+            num_stages=self.num_stages,
         )
         with ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
             texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)

@@ -31,6 +31,7 @@ from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 from infinilm.requests.sizes import format_bytes, parse_size
+from infinilm.requests.stages import StageMemory, StagePart, stage_specs
 from infinilm.requests.states import plan_states, snapshot_interval
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class MemoryPlan:
         of running sequences and of prefixes; else 0.
     snapshot_interval : int
         Tokens between two states that are kept of a prefix, without which it is computed again; 0: none are kept.
+    stages : tuple of StageMemory
+        With a pipeline, what each stage has of all this; else empty.
     """
 
     weight_bytes: int
@@ -132,6 +135,7 @@ class MemoryPlan:
     state_bytes: int = 0
     num_states: int = 0
     snapshot_interval: int = 0
+    stages: tuple[StageMemory, ...] = ()
 
     @property
     def kv_bytes(self) -> int:
@@ -256,6 +260,7 @@ def divide_memory(
         state_bytes=state_bytes,
         num_states=num_states,
         snapshot_interval=interval,
+        stages=cache.stages(dtype),
     )
 
 
@@ -268,6 +273,7 @@ class CacheSizing:
     auto_dtype: str  # of keys and values where none is asked for
     spec: _core.ModelSpec  # of the largest rank
     num_sharing: int  # ranks whose memory is the same: on a CPU all
+    parts: Sequence[StagePart] = ()  # with a pipeline
 
     def dtype(self, requested: str | None, kv_cache: object = None) -> str:
         """What keys and values are kept in: `requested`, or the dtype of a `CacheConfig`, which must agree.
@@ -293,6 +299,10 @@ class CacheSizing:
     def bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token, all layers, K and V, of the ranks that share a memory."""
         return self.num_sharing * self.spec.kv_bytes_per_token(dtype)
+
+    def stages(self, dtype: str) -> tuple[StageMemory, ...]:
+        """What each stage takes, with a cache in this dtype."""
+        return tuple(part.memory(self.num_sharing, dtype) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +354,7 @@ def plan_model(
     load_format: str = "auto",
     device: str = "auto",
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
     revision: str | None = None,
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -396,21 +407,26 @@ def plan_model(
         quantization=quantization,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
+    parts = stage_specs(spec, pipeline_parallel_size, devices[0])
     num_ranks = len(devices)
     local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     if checkpoint is not None and on_cpu and not packed:
         kept = checkpoint.kept_dtype(computed)
-    weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
+    as_dtype, sharing = kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks
+    weight_bytes = [_core.weight_bytes(part, as_dtype, sharing) for part in parts]
     native_types: tuple[str, ...] = ()
     is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
     if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
         shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
-        sizes, sources = _core.param_bytes(spec, kept), checkpoint.find(shapes).sources
+        sources = checkpoint.find(shapes).sources
         native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources)
-        sizes |= {name: checkpoint.packed_bytes(sources[name]) for name in native}
-        weight_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
+        packed_sizes = {name: checkpoint.packed_bytes(sources[name]) for name in native}
+        weight_bytes, native_types = [], tuple(sorted(set(native.values())))
+        for part in parts:
+            sizes = _core.param_bytes(part, kept)
+            weight_bytes.append(sum(packed_sizes.get(name, size) for name, size in sizes.items() if size))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
     quantised_dtype = None
@@ -418,36 +434,37 @@ def plan_model(
         quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
         if quantization is None and on_cpu:
             weight_bytes, native_types = size_of_quantised(
-                checkpoint, config, spec, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
+                checkpoint, config, parts, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
             )
-    weight_bytes += sum(adapter.packed_bytes(num_ranks if on_cpu else 1) for adapter in adapters.values())
+    of_adapters = sum(adapter.packed_bytes(num_ranks if on_cpu else 1) for adapter in adapters.values())
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
-    workspace = _core.workspace_bytes(
-        spec,
-        device=devices[0],
-        num_ranks=num_ranks,
-        num_threads=num_threads or 0,
-        num_tokens=num_tokens,
-        num_rows=max_num_seqs,
-        num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS),
-        num_adapters=len(adapters),
-        most_rank=max((adapter.most_rank for adapter in adapters.values()), default=0),
-    )
+    steps: dict[str, Any] = {
+        "device": devices[0],
+        "num_ranks": num_ranks,
+        "num_threads": num_threads or 0,
+        "num_tokens": num_tokens,
+        "num_rows": max_num_seqs,
+        "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS),
+        "num_adapters": len(adapters),
+        "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
+    }
+    workspace = [_core.workspace_bytes(part, **steps) for part in parts]
     if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
-        workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
-    cache = CacheSizing(
-        devices[0], computed, _auto_cache_dtype(dtype, stored, computed, on_cpu), local, num_ranks if on_cpu else 1
-    )
+        workspace[0] += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
+    stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
+    auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, stages)
+    num_bytes, steps_bytes = sum(weight_bytes) + of_adapters, sum(workspace)
     plan = divide_memory(
-        weight_bytes=weight_bytes,
-        workspace_bytes=workspace,
+        weight_bytes=num_bytes,
+        workspace_bytes=steps_bytes,
         cache=cache,
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
         kv_cache_dtype=kv_cache_dtype,
-        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
+        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - num_bytes - steps_bytes, 0),
     )
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
@@ -522,9 +539,10 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         As for `LLM`.
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
-        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
-        ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free
-        memory of each device (on a CPU, of all ranks together) to plan for. The devices need not be present then.
+        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
+        ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and
+        ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks together) to
+        plan for. The devices need not be present then.
 
     Raises
     ------

@@ -236,20 +236,27 @@ void bind_engine(nb::module_& m) {
         .def(
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
-               bool batch_invariant, const std::string& nccl_library, bool graphs) {
+               bool batch_invariant, const std::string& nccl_library, bool graphs, int num_stages,
+               const std::optional<std::tuple<int, int, int>>& stage) {
+                PipelineOptions pipeline{.num_stages = num_stages};
+                if (stage) std::tie(pipeline.stage, pipeline.from_stage_before, pipeline.to_stage_behind) = *stage;
                 const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
                                          .batch_invariant = batch_invariant,
                                          .graphs = graphs,
-                                         .nccl_library = nccl_library});
+                                         .nccl_library = nccl_library,
+                                         .pipeline = pipeline});
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true,
-            "nccl_library"_a = "", "graphs"_a = true,
+            "nccl_library"_a = "", "graphs"_a = true, "num_stages"_a = 1, "stage"_a = nb::none(),
             "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
-            "only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a "
-            "shape that came before as one.")
+            "only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode "
+            "steps of a "
+            "shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one "
+            "that is here, the socket from the stage before and that to the stage behind, of which copies are made; "
+            "None: all are.")
         .def_prop_ro("num_ranks", &InferEngine::num_ranks)
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(

@@ -89,7 +89,8 @@ void validate(const ModelSpec& spec) {
 }
 
 // What a model has that GPUs have no kernels for; null: nothing.
-const char* only_on_cpus(const ModelSpec& spec) {
+const char* only_on_cpus(const ModelSpec& spec, int num_stages) {
+    if (num_stages > 1) return "stages of a pipeline";
     if (spec.num_state_layers() > 0) return "layers that have a state";
     if (spec.attention.output_gate) return "a gate of attention";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
@@ -115,16 +116,24 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
     const int size = static_cast<int>(options.devices.size());
     if (size == 0) throw ConfigError("an engine needs at least one device");
     for (const Device& device : options.devices)
-        if (const char* const what = only_on_cpus(spec); what && device.kind == DeviceKind::cuda)
+        if (const char* const what = only_on_cpus(spec, options.pipeline.num_stages);
+            what && device.kind == DeviceKind::cuda)
             throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
-    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
-    group_ = make_group({.devices = options.devices,
-                         .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
-                         .nccl_library = options.nccl_library});
-    for (int r = 0; r < size; ++r) {
-        workers_.push_back(std::make_unique<RankWorker>(r, cpus_to_bind(options, r)));
-        ranks_[static_cast<size_t>(r)]->worker = workers_.back().get();
+    const PipelineOptions& pipeline = options.pipeline;
+    stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
+    connections_ = connect_stages(pipeline);
+    for (int stage = pipeline.first_here(); stage <= pipeline.last_here(); ++stage) {
+        for (int r = 0; r < size; ++r)
+            ranks_.push_back(std::make_shared<Rank>(num_ranks(), stage_spec(spec, stage, pipeline.num_stages),
+                                                    Shard{.rank = r, .size = size}, groups_.size()));
+        groups_.push_back(make_group({.devices = options.devices,
+                                      .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
+                                      .nccl_library = options.nccl_library}));
+    }
+    for (const auto& rank : ranks_) {
+        workers_.push_back(std::make_unique<RankWorker>(rank->index, cpus_to_bind(options, rank->rank_of_stage)));
+        rank->worker = workers_.back().get();
     }
     try {
         on_ranks([&](Rank& rank) { together([&] { start(rank, options); }); });
@@ -139,8 +148,12 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
 }
 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
-    rank.backend = make_backend(spec_, options, rank.index);
-    rank.communicator = group_->join(rank.index, rank.backend.get());
+    const int r = rank.rank_of_stage;
+    rank.backend = make_backend(spec_, options, r);
+    rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
+    if (!connections_.empty())
+        rank.stages =
+            std::make_unique<StageLink>(r == 0 ? connections_[rank.stage_here].get() : nullptr, *rank.communicator);
     DeviceQueue* const queue = rank.backend->queue();
     if (queue && num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
         queue->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
@@ -198,7 +211,7 @@ void InferEngine::attempt(Joint& joint, Rank& rank, F part) {
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
     } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
-        if (num_ranks() > 1) fail(std::current_exception());
+        if (is_shared()) fail(std::current_exception());
     }
     if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
 }
@@ -250,14 +263,15 @@ auto InferEngine::together(F f) -> decltype(f()) {
     } catch (const StepAborted&) {  // all ranks stop at the same place
         throw;
     } catch (...) {
-        if (num_ranks() > 1) fail(std::current_exception());
+        if (is_shared()) fail(std::current_exception());
         throw;
     }
 }
 
 void InferEngine::fail(std::exception_ptr cause) noexcept {
     if (cause_.set(cause)) dead_ = true;
-    group_->abort(std::move(cause));
+    for (const auto& group : groups_) group->abort(cause);
+    for (const auto& stage : connections_) stage->abort();
 }
 
 std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& errors) {
@@ -288,7 +302,7 @@ std::vector<std::string> InferEngine::loaded_params() {
 }
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
-    if (num_ranks() > 1) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    if (is_shared()) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
     return of_rank0([](Rank& rank) { return rank.params.take_packed(); });
 }
 
@@ -307,12 +321,13 @@ void InferEngine::prepare(Rank& rank) {
 
 void InferEngine::make_decoder(Rank& rank, Backend& backend) {
     if (backend.queue()) rank.previous_ids = {};  // which are the old one's
-    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator);
+    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator,
+                                             rank.stages.get());
 }
 
 void InferEngine::time_ops(bool on) {
     on_ranks([&](Rank& rank) {
-        if (rank.index != 0) return;
+        if (rank.rank_of_stage != 0) return;
         rank.params.check_complete();
         if (!rank.params.prepared()) prepare(rank);
         const ModelWeights& weights = rank.params.weights();
@@ -334,7 +349,14 @@ void InferEngine::time_ops(bool on) {
 }
 
 OpTimes InferEngine::op_times() {
-    return of_rank0([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); });
+    std::vector<OpTimes> of_ranks(ranks_.size());
+    on_ranks([&](Rank& rank) {
+        if (rank.timed) of_ranks[static_cast<size_t>(rank.index)] = rank.timed->times();
+    });
+    OpTimes sum;
+    for (const OpTimes& own : of_ranks)
+        for (const auto& [name, time] : own) sum[name].calls += time.calls, sum[name].seconds += time.seconds;
+    return sum;
 }
 
 void InferEngine::add_adapter(int32_t id, const std::vector<LoraTensors>& tensors) {
@@ -389,7 +411,7 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
 void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     const bool any = hook && !(names.rank0.empty() && names.all_ranks.empty());
     on_ranks([&](Rank& rank) {
-        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.index) : nullptr;
+        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.rank_of_stage) : nullptr;
     });
 }
 
@@ -415,7 +437,7 @@ StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap)
 // Ranks that find that nobody will give the masks agree by the abort: if one of them has begun to sample, the masks are
 // there, and all go on.
 StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks) {
-    if (!staged.allowed) return computed;
+    if (!staged.allowed || !rank.params.spec().is_last_stage()) return computed;
     settle(rank);  // masks depend on the tokens of the step before
     if (masks) {
         masks->wait([&] { return staged.abort->requested() || closing_ || dead_; });
@@ -434,10 +456,31 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort, La
     }
 }
 
+template <class F>
+StepOutput InferEngine::run_stages(Rank& rank, const Batch& batch, F run_own) {
+    const bool is_first = rank.params.spec().is_first_stage(), is_last = rank.params.spec().is_last_stage();
+    StageLink::Result own;
+    try {
+        if (batch.abort && is_first) batch.abort->begin(0);
+        StepOutput output = run_own();
+        if (!batch.return_logits || rank.rank_of_stage != 0) output.logits = {};
+        output = to_host(*rank.backend, output, spec_.vocab_size);
+        own.ids = output.ids;
+        own.logits = output.logits;
+    } catch (const StepAborted&) {  // before anything went to the next stage
+        own.stopped = true;
+        if (!is_last) rank.stages->stop();
+    }
+    const int64_t num_rows = batch.logits_rows.shape(0);
+    own = rank.stages->share(own, is_last, batch.temperature && num_rows > 0, num_rows);
+    if (own.stopped) throw StepAborted();
+    return {.ids = own.ids, .logits = own.logits};
+}
+
 // Before and after `together` no rank waits for another, and all find the same.
 StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
-    if (abort) abort->begin(0);
+    if (abort && !rank.stages) abort->begin(0);
     if (!rank.decoder) {
         rank.params.check_complete();
         together([&] { prepare(rank); });
@@ -446,13 +489,13 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
-    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
+    if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
         rank.cache.spec().num_states > 0)  // a step that fails later leaves states that nobody can go on from
         check_values(step, spec_, rank.cache.spec(), rank.table);
     rank.cache.check_states(step);
     LoraStep lora(rank.adapters, step);
     rank.cache.begin_states(step);
-    StepOutput output = together([&] {
+    const auto run_here = [&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
         };
@@ -469,7 +512,8 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         return rank.graphs->run(
             step, stage_step, [&] { settle(rank); },
             [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
-    });
+    };
+    StepOutput output = together([&] { return rank.stages ? run_stages(rank, batch, run_here) : run_here(); });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = Tensor(output.ids, nullptr);
@@ -503,9 +547,10 @@ void InferEngine::abandon() {
     struct Leaked {
         std::vector<std::unique_ptr<RankWorker>> workers;
         std::vector<std::shared_ptr<Rank>> ranks;
-        std::shared_ptr<CommunicatorGroup> group;
+        std::vector<std::shared_ptr<CommunicatorGroup>> groups;
+        std::vector<std::shared_ptr<StageConnections>> connections;
     };
-    [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, group_};
+    [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, groups_, connections_};
 }
 
 void InferEngine::close() {
@@ -522,7 +567,10 @@ void InferEngine::close() {
     // to each other ends before any of their backends, and graphs, which have a part in it, before that.
     for (const auto& rank : ranks_) rank->graphs.reset();
     for (const auto& rank : ranks_) rank->communicator.reset();
-    group_.reset();
+    groups_.clear();
+    for (const auto& stage : connections_) stage->abort();  // stages elsewhere notice
+    for (const auto& rank : ranks_) rank->stages.reset();
+    connections_.clear();
     cause_.clear();
     for (const auto& rank : ranks_) {
         rank->tap.reset();

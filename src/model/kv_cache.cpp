@@ -28,9 +28,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         throw ConfigError(concat("a cache of a model with ", num_state_layers, " layers that have a state, got ",
                                  spec.num_states, " states"));
     int64_t elements = 0, heads = 0, states = 0;  // of a token; layers
-    for (int layer = 0; layer < model.num_layers; ++layer) {
+    const LayerRange own = model.own_layers();
+    places_.resize(static_cast<size_t>(model.num_layers));
+    for (int layer = own.begin; layer < own.end; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
-        places_.push_back({attention.num_kv_heads, attention.head_dim, elements, heads, states});
+        places_[static_cast<size_t>(layer)] = {attention.num_kv_heads, attention.head_dim, elements, heads, states};
         if (model.has_state(layer)) {
             ++states;
             continue;
@@ -45,11 +47,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         v_scales_ = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, heads});
     }
     if (num_state_layers > 0) {
-        conv_states_ = backend.allocate(DType::float32, std::array<int64_t, 4>{num_state_layers, spec.num_states,
-                                                                               delta.conv_size - 1, delta.conv_dim()});
+        conv_states_ = backend.allocate(
+            DType::float32, std::array<int64_t, 4>{states, spec.num_states, delta.conv_size - 1, delta.conv_dim()});
         delta_states_ = backend.allocate(
             DType::float32,
-            std::array<int64_t, 5>{num_state_layers, spec.num_states, delta.num_v_heads, delta.k_dim, delta.v_dim});
+            std::array<int64_t, 5>{states, spec.num_states, delta.num_v_heads, delta.k_dim, delta.v_dim});
         state_lens_.assign(static_cast<size_t>(spec.num_states), -1);
     }
     if (backend.device().kind == DeviceKind::cuda)
@@ -57,7 +59,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
             backend.allocate(DType::uint8, std::array{workspace_bytes(model, spec.num_blocks * spec.block_size)});
     // Attention jumps from block to block, and small pages make each jump a walk of page tables. Where a layer is small
     // or rows are long, whole large pages would be taken for a few tokens.
-    const bool dense = k_.bytes() / model.num_layers >= large_layer && spec.block_size <= small_block;
+    const bool dense = k_.bytes() / own.size() >= large_layer && spec.block_size <= small_block;
     if (dense && k_.device().kind == DeviceKind::cpu) {
         prefer_huge_pages(k_);
         prefer_huge_pages(v_);
@@ -82,7 +84,8 @@ TensorView KvCache::scales(const Tensor& all, int layer) const {
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     if (model.dtype == DType::float32) return 0;
     int64_t most = 0;
-    for (int layer = 0; layer < model.num_layers; ++layer)
+    const LayerRange own = model.own_layers();
+    for (int layer = own.begin; layer < own.end; ++layer)
         if (!model.has_state(layer))
             most = std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens));
     return most;
@@ -91,7 +94,10 @@ int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
 int64_t KvCache::state_bytes(const ModelSpec& model) {
     const DeltaSpec& d = model.delta;
     const int64_t conv = int64_t{d.conv_size - 1} * d.conv_dim(), rule = int64_t{d.v_size()} * d.k_dim;
-    return model.num_state_layers() * (conv + rule) * size_bytes(DType::float32);
+    const LayerRange own = model.own_layers();
+    int64_t num_layers = 0;
+    for (int layer = own.begin; layer < own.end; ++layer) num_layers += model.has_state(layer);
+    return num_layers * (conv + rule) * size_bytes(DType::float32);
 }
 
 void KvCache::check_states(const Batch& batch) const {
@@ -130,7 +136,8 @@ void KvCache::end_states(const Batch& batch) {
 int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
-    for (int layer = 0; layer < model.num_layers; ++layer) {
+    const LayerRange own = model.own_layers();
+    for (int layer = own.begin; layer < own.end; ++layer) {
         if (model.has_state(layer)) continue;
         const AttentionSpec attention = model.attention_of(layer);
         bytes += 2 * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);

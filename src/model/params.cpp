@@ -205,6 +205,22 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         linear(weights_.lm_head, "lm_head", hidden, false, {{"lm_head", vocab, Cut::vocab_rows}});
 }
 
+bool Params::is_of_stage(const ParamRow& row) const {
+    if (row.layer >= 0) return spec_.own_layers().contains(row.layer);
+    const bool also_lm_head = spec_.tie_word_embeddings && spec_.is_last_stage();
+    if (row.linear == &weights_.embed_tokens) return spec_.is_first_stage() || also_lm_head;
+    return spec_.is_last_stage();
+}
+
+std::span<LayerWeights> Params::own_layers() {
+    const LayerRange own = spec_.own_layers();
+    return std::span(weights_.layers).subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
+}
+
+std::vector<Range> Params::ranges(const ParamRow& row) const {
+    return is_of_stage(row) ? ranges(row, shard_) : std::vector<Range>();
+}
+
 std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
     const AttentionSpec attention = row.layer < 0 ? model_.attention : model_.attention_of(row.layer);
     const int64_t head_dim = attention.head_dim;
@@ -330,9 +346,10 @@ std::vector<std::string> Params::prepare_if_complete(Backend& backend, LinearWei
     if (linear.packed.panels || linear.packed.scales) return adopt_if_complete(backend, linear);
     for (const size_t index : linear.rows)
         if (!rows_[index].loaded) return {};
-    const bool is_qkv = linear.kind == LinearKind::qkv;
-    const int head_dim = is_qkv ? spec_.attention_of(rows_[linear.rows[0]].layer).head_dim : 0;
-    linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, head_dim, linear.quantization);
+    if (const ParamRow& first = rows_[linear.rows[0]]; is_of_stage(first)) {
+        const int head_dim = linear.kind == LinearKind::qkv ? spec_.attention_of(first.layer).head_dim : 0;
+        linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, head_dim, linear.quantization);
+    }
     std::vector<std::string> prepared;
     for (const size_t index : linear.rows) {
         const ParamRow& done = rows_[index];
@@ -369,14 +386,14 @@ std::vector<std::string> Params::adopt_if_complete(Backend& backend, LinearWeigh
     try {
         for (int rank = 0; rank < shard_.size; ++rank)  // of all ranks, so that all refuse alike
             backend.check_packed(packed_source(linear, {rank, shard_.size}));
-        linear.prepared = backend.adopt_linear(packed_source(linear, shard_));
+        if (is_of_stage(rows_[linear.rows[0]])) linear.prepared = backend.adopt_linear(packed_source(linear, shard_));
     } catch (const WeightError& error) {
         throw WeightError(concat("'", linear.name, "': ", error.what()));
     }
     linear.packed = {};
     for (const size_t index : linear.rows) rows_[index].loaded = true;
-    const PackedTensors own = linear.prepared->tensors();
-    bytes_ += own.panels.bytes() + (own.scales ? own.scales.bytes() : 0);
+    const PackedTensors own = linear.prepared ? linear.prepared->tensors() : PackedTensors();
+    if (own.panels) bytes_ += own.panels.bytes() + (own.scales ? own.scales.bytes() : 0);
     std::vector<std::string> copied;
     if (own.panels.owner != panels.owner) copied.push_back(linear.name + ".panels");
     if (scales && own.scales.owner != scales.owner) copied.push_back(linear.name + ".scales");
@@ -481,23 +498,23 @@ void Params::prepare(Backend& backend) {
     auto prepare_vector = [&](VectorWeights& w, float multiplier) {
         w.prepared = backend.prepare_vector(norm_weight(backend, spec_, w, multiplier));
     };
-    for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
+    for (LayerWeights& layer : own_layers()) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
-    for (LayerWeights& layer : weights_.layers)
+    for (LayerWeights& layer : own_layers())
         for (VectorWeights* vector : {&layer.sinks, &layer.router_correction}) {
             if (!vector->loaded) continue;
             const Tensor wide = allocate_host(DType::float32, vector->loaded.shape());
             fill_from(backend, vector->loaded, 0, 1, wide);
             vector->prepared = backend.prepare_vector(wide);
         }
-    for (LayerWeights& layer : weights_.layers)
+    for (LayerWeights& layer : own_layers())
         if (layer.conv.loaded) prepare_delta(backend, layer);
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
         return out;
     };
-    for (LayerWeights& layer : weights_.layers)
+    for (LayerWeights& layer : own_layers())
         if (!layer.experts_down.empty())
             layer.experts =
                 ops::prepare_experts(backend, prepared(layer.experts_gate_up), prepared(layer.experts_down));

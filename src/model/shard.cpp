@@ -60,6 +60,19 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     return local;
 }
 
+ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
+    if (num_stages < 1 || num_stages > model.num_layers)
+        throw ConfigError(concat("a pipeline of ", num_stages, " stages does not fit a model of ", model.num_layers,
+                                 " layers; a stage has at least one"));
+    if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
+    const auto first = [&](int64_t s) {
+        return static_cast<int>((model.num_layers * s + num_stages - 1) / num_stages);
+    };
+    ModelSpec part = model;
+    part.stage = {first(stage), first(stage + 1)};
+    return part;
+}
+
 Range q_heads_of(const AttentionSpec& model, Shard shard) {
     const int local = model.num_heads / shard.size;
     return {shard.rank * local, (shard.rank + 1) * local};

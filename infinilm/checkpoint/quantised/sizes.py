@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from infinilm import _core
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import find_tensors
@@ -22,17 +24,19 @@ def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool
 def size_of_quantised(
     checkpoint: QuantisedCheckpoint,
     config: LlamaConfig,
-    spec: _core.ModelSpec,
+    parts: Sequence[_core.ModelSpec],
     kept: str,
     quantised_dtype: str,
     num_ranks: int,
     *,
     natively: bool,
-) -> tuple[int, tuple[str, ...]]:
-    """Return the bytes of all weights, and the schemes whose integers are kept.
+) -> tuple[list[int], tuple[str, ...]]:
+    """Return the bytes of the weights of each part, and the schemes whose integers are kept.
 
     Parameters
     ----------
+    parts
+        The model, or each stage of it.
     kept
         Dtype of the other weights.
     quantised_dtype
@@ -40,12 +44,16 @@ def size_of_quantised(
     natively
         Integers are kept where that is possible.
     """
-    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(parts[0]).items()}
     sources = find_tensors(config, shapes, checkpoint.tensors).sources
-    sizes = _core.param_bytes(spec, kept)
-    native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources) if natively else {}
+    native = checkpoint.native_weights(_core.linears(parts[0], num_ranks), sources) if natively else {}
     size = 4 if quantised_dtype == "float32" else 2
+    packed: dict[str, int] = {}
     for name, source in sources.items():
-        nbytes = checkpoint.packed_bytes(source, native.get(name), size)
-        sizes[name] = sizes[name] if nbytes is None else nbytes
-    return sum(sizes.values()), tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))
+        if (nbytes := checkpoint.packed_bytes(source, native.get(name), size)) is not None:
+            packed[name] = nbytes
+    sums = []
+    for part in parts:
+        sizes = {name: nbytes for name, nbytes in _core.param_bytes(part, kept).items() if nbytes}
+        sums.append(sum(packed.get(name, nbytes) for name, nbytes in sizes.items()))
+    return sums, tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))
