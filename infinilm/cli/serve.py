@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
+from infinilm.cli.output import note
 from infinilm.cli.route import ROUTING, add_routing, routing_settings
 from infinilm.errors import ConfigError
 
@@ -63,6 +64,17 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
     )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
+    staged = parser.add_argument_group("a pipeline of processes", "The key of all stages: INFINILM_STAGE_KEY.")
+    staged.add_argument(
+        "--stages",
+        type=lambda text: text.split(","),
+        default=(),
+        metavar="HOST:PORT,..",
+        help="where stages 1, 2, .. of the model run; stage 0 is the server",
+    )
+    staged.add_argument(
+        "--stage", type=non_negative, default=0, metavar="I", help="be this stage, at its address of --stages"
+    )
     routed = add_routing(parser)
     routed.add_argument(
         "--replicas",
@@ -80,7 +92,17 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     with signals_end_it():
+        if args.stage:
+            return _be_stage(args)
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
+
+
+def _be_stage(args: argparse.Namespace) -> int:
+    """Have some layers of the model, until the first stage ends."""
+    from infinilm.pipeline import run_stage
+
+    own = ("device", "tensor_parallel_size", "num_threads", "revision")
+    return run_stage(args.model, args.stage, args.stages, {name: getattr(args, name) for name in own}, note)
 
 
 def _serve_replicas(args: argparse.Namespace) -> int:
@@ -135,6 +157,7 @@ def _serve(args: argparse.Namespace) -> int:
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
             batch_invariant=args.batch_invariant,
+            stages=args.stages,
             **model,
         )
 

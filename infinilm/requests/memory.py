@@ -360,10 +360,12 @@ def plan_model(
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
+    stage: int | None = None,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
-    `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
+    `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`. `stage`: of
+    the stages of a pipeline this one alone.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -407,9 +409,9 @@ def plan_model(
         quantization=quantization,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
-    parts = stage_specs(spec, pipeline_parallel_size, devices[0])
-    num_ranks = len(devices)
-    local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
+    parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
+    num_ranks, planned = len(devices), spec if stage is None else parts[0]
+    local = _core.local_spec(planned, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     if checkpoint is not None and on_cpu and not packed:
@@ -449,7 +451,9 @@ def plan_model(
         "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
     }
     workspace = [_core.workspace_bytes(part, **steps) for part in parts]
-    if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
+    if (
+        on_cpu and not stage
+    ):  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
         workspace[0] += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
     stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
@@ -551,7 +555,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
     """
-    known = plan_model.__kwdefaults__ or ()
+    known = [name for name in plan_model.__kwdefaults__ or () if name != "stage"]
     for name in settings:
         if name not in known:
             raise unknown_parameter("plan_memory", name, known)

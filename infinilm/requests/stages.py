@@ -62,8 +62,8 @@ class StagePart:
         )
 
 
-def stage_specs(spec: _core.ModelSpec, num_stages: Any, device: str) -> list[_core.ModelSpec]:
-    """The part of a model that each stage has. ConfigError: more stages than layers, or on a GPU."""
+def stage_specs(spec: _core.ModelSpec, num_stages: Any, device: str, only: int | None = None) -> list[_core.ModelSpec]:
+    """The part of a model that each stage has, or `only` one. ConfigError: more stages than layers, or on a GPU."""
     num_stages = as_integer("pipeline_parallel_size", num_stages)
     if num_stages > spec.num_layers:
         raise ConfigError(
@@ -74,4 +74,9 @@ def stage_specs(spec: _core.ModelSpec, num_stages: Any, device: str) -> list[_co
             f"pipeline_parallel_size={num_stages}: stages run on device 'cpu' alone in this version, not on "
             f"{device!r}; GPUs of one machine share a model by tensor_parallel_size"
         )
-    return [_core.stage_spec(spec, stage, num_stages) for stage in range(num_stages)]
+    if only is not None and any(layer.cache.kind == "state" for layer in spec.layers):
+        raise ConfigError(
+            "stages: layers that keep a state of each sequence need all stages in one process; use "
+            "pipeline_parallel_size alone"
+        )
+    return [_core.stage_spec(spec, stage, num_stages) for stage in (range(num_stages) if only is None else [only])]

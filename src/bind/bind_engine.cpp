@@ -107,7 +107,34 @@ void bind_batch(nb::module_& m) {
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false);
+            "return_logits"_a = false)
+        .def(
+            "arrays",
+            [](const Batch& b) {
+                nb::dict out;
+                for (const auto& [name, array] : {std::pair("input_ids", &b.input_ids),
+                                                  {"positions", &b.positions},
+                                                  {"slot_mapping", &b.slot_mapping},
+                                                  {"block_table", &b.block_table},
+                                                  {"cu_seqlens_q", &b.cu_seqlens_q},
+                                                  {"context_lens", &b.context_lens},
+                                                  {"logits_rows", &b.logits_rows},
+                                                  {"temperature", &b.temperature},
+                                                  {"top_k", &b.top_k},
+                                                  {"top_p", &b.top_p},
+                                                  {"min_p", &b.min_p},
+                                                  {"random_val", &b.random_val},
+                                                  {"allowed", &b.allowed},
+                                                  {"allowed_row", &b.allowed_row},
+                                                  {"previous_rows", &b.previous_rows},
+                                                  {"adapter_ids", &b.adapter_ids},
+                                                  {"state_in", &b.state_in},
+                                                  {"state_out", &b.state_out}})
+                    if (*array) out[name] = nb::cast(*array);
+                return out;
+            },
+            nb::sig("def arrays(self) -> dict[str, Tensor]"), "Those that are there, in place, by name.")
+        .def_ro("return_logits", &Batch::return_logits);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
             "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; },
@@ -257,7 +284,7 @@ void bind_engine(nb::module_& m) {
             "shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one "
             "that is here, the socket from the stage before and that to the stage behind, of which copies are made; "
             "None: all are.")
-        .def_prop_ro("num_ranks", &InferEngine::num_ranks)
+        .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
             "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },

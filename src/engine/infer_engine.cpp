@@ -112,8 +112,9 @@ struct InferEngine::Joint {
     std::atomic<size_t> left;
 };
 
-InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
-    const int size = static_cast<int>(options.devices.size());
+InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
+    : spec_((validate(spec), spec)), ranks_per_stage_(static_cast<int>(options.devices.size())) {
+    const int size = ranks_per_stage_;
     if (size == 0) throw ConfigError("an engine needs at least one device");
     for (const Device& device : options.devices)
         if (const char* const what = only_on_cpus(spec, options.pipeline.num_stages);

@@ -53,6 +53,7 @@ public:
 
     const ModelSpec& spec() const { return spec_; }                    // of the whole model
     int num_ranks() const { return static_cast<int>(ranks_.size()); }  // of all stages that are here, one by one
+    int ranks_per_stage() const { return ranks_per_stage_; }
     const std::vector<ParamRow>& param_rows() const { return ranks_[0]->params.rows(); }
 
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
@@ -168,6 +169,7 @@ private:
 
     const OwnerProcess process_;
     ModelSpec spec_;
+    const int ranks_per_stage_;
     std::vector<std::shared_ptr<CommunicatorGroup>> groups_;      // of each stage here
     std::vector<std::shared_ptr<StageConnections>> connections_;  // the same; none where there is one stage
     std::vector<std::shared_ptr<Rank>> ranks_;

@@ -1,0 +1,6 @@
+"""Stages of a model in processes of their own, on this machine or on others; the first one has the scheduler."""
+
+from infinilm.pipeline.agent import run_stage
+from infinilm.pipeline.front import FrontStage, StagedEngine, check_settings, count_stages
+
+__all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages", "run_stage"]
