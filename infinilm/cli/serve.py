@@ -92,6 +92,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     with signals_end_it():
+        if args.stages and (args.replicas is not None or args.ray_address is not None):
+            raise ConfigError(
+                "--stages are those of one server: start it alone, and `infinilm route` in front of several"
+            )
         if args.stage:
             return _be_stage(args)
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)

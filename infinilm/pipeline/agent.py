@@ -57,7 +57,10 @@ def run_stage(
         Another stage has ended or failed.
     """
     if not 1 <= stage <= len(addresses):
-        raise ConfigError(f"stage: expected 1 to {len(addresses)}, of which there are addresses; got {stage}")
+        raise ConfigError(
+            f"stage is {stage}, and stages has {len(addresses)} addresses, of stages 1 to {len(addresses)}: this one "
+            "is none of them"
+        )
     key = read_key(list(addresses))
     with listen(addresses[stage - 1]) as listener:
         tell(f"stage {stage} of {len(addresses) + 1} listens at {addresses[stage - 1]}")

@@ -239,7 +239,9 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 def test_a_stage_needs_its_address(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(folder), "--stage", "2", "--stages", "127.0.0.1:7000"]) == 2
-    assert "expected 1 to 1, of which there are addresses; got 2" in capsys.readouterr().err
+    assert "stage is 2, and stages has 1 addresses, of stages 1 to 1" in capsys.readouterr().err
+    assert main(["serve", str(folder), "--stages", "127.0.0.1:7000", "--replicas", "2"]) == 2
+    assert "--stages are those of one server" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert main(["serve", str(folder), "--stage", "1", "--stages", address]) == 2
