@@ -18,7 +18,7 @@ from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import build_spec
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
 from infinilm.pipeline.identity import parts_of
-from infinilm.pipeline.wire import Connection, accept, connect, listen, read_key
+from infinilm.pipeline.wire import ALIVE_SECONDS, Connection, accept, connect, listen, read_key
 from infinilm.requests.memory import ModelPlan, plan_model
 
 __all__ = ["run_stage"]
@@ -162,6 +162,8 @@ class _Agent:
         """Run steps until the first stage ends."""
         watcher = threading.Thread(target=self._watch, name="infinilm-stage")
         watcher.start()
+        ended = threading.Event()
+        threading.Thread(target=self._tell_of_life, args=(ended,), name="infinilm-alive", daemon=True).start()
         told = False
         try:
             while not told:
@@ -169,6 +171,7 @@ class _Agent:
         except OSError:  # the first stage has gone, or this one has failed
             pass
         finally:
+            ended.set()
             self.close()
             self._running.put(None)
             watcher.join()
@@ -180,6 +183,11 @@ class _Agent:
         if not told:
             raise EngineDeadError("the first stage of the pipeline has ended")
         return 0
+
+    def _tell_of_life(self, ended: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(ALIVE_SECONDS):
+                self._front.send("alive")
 
     def _take(self, head: Mapping[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> bool:
         """Do what a frame says; returns whether it was the last."""

@@ -12,12 +12,13 @@ from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.errors import ConfigError, EngineDeadError
 from infinilm.pipeline.identity import check_parts, parts_of
-from infinilm.pipeline.wire import Connection, connect, read_key
+from infinilm.pipeline.wire import ALIVE_SECONDS, Connection, connect, read_key
 from infinilm.requests.memory import ModelPlan
 
 __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
 
 _CONNECT_SECONDS = 60.0
+_MOST_SILENCES = 15  # of ALIVE_SECONDS, one behind the other, until a stage counts as lost
 _LOST = "of the pipeline has ended"  # what the core says of a neighbour (src/dist/stage_link.cpp)
 _REPORT_SECONDS = 2.0  # that another stage has to say why it ended
 
@@ -212,12 +213,18 @@ class StagedEngine:
     def _monitor(self, control: Connection) -> None:
         """Take note of the end of a stage."""
         why = f"{control.name} has ended"
+        silences = 0
         try:
-            while True:
+            while silences < _MOST_SILENCES:  # counted one by one: all processes may have been stopped for a while
+                if not control.has_more(ALIVE_SECONDS):
+                    silences += 1
+                    continue
+                silences = 0
                 head, _ = control.receive()
                 if head["what"] == "failed":
                     why = f"{control.name} has failed: {head['error']}"
-        except (OSError, ConfigError):
+            why = f"{control.name} has ended, or does not answer"
+        except (OSError, ValueError, ConfigError):  # closed here, or there
             pass
         if not self._closed:
             self._reports.append(why)

@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -25,9 +26,10 @@ import numpy.typing as npt
 
 from infinilm.errors import ConfigError
 
-__all__ = ["KEY_VARIABLE", "Connection", "accept", "connect", "listen", "parse_address", "read_key"]
+__all__ = ["ALIVE_SECONDS", "KEY_VARIABLE", "Connection", "accept", "connect", "listen", "parse_address", "read_key"]
 
 KEY_VARIABLE = "INFINILM_STAGE_KEY"
+ALIVE_SECONDS = 1.0  # between two words of a stage that it is there
 
 _LENGTHS = struct.Struct("<4sIQ")  # magic, bytes of the head and of the payload
 _MAGIC = b"ILS1"
@@ -100,6 +102,10 @@ class Connection:
         if head["what"] == "refused" or (expected is not None and head["what"] != expected):
             raise ConfigError(f"{self.name}: {head.get('error', 'it said ' + str(head['what']))}")
         return head, arrays
+
+    def has_more(self, seconds: float) -> bool:
+        """Whether there is something to receive, or the end, within so many seconds."""
+        return bool(select.select([self.sock], [], [], seconds)[0])
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)

@@ -124,14 +124,17 @@ def test_preemption_and_ranks_of_a_stage(folder: Path) -> None:
         assert llm.memory.num_blocks == 9 and llm.metrics().num_preemptions > 0
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_stage_that_is_killed_fails_the_requests_by_name(folder: Path, victim: int) -> None:
+@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_stage_that_is_lost_fails_the_requests_by_name(
+    folder: Path, victim: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infinilm.pipeline.front._MOST_SILENCES", 2)
     with stage_processes(folder, 2) as (addresses, processes):
         llm = LLM(folder, stages=addresses, **{**SETTINGS, "max_model_len": 100_000, "kv_cache": "200MB"})
         running = [llm.submit([1, 2, 3], max_tokens=90_000, ignore_eos=True) for _ in range(3)]
         for request in running:
             next(iter(request))
-        processes[victim].send_signal(signal.SIGKILL)
+        processes[victim].send_signal(number)
         for request in running:
             with pytest.raises(EngineDeadError, match=r"stage [12] at 127.0.0.1:\d+ has (ended|failed)"):
                 request.result(PATIENCE)
@@ -139,7 +142,7 @@ def test_a_stage_that_is_killed_fails_the_requests_by_name(folder: Path, victim:
             llm.generate("the")
         llm.close()
         code, text = end_of(processes[1 - victim])
-        assert code == 1 and "the pipeline has ended" in text
+        assert code == 1 and "of the pipeline has ended" in text
 
 
 def test_stages_end_with_the_first(folder: Path) -> None:
