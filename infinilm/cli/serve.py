@@ -85,7 +85,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     routed.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help='place them on this Ray cluster: its address, "auto" for that of this machine, "local" for a new one',
+        help='place them, or the stages of a pipeline, on this Ray cluster: its address, "auto" for that of this '
+        'machine, "local" for a new one',
     )
 
 
@@ -93,12 +94,21 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     with signals_end_it():
         if args.stages and (args.replicas is not None or args.ray_address is not None):
-            raise ConfigError(
-                "--stages are those of one server: start it alone, and `infinilm route` in front of several"
-            )
+            raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
         if args.stage:
             return _be_stage(args)
+        if args.replicas is None and args.ray_address is not None and args.pipeline_parallel_size > 1:
+            return _serve_stages(args)
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
+
+
+def _serve_stages(args: argparse.Namespace) -> int:
+    """Serve a model whose later stages are on a cluster."""
+    with needs_packages("a cluster of stages", "ray"):
+        from infinilm.ray.stages import placed_stages
+    with placed_stages(args, args.ray_address) as stages:
+        args.stages = stages
+        return _serve(args)
 
 
 def _be_stage(args: argparse.Namespace) -> int:

@@ -2,5 +2,6 @@
 
 from infinilm.pipeline.agent import run_stage
 from infinilm.pipeline.front import FrontStage, StagedEngine, check_settings, count_stages
+from infinilm.pipeline.wire import KEY_VARIABLE
 
-__all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages", "run_stage"]
+__all__ = ["KEY_VARIABLE", "FrontStage", "StagedEngine", "check_settings", "count_stages", "run_stage"]
