@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -231,7 +232,7 @@ class LLM(ChatMethods, OfThisProcess):
             num_stages=self.num_stages,
             stage=others.stage if others else None,
         )
-        with ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
+        with others or nullcontext(), ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
             texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)

@@ -62,6 +62,8 @@ class FrontStage:
     ------
     ConfigError
         A stage cannot be reached, differs, or has not enough memory.
+
+    As a context manager it lets the others end if the first stage fails meanwhile.
     """
 
     def __init__(self, addresses: Sequence[str], settings: Mapping[str, Any], plan: ModelPlan) -> None:
@@ -102,13 +104,16 @@ class FrontStage:
 
     def engine(self, core: _core.InferEngine) -> StagedEngine:
         """The engine of all stages, once they have loaded their weights; `core` has those of the first."""
-        try:
-            for control in self._controls:
-                self._receive(control, "loaded")
-        except BaseException:
-            self.close()
-            raise
+        for control in self._controls:
+            self._receive(control, "loaded")
         return StagedEngine(core, self._controls, self._links)
+
+    def __enter__(self) -> FrontStage:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is not None:
+            self.close()
 
     def close(self) -> None:
         """Let all others end."""
