@@ -127,8 +127,11 @@ struct KeyRows {
     template <int kThreads>
     __device__ __forceinline__ void locate(int* rows, int chunk_begin, Span span, unsigned thread) const {
 #pragma unroll
-        for (int key = static_cast<int>(thread); key < kChunk; key += kThreads)
+        for (int i = 0; i < ceil_div(kChunk, kThreads); ++i) {
+            const int key = i * kThreads + static_cast<int>(thread);
+            if (kChunk % kThreads != 0 && key >= kChunk) break;
             rows[key] = key >= span.begin && key < span.end ? row(chunk_begin + key) : -1;
+        }
     }
 };
 
@@ -253,33 +256,45 @@ __device__ __forceinline__ float power_of_two(float x) {
     return __uint_as_float(__float_as_uint(__fadd_rn(fmaxf(x, -127.0f), 12582912.0f + 127.0f)) << 23);
 }
 
-// Makes weights of the scores of a chunk's piece, as A fragments of steps of 16 keys, and brings those of the pieces
-// before it to the same m.
+// The largest score of a piece in row g + 8 h, times `scale`, rounded down.
+__device__ __forceinline__ float largest_score(const float (*scores)[4], int h, float scale) {
+    float m = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kPiece / 8; ++j) m = fmaxf(m, fmaxf(scores[j][2 * h], scores[j][2 * h + 1]));
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    return floorf(__fmul_rn(m, scale));
+}
+// Weights of a piece's scores in row g + 8 h, as A fragments of steps of 16 keys.
+template <class T>
+__device__ __forceinline__ void make_weights(uint32_t (*weights)[4], const float (*scores)[4], int h, float scale,
+                                             float m) {
+    const float shift = m == -INFINITY ? 0.0f : -m;  // a row that sees nothing: all weights 0, not NaN
+#pragma unroll
+    for (int j = 0; j < kPiece / 8; ++j) {
+        const float low = exp2_approx(__fmaf_rn(scores[j][2 * h], scale, shift));
+        const float high = exp2_approx(__fmaf_rn(scores[j][2 * h + 1], scale, shift));
+        weights[j / 2][j % 2 * 2 + h] = pack2<T>(low, high);
+    }
+}
+// Brings weights of so many pieces from one m of row g + 8 h to a larger one.
+template <class T>
+__device__ __forceinline__ void lower_weights(uint32_t (*weights)[4], int pieces, int h, float before, float m) {
+    const float factor = power_of_two(before - m);
+    const uint32_t factors = pack2<T>(factor, factor);
+#pragma unroll
+    for (int j = 0; j < pieces * kPiece / 8; ++j)
+        weights[j / 2][j % 2 * 2 + h] = fma2<T>(weights[j / 2][j % 2 * 2 + h], factors, 0x80008000u);
+}
+// Makes weights of the scores of a chunk's piece, and brings those of the pieces before it to the same m.
 template <class T>
 __device__ __forceinline__ void add_weights(uint32_t (&weights)[kChunk / 16][4], RowState& row, int piece,
                                             const float (*scores)[4], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float m = -INFINITY;
-#pragma unroll
-        for (int j = 0; j < kPiece / 8; ++j) m = fmaxf(m, fmaxf(scores[j][2 * h], scores[j][2 * h + 1]));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        const float before = row.m[h];
-        m = row.m[h] = fmaxf(before, floorf(__fmul_rn(m, scale)));
-        const float shift = m == -INFINITY ? 0.0f : -m;  // a row that sees nothing: all weights 0, not NaN
-#pragma unroll
-        for (int j = 0; j < kPiece / 8; ++j) {
-            const float low = exp2_approx(__fmaf_rn(scores[j][2 * h], scale, shift));
-            const float high = exp2_approx(__fmaf_rn(scores[j][2 * h + 1], scale, shift));
-            weights[piece * kPiece / 16 + j / 2][j % 2 * 2 + h] = pack2<T>(low, high);
-        }
-        if (piece == 0) continue;
-        const float factor = power_of_two(before - m);
-        const uint32_t factors = pack2<T>(factor, factor);
-#pragma unroll
-        for (int j = 0; j < piece * kPiece / 8; ++j)
-            weights[j / 2][j % 2 * 2 + h] = fma2<T>(weights[j / 2][j % 2 * 2 + h], factors, 0x80008000u);
+        const float before = row.m[h], m = row.m[h] = fmaxf(before, largest_score(scores, h, scale));
+        make_weights<T>(weights + piece * kPiece / 16, scores, h, scale, m);
+        if (piece > 0) lower_weights<T>(weights, piece, h, before, m);
     }
 }
 // Those of a piece that no row sees: as add_weights() would have it.

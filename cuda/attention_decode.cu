@@ -1,45 +1,45 @@
-// Attention of the sequences with few rows (query_len * group <= attention_decode_rows): decode. One warp takes a tile
-// of 16 rows and one chunk of 128 keys; the chunks are merged by their block, or through the workspace by the last
-// block to arrive.
+// Attention of the sequences with few rows (query_len * group <= attention_decode_rows): decode. The four warps of a
+// block share a chunk of 128 keys: each has the scores of 32 of them, for a tile of 16 rows, then all weights and a
+// quarter of the columns of the values. All of a chunk is on its way at once, and the next chunk's keys while the
+// values are added.
 //
-// Grid (items * num_kv_heads), 128 threads. An item of the list of work is up to `width` chunks, of which a warp has
-// one, or all chunks of a tile, some at a time; all four warps merge. Blocks beyond the list end at once: in a graph
-// the grid is a bound, of at most twice as many items. (Blocks that go through the list in a loop spill: ptxas then
-// keeps 255 registers alive where this takes 168.) Bytes: every key and value of the context once for each row tile
-// (one in practice), 2 * context * head_dim * 2 per kv head, and 1 / 128 of that for each row, written and read as
-// partial results. That is the floor: the mma of rows that are not there cost less than the wait for the keys. Every
-// warp has a ring of cp.async stages of its own, no barrier. Idea: Flash-Decoding (Dao et al. 2023), with a fixed chunk
-// instead of a fixed number of splits.
+// Grid (items * num_kv_heads), 128 threads. An item of the list of work is up to `width` chunks of a tile, one behind
+// the other. They are merged by their block where they are the whole tile, else through the workspace by the last block
+// to arrive. Blocks beyond the list end at once: in a graph the grid is a bound, of at most twice as many items. Bytes:
+// every key and value of the context once for each row tile (one in practice), 2 * context * head_dim * 2 per kv head,
+// and 1 / 128 of that for each row, written and read as partial results. That is the floor: the mma of rows that are
+// not there cost less than the wait for the keys. What bounds it is latency: with few sequences a block has a chunk or
+// two. Ideas: Flash-Decoding (Dao et al. 2023), with a fixed chunk instead of a fixed number of splits.
 #include "attention.cuh"
 #include "launch.cuh"
 
 namespace infinilm::cuda {
 
-constexpr int kDecodeThreads = 32 * attention_chunks_at_once;
+constexpr int kDecodeWarps = kChunk / kPiece, kDecodeThreads = 32 * kDecodeWarps;
 
 template <int D>
 struct DecodeShape {
-    static constexpr int kUnits = D / 8, kKeys = D <= 64 ? 32 : 16, kPieces = kChunk / kKeys;  // keys of a stage
-    static constexpr int kStages = D <= 128 ? 3 : 2, kStage = tile_elements<kUnits>(kKeys);
-    static constexpr int kRing = kStages * kStage * 2, kPartial = kTileRows * slot_stride(D) * 4;  // bytes
-    static constexpr int kKeyRows = kChunk * 4;
-    static constexpr int kWarp =
-        kKeyRows + (kRing > kPartial ? kRing : kPartial);  // partial results take the ring's place
-    static constexpr int kQueries = tile_elements<kUnits>(kTileRows) * 2;
-    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : 2;  // of an SM, for which there are registers
+    static constexpr int kUnits = D / 8, kPairs = D / 16;              // of columns: pieces of 16 bytes; 16 of them
+    static constexpr int kWarpPairs = ceil_div(kPairs, kDecodeWarps);  // whose values a warp adds
+    // Wide heads have keys and values in one place, one after the other.
+    static constexpr bool kShared = D > 128;
+    static constexpr int kTile = tile_elements<kUnits>(kChunk) * 2, kQueries = tile_elements<kUnits>(kTileRows) * 2;
+    static constexpr int kWeights = kChunk / 16 * 32 * 16;  // bytes, in fragment order
+    static constexpr int kMaxima = kDecodeWarps * kTileRows * 4, kKeyRows = 2 * kChunk * 4;
+    static constexpr int kBytes = (kShared ? 1 : 2) * kTile + kQueries + kWeights + kMaxima + kKeyRows;
+    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : 2;  // of an SM
 };
 
-// What a block has to do, in shared memory: the arithmetic of chunks needs all registers.
+// What a block has to do.
 struct DecodeTile {
     int seq, row0, num_rows, kv_head;
     int begin, end, chunk0, chunks;  // keys that any row sees; the first of their chunks, and how many
     int slot, width;                 // of AttentionDecodeItem and AttentionListHead
-    int step;                        // chunks that the block takes at a time
     int row_ends[kTileRows];         // of the keys that each row sees
     bool is_last;                    // of the blocks to arrive
 
     // By the first warp.
-    __device__ __forceinline__ void find(const AttentionKernelArgs& p, int4 item, int head, int chunks_at_once) {
+    __device__ __forceinline__ void find(const AttentionKernelArgs& p, int4 item, int head, int chunks_of_an_item) {
         const int lane = lane_id();
         const Rows rows(p, item.x, head);
         const int count = min(rows.count - item.y, kTileRows), row_end = rows.end(item.y + min(lane, count - 1));
@@ -48,9 +48,7 @@ struct DecodeTile {
             seq = item.x, row0 = item.y, num_rows = count, kv_head = head;
             begin = rows.begin(item.y), end = row_end;
             chunk0 = begin / kChunk, chunks = ceil_div(end, kChunk) - chunk0;
-            slot = item.w, width = chunks_at_once;
-            // Of a tile that this block walks through alone, what is merged so far lies in the place of the last warp.
-            step = slot < 0 && chunks > width ? attention_chunks_at_once - 1 : width;
+            slot = item.w, width = chunks_of_an_item;
         }
     }
     __device__ __forceinline__ bool is_whole() const { return slot < 0; }
@@ -62,93 +60,158 @@ struct DecodeTile {
     }
 };
 
-// A warp's ring: pieces 0 .. kPieces - 1 are the keys of its chunk, the rest the values.
+// Shared memory of a block.
 template <class T, int D>
-struct DecodeRing {
+struct DecodeRoom {
     using Shape = DecodeShape<D>;
-    T* stages;
-    int* rows;  // of the chunk's keys (KeyRows)
-    const AttentionKernelArgs& p;
-    int chunk_begin;
-    Span visible;  // to any row of the tile
-    __device__ __forceinline__ bool needs(int piece) const {
-        return visible.meets(piece % Shape::kPieces * Shape::kKeys, Shape::kKeys);
+    T *keys, *values, *queries;  // tiles
+    uint4* weights;              // [steps of 16 keys][lanes]
+    float* maxima;               // [warps][rows]
+    int* key_rows;               // of a chunk (KeyRows), and of the next one
+    __device__ __forceinline__ explicit DecodeRoom(uint8_t* smem) {
+        keys = reinterpret_cast<T*>(smem);
+        values = Shape::kShared ? keys : reinterpret_cast<T*>(smem + Shape::kTile);
+        smem += (Shape::kShared ? 1 : 2) * Shape::kTile;
+        queries = reinterpret_cast<T*>(smem);
+        weights = reinterpret_cast<uint4*>(smem += Shape::kQueries);
+        maxima = reinterpret_cast<float*>(smem += Shape::kWeights);
+        key_rows = reinterpret_cast<int*>(smem + Shape::kMaxima);
     }
-    __device__ __forceinline__ T* stage(int piece) const { return stages + piece % Shape::kStages * Shape::kStage; }
-    __device__ __forceinline__ void load(int piece) const {
-        if (piece < 2 * Shape::kPieces && needs(piece))
-            copy_tile<32, Shape::kKeys, Shape::kUnits>(
-                stage(piece), static_cast<const T*>(piece < Shape::kPieces ? p.k_cache : p.v_cache),
-                rows + piece % Shape::kPieces * Shape::kKeys, 0, p.head_dim);
-        cp_async_commit();
-    }
-    __device__ __forceinline__ void start(const KeyRows& keys) const {
-        keys.locate<32>(rows, chunk_begin, visible, lane_id());
-        __syncwarp();
+    __device__ __forceinline__ int* rows_of(int i) const { return key_rows + i % 2 * kChunk; }
+};
+
+// What a lane has of the output of its rows g and g + 8, and of their sums of weights: of a chunk, or merged so far.
+template <int D>
+struct DecodeSums {
+    static constexpr int kWarpPairs = DecodeShape<D>::kWarpPairs;
+    RowState row;
+    float out[2 * kWarpPairs][4] = {};
+
+    // Chunks in ascending order.
+    __device__ __forceinline__ void merge(const DecodeSums& chunk) {
 #pragma unroll
-        for (int piece = 0; piece < Shape::kStages - 1; ++piece) load(piece);
+        for (int h = 0; h < 2; ++h) {
+            const Factors factors(row.m[h], chunk.row.m[h]);
+            row.l[h] = factors.merge(row.l[h], chunk.row.l[h]);
+#pragma unroll
+            for (int j = 0; j < 2 * kWarpPairs; ++j)
+#pragma unroll
+                for (int i = 2 * h; i < 2 * h + 2; ++i) out[j][i] = factors.merge(out[j][i], chunk.out[j][i]);
+        }
     }
-    // Waits for a piece and starts the load into the stage of the one before.
-    __device__ __forceinline__ void next(int piece) const {
-        cp_async_wait<Shape::kStages - 2>();
-        __syncwarp();
-        load(piece + Shape::kStages - 1);
+    // Calls put(row, column, h, j) for pairs of neighbouring outputs, out[j][2 * h] and the next.
+    template <class Put>
+    __device__ __forceinline__ void for_outputs(int num_rows, const Put& put) const {
+        const int lane = lane_id(), warp = warp_id();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int r = lane / 4 + 8 * h;
+            if (r >= num_rows) continue;
+#pragma unroll
+            for (int j = 0; j < 2 * kWarpPairs; ++j) {
+                const int pair = warp + j / 2 * kDecodeWarps;
+                if (pair < DecodeShape<D>::kPairs) put(r, 16 * pair + j % 2 * 8 + lane % 4 * 2, h, j);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_partial(float* partial, int num_rows) const {
+        for_outputs(num_rows, [&](int r, int column, int h, int j) {
+            *reinterpret_cast<float2*>(partial + r * slot_stride(D) + column) =
+                make_float2(out[j][2 * h], out[j][2 * h + 1]);
+            if (column == 0)
+                *reinterpret_cast<float2*>(partial + r * slot_stride(D) + D) = make_float2(row.m[h], row.l[h]);
+        });
+    }
+    template <class T>
+    __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows,
+                                          const DecodeTile& tile) const {
+        const int lane = lane_id();
+        float inverse[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int r = min(lane / 4 + 8 * h, tile.num_rows - 1);
+            inverse[h] = inverse_weight(p, rows.head(tile.row0 + r), row.m[h], row.l[h]);
+        }
+        for_outputs(tile.num_rows, [&](int r, int column, int h, int j) {
+            if (column >= p.head_dim) return;
+            T* to = static_cast<T*>(p.out) + rows.offset(tile.row0 + r, p.out_stride, p.head_dim) + column;
+            *reinterpret_cast<uint32_t*>(to) =
+                pack2<T>(finished(out[j][2 * h], inverse[h]), finished(out[j][2 * h + 1], inverse[h]));
+        });
     }
 };
 
-// One chunk, by one warp whose ring is started: leaves m, l and o of the tile's rows, slot_stride(D) apart, in the
-// ring's place or in the workspace.
-template <class T, int D>
-__device__ __forceinline__ void decode_chunk(const DecodeRing<T, D>& ring, const T* queries, const DecodeTile& tile) {
-    using Shape = DecodeShape<D>;
-    constexpr int kKeys = Shape::kKeys, kPieces = Shape::kPieces, kUnits = Shape::kUnits;
-    const int lane = lane_id();
-    uint32_t weights[1][kChunk / 16][4];
-    RowState row;
-#pragma unroll
-    for (int piece = 0; piece < kChunk / kPiece; ++piece) {
-        float scores[1][kPiece / 8][4] = {};
-#pragma unroll
-        for (int i = 0; i < kPiece / kKeys; ++i) {
-            const int stage = piece * (kPiece / kKeys) + i;
-            ring.next(stage);
-            if (ring.needs(stage)) add_scores<T, kUnits, kKeys>(scores, i * kKeys, queries, ring.stage(stage), 0);
-        }
-        if (ring.p.cap > 0) cap_scores(scores[0], ring.p);
-        const int begin = ring.chunk_begin + piece * kPiece, window = window_of(ring.p);
-        if (tile.row_ends[0] < begin + kPiece || tile.end - window > begin) {  // some row does not see all
-            const int end[2] = {tile.row_ends[lane / 4] - begin, tile.row_ends[lane / 4 + 8] - begin};
-            mask_scores(scores[0], end, window);
-        }
-        add_weights<T>(weights[0], row, piece, scores[0], ring.p.scale);
+// The scores and weights of a warp's piece of a chunk, and what they say of m; the weights of all pieces come to lie in
+// room.weights. The bits are those that one warp has of all pieces in a row (add_weights). load_next: starts the copies
+// of the next keys, once nobody reads these.
+template <class T, int D, class Load>
+__device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const DecodeTile& tile,
+                                            const DecodeRoom<T, D>& room, int chunk_begin, RowState& row,
+                                            const Load& load_next) {
+    const int lane = lane_id(), warp = warp_id();
+    float scores[1][kPiece / 8][4] = {};
+    add_scores<T, DecodeShape<D>::kUnits, kPiece>(scores, 0, room.queries, room.keys, warp * kPiece);
+    __syncwarp();  // a warp's keys are its own
+    load_next();
+    if (p.cap > 0) cap_scores(scores[0], p);
+    const int begin = chunk_begin + warp * kPiece, window = window_of(p);
+    if (tile.row_ends[0] < begin + kPiece || tile.end - window > begin) {  // some row does not see all
+        const int end[2] = {tile.row_ends[lane / 4] - begin, tile.row_ends[lane / 4 + 8] - begin};
+        mask_scores(scores[0], end, window);
     }
-
-    if (D <= 128) sum_weights<T>(row, weights[0]);
-    float out[D / 8][1][4] = {};
-#pragma unroll
-    for (int piece = kPieces; piece < 2 * kPieces; ++piece) {
-        ring.next(piece);
-        if (ring.needs(piece))
-            add_values<T, kUnits, kKeys / 16, D / 16>(out, weights, (piece - kPieces) * kKeys / 16, ring.stage(piece),
-                                                      0, 0);
-    }
-    if (D > 128) sum_weights<T>(row, weights[0]);  // later, as the outputs leave no register for the sums
-    __syncwarp();                                  // nobody reads the ring any more
-    float* partial = tile.is_whole() ? reinterpret_cast<float*>(ring.stages)
-                                     : tile.partial<D>(ring.p, ring.chunk_begin / kChunk - tile.chunk0);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const int r = lane / 4 + 8 * h;
-        if (r >= tile.num_rows) continue;
-        float* to = partial + r * slot_stride(D);
+        const float m = largest_score(scores[0], h, p.scale);
+        if (lane % 4 == 0) room.maxima[warp * kTileRows + lane / 4 + 8 * h] = m;
+    }
+    __syncthreads();
+    uint32_t weights[kPiece / 16][4];
 #pragma unroll
-        for (int j = 0; j < D / 8; ++j)
-            *reinterpret_cast<float2*>(to + 8 * j + lane % 4 * 2) = make_float2(out[j][0][2 * h], out[j][0][2 * h + 1]);
-        if (lane % 4 == 0) *reinterpret_cast<float2*>(to + D) = make_float2(row.m[h], row.l[h]);
+    for (int h = 0; h < 2; ++h) {
+        float m = -INFINITY;
+#pragma unroll
+        for (int piece = 0; piece < kDecodeWarps; ++piece) {
+            const float before = m;
+            m = fmaxf(m, room.maxima[piece * kTileRows + lane / 4 + 8 * h]);
+            if (piece == warp) make_weights<T>(weights, scores[0], h, p.scale, m);
+            if (piece > warp) lower_weights<T>(weights, 1, h, before, m);
+        }
+        row.m[h] = m;
+    }
+#pragma unroll
+    for (int step = 0; step < kPiece / 16; ++step)
+        room.weights[(warp * (kPiece / 16) + step) * 32 + lane] =
+            make_uint4(weights[step][0], weights[step][1], weights[step][2], weights[step][3]);
+}
+
+// The products of all weights of a chunk with a warp's columns of its values.
+template <class T, int D>
+__device__ __forceinline__ void add_chunk(DecodeSums<D>& sums, const DecodeRoom<T, D>& room) {
+    using Shape = DecodeShape<D>;
+    const int lane = lane_id(), warp = warp_id();
+    uint32_t weights[kChunk / 16][4];
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+        const uint4 w = room.weights[step * 32 + lane];
+        weights[step][0] = w.x, weights[step][1] = w.y, weights[step][2] = w.z, weights[step][3] = w.w;
+    }
+    sum_weights<T>(sums.row, weights);
+#pragma unroll
+    for (int i = 0; i < Shape::kWarpPairs; ++i) {
+        const int pair = warp + i * kDecodeWarps;
+        if (pair >= Shape::kPairs) break;
+        const T* values = room.values + place<Shape::kUnits>(lane % 16, 2 * pair + lane / 16);
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, values + step * tile_elements<Shape::kUnits>(16));
+            mma_m16n8k16<T>(sums.out[2 * i], weights[step], {b[0], b[1]});
+            mma_m16n8k16<T>(sums.out[2 * i + 1], weights[step], {b[2], b[3]});
+        }
     }
 }
 
-// What is merged so far of a tile: kThreads threads have a row, thread t of them columns 4 t .. of every 4 * kThreads.
+// What is merged of a tile: kThreads threads have a row, thread t of them columns 4 t .. of every 4 * kThreads.
 template <int D, int kThreads>
 struct Merged {
     static constexpr int kColumns = 4 * kThreads, kItems = ceil_div(D, kColumns);
@@ -180,35 +243,23 @@ struct Merged {
             o[i][3] = factors.merge(o[i][3], part.x[i].w);
         }
     }
-    // count chunks in order, of which kAhead are on their way; partial: the first one's rows, chunks chunk_stride
-    // apart.
-    template <int kAhead>
+    // count chunks in order, kTogether of them read at once and then merged: a load that follows each merge would be
+    // waited for by the next one, as a warp has six counters of loads under way. partial: the first one's rows, chunks
+    // chunk_stride apart.
+    template <int kTogether>
     __device__ __forceinline__ void add(const float* partial, int64_t chunk_stride, int count) {
         if (!active) return;
         const float* from = partial + row * slot_stride(D);
-        Part parts[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i)
-            if (i < count) load(parts[i], from + i * chunk_stride);
 #pragma unroll 1
-        for (int chunk = 0; chunk < count; chunk += kAhead) {
+        for (int chunk = 0; chunk < count; chunk += kTogether, from += kTogether * chunk_stride) {
+            Part parts[kTogether];
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) {
+            for (int i = 0; i < kTogether; ++i)
+                if (chunk + i < count) load(parts[i], from + i * chunk_stride);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
                 if (chunk + i < count) merge(parts[i]);
-                if (chunk + i + kAhead < count) load(parts[i], from + (chunk + i + kAhead) * chunk_stride);
-            }
         }
-    }
-    // As the rows of a chunk. Merging these into nothing gives them again.
-    __device__ __forceinline__ void keep(float* partial) const {
-        if (!active) return;
-        float* to = partial + row * slot_stride(D);
-        if (column0 == 0) *reinterpret_cast<float2*>(to + D) = make_float2(m, l);
-#pragma unroll
-        for (int i = 0; i < kItems; ++i)
-            if (D % kColumns == 0 || column0 + kColumns * i < D)
-                *reinterpret_cast<float4*>(to + column0 + kColumns * i) =
-                    make_float4(o[i][0], o[i][1], o[i][2], o[i][3]);
     }
     template <class T>
     __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows, int row0) const {
@@ -229,15 +280,10 @@ struct Merged {
 // Merges all chunks of a tile from the workspace, by as many threads to a row as there are.
 template <class T, int D, int kThreads>
 __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const DecodeTile& tile) {
-    // On their way: as many bytes as find registers beside those of the chunks' arithmetic.
-    constexpr int kItems = Merged<D, kThreads>::kItems,
-                  kMost = D == 128  ? 16
-                          : D <= 64 ? 8
-                                    : 4,
-                  kAhead = kItems < kMost ? kMost / kItems : 1;
+    constexpr int kItems = Merged<D, kThreads>::kItems, kTogether = kItems < 16 ? 16 / kItems : 1;
     Merged<D, kThreads> merged(tile.num_rows);
-    merged.template add<kAhead>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
-                                tile.chunks);
+    merged.template add<kTogether>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
+                                   tile.chunks);
     merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
 }
 
@@ -245,31 +291,67 @@ __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const D
 template <class T, int D>
 __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTile& tile, int first, uint8_t* smem) {
     using Shape = DecodeShape<D>;
-    const int warp = warp_id();
-    T* queries = reinterpret_cast<T*>(smem);
-    uint8_t* scratch = smem + Shape::kQueries;
-    copy_queries<kTileRows, Shape::kUnits>(queries, p, Rows(p, tile.seq, tile.kv_head), tile.row0);
-    float* merged_so_far = reinterpret_cast<float*>(scratch + (attention_chunks_at_once - 1) * Shape::kWarp);
-    for (;; first += tile.step) {
-        const int chunk = first + warp, chunk_begin = (tile.chunk0 + chunk) * kChunk;
-        const bool active = warp < tile.step && chunk < tile.chunks;
-        uint8_t* mine = scratch + warp * Shape::kWarp;
-        const DecodeRing<T, D> ring{reinterpret_cast<T*>(mine + Shape::kKeyRows), reinterpret_cast<int*>(mine), p,
-                                    chunk_begin, Span(tile.begin, tile.end, chunk_begin)};
-        if (active) ring.start(KeyRows(p, tile.seq, tile.kv_head));
-        __syncthreads();  // the queries have come
-        if (active) decode_chunk<T, D>(ring, queries, tile);
-        __syncthreads();
-        if (!tile.is_whole()) break;
-        Merged<D, kDecodeThreads / kTileRows> merged(tile.num_rows);
-        if (first > 0) merged.template add<1>(merged_so_far, 0, 1);
-        merged.template add<1>(reinterpret_cast<const float*>(scratch + Shape::kKeyRows), Shape::kWarp / 4,
-                               min(tile.step, tile.chunks - first));
-        if (first + tile.step >= tile.chunks)
-            return merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
-        merged.keep(merged_so_far);
-        __syncthreads();  // before the rings are filled again
+    const DecodeRoom<T, D> room(smem);
+    const KeyRows key_rows(p, tile.seq, tile.kv_head);
+    const int count = tile.is_whole() ? tile.chunks : min(tile.width, tile.chunks - first);
+    auto begin_of = [&](int i) { return (tile.chunk0 + first + i) * kChunk; };
+    // A warp finds and copies the keys of its piece.
+    auto locate = [&](int i) {
+        if (i < count)
+            key_rows.template locate<kDecodeThreads>(room.rows_of(i), begin_of(i),
+                                                     Span(tile.begin, tile.end, begin_of(i)), threadIdx.x);
+        __syncwarp();
+    };
+    auto load_keys = [&](int i) {
+        const int key = static_cast<int>(warp_id()) * kPiece;
+        if (i < count)
+            copy_tile<32, kPiece, Shape::kUnits>(room.keys + tile_elements<Shape::kUnits>(key),
+                                                 static_cast<const T*>(p.k_cache), room.rows_of(i) + key, 0,
+                                                 p.head_dim);
+        cp_async_commit();
+    };
+    auto load_values = [&](int i) {
+        if (i < count)
+            copy_tile<kDecodeThreads, kChunk, Shape::kUnits>(room.values, static_cast<const T*>(p.v_cache),
+                                                             room.rows_of(i), 0, p.head_dim);
+        cp_async_commit();
+    };
+    locate(0);
+    locate(1);
+    grid_dependency_wait();
+    load_keys(0);
+    __syncthreads();  // the rows of all keys have come
+    if (!Shape::kShared) load_values(0);
+    copy_queries<kTileRows, Shape::kUnits>(room.queries, p, Rows(p, tile.seq, tile.kv_head), tile.row0);
+    __syncthreads();
+    DecodeSums<D> sums;
+    for (int i = 0; i < count; ++i) {
+        DecodeSums<D> chunk;
+        // On their way: these keys, and their values or, where keys and values share a place, nothing more.
+        cp_async_wait<Shape::kShared ? 0 : 1>();
+        __syncwarp();
+        weigh_piece<T, D>(p, tile, room, begin_of(i), chunk.row, [&] {
+            if (!Shape::kShared) load_keys(i + 1);
+        });
+        if (Shape::kShared) load_values(i);  // behind the barrier that all had read the keys
+        cp_async_wait<Shape::kShared ? 0 : 1>();
+        __syncthreads();  // all weights, and all values
+        add_chunk<T, D>(chunk, room);
+        locate(i + 2);
+        __syncthreads();  // nobody reads the values or the weights any more; the rows of the chunk after the next have
+                          // come
+        if (Shape::kShared)
+            load_keys(i + 1);
+        else
+            load_values(i + 1);
+        if (tile.is_whole())
+            sums.merge(chunk);
+        else
+            chunk.store_partial(tile.partial<D>(p, first + i), tile.num_rows);
     }
+    cp_async_wait<0>();
+    if (tile.is_whole()) return sums.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile);
+    __syncthreads();  // the block has written its partial results
     if (threadIdx.x == 0) {
         unsigned* counter = reinterpret_cast<unsigned*>(tile.partial<D>(p, 0) + D + 2);
         const unsigned blocks = static_cast<unsigned>(ceil_div(tile.chunks, tile.width));
@@ -287,11 +369,12 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
 template <class T, int D>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
     attention_decode_kernel(const AttentionKernelArgs p) {
+    grid_launch_dependents();  // and waits for the kernel in front once it knows its keys, which the host has listed
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(DecodeTile, tile, [1]);
     const int4 list = p.work.array[p.work.list];  // AttentionListHead
     const int i = static_cast<int>(blockIdx.x);
-    if (i >= list.y * p.num_kv_heads) return;
+    if (i >= list.y * p.num_kv_heads) return grid_dependency_wait();
     const int number = i / p.num_kv_heads;  // the kv heads of an item are neighbours: they read the same block table
     const int4 item = p.work.array[list.x + number];
     if (warp_id() == 0) tile->find(p, item, i - number * p.num_kv_heads, list.z);
@@ -302,9 +385,8 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
 template <class T, int D>
 cudaError_t launch_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
     using Shape = DecodeShape<D>;
-    constexpr size_t kBytes = Shape::kQueries + attention_chunks_at_once * size_t{Shape::kWarp};
     const dim3 grid(static_cast<unsigned>(p.work.most_decode * p.num_kv_heads));
-    return launch<attention_decode_kernel<T, D>>({grid, dim3(kDecodeThreads), kBytes, stream}, p);
+    return launch<attention_decode_kernel<T, D>>({grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p);
 }
 
 cudaError_t launch_attention_decode(const AttentionKernelArgs& p, cudaStream_t stream) {

@@ -80,8 +80,10 @@ public:
     // To wait after every launch and to record launches exclude each other.
     GraphRecorder* recorder() override { return sync_ ? nullptr : &recorder_; }
 
+    bool takes_blocks(std::string_view type) const override { return find_blocks(type) != nullptr; }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
+    Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;
     Tensor prepare_vector(const Tensor& vector) override;
     void fill_random(const TensorView& weight, uint64_t seed) override;
 
@@ -144,8 +146,9 @@ private:
     }
     // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
     void add_norm(const LinearParams& p, LinearArgs& args);
-    // A part's rows in a packed weight, through a staging buffer when they are in host memory.
-    void pack(const TensorView& weight, int first, const PackedWeight& dst);
+    // A part's rows in a packed weight, through a staging buffer when they are in host memory. blocks: null, numbers.
+    void pack(const TensorView& weight, const BlockType* blocks, int first, const PackedWeight& dst);
+    void* load_staging(int64_t bytes);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
     // Without residual: rms_norm; without weight either: mean_square.
     void run_norm(const AddRmsNormParams& p, std::string_view op, const TensorView& mean_square = {});
@@ -217,7 +220,8 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     check(cudaMemsetAsync(out->data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
     int first = 0;
     for (const LinearPart& part : parts) {
-        pack(part.weight, first, weight);
+        pack(part.weight, find_blocks(part.blocks.type), first, weight);
+        if (part.has_blocks()) out->rows_of_blocks.push_back({first, first + part.weight.shape(0)});
         first += count(part.weight.shape(0));
     }
     if (has_bias) {
@@ -232,15 +236,27 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
     return out;
 }
 
-void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& dst) {
+void* CudaBackend::load_staging(int64_t bytes) {
+    if (!load_staging_ || load_staging_.bytes() < bytes) {
+        load_staging_ = {};
+        load_staging_ = allocate(DType::uint8, std::array{bytes});
+    }
+    return load_staging_.data();
+}
+
+void CudaBackend::pack(const TensorView& weight, const BlockType* blocks, int first, const PackedWeight& dst) {
     const int64_t rows = weight.shape(0), row_bytes = weight.shape(1) * size_bytes(weight.dtype());
     auto run_pack = [&](const void* src, int64_t begin, int64_t end) {
-        run(pack_weight({.src = src,
-                         .src_type = type_of(weight.dtype()),
-                         .first = first + count(begin),
-                         .rows = count(end - begin),
-                         .dst = dst},
-                        stream_),
+        const int from = first + count(begin), size = count(end - begin);
+        run(blocks ? pack_blocks({.src = static_cast<const uint8_t*>(src),
+                                  .type = *blocks,
+                                  .first = from,
+                                  .rows = size,
+                                  .dst = dst},
+                                 stream_)
+                   : pack_weight(
+                         {.src = src, .src_type = type_of(weight.dtype()), .first = from, .rows = size, .dst = dst},
+                         stream_),
             "prepare_linear", weight.shape());
     };
     if (rows == 0) return;  // the last ranks may have no token of the vocabulary
@@ -250,17 +266,30 @@ void CudaBackend::pack(const TensorView& weight, int first, const PackedWeight& 
     }
     require(row_bytes <= staging_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
     const int64_t chunk = std::min(rows, staging_bytes / row_bytes);
-    if (!load_staging_ || load_staging_.bytes() < chunk * row_bytes) {
-        load_staging_ = {};
-        load_staging_ = allocate(DType::uint8, std::array{chunk * row_bytes});
-    }
+    void* staging = load_staging(chunk * row_bytes);
     for (int64_t begin = 0; begin < rows; begin += chunk) {
         const int64_t end = std::min(begin + chunk, rows);
-        copy_rows(weight.slice(0, begin, end), load_staging_.data(), static_cast<size_t>(row_bytes), "prepare_linear",
-                  stream_);
-        run_pack(load_staging_.data(), begin, end);
+        copy_rows(weight.slice(0, begin, end), staging, static_cast<size_t>(row_bytes), "prepare_linear", stream_);
+        run_pack(staging, begin, end);
     }
     synchronize();  // the source may go when this returns
+}
+
+// Of weights that came in blocks: others are still where they came from.
+Tensor CudaBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
+    const auto& [begin, end] = static_cast<const CudaLinear&>(linear).rows_of_blocks.at(part);
+    const PackedWeight& weight = packed(linear);
+    const Tensor out = allocate_host(DType::float32, {end - begin, weight.k});
+    const int64_t row_bytes = int64_t{4} * weight.k, chunk = std::max<int64_t>(staging_bytes / row_bytes, 1);
+    activate();
+    for (int64_t row = begin; row < end; row += chunk) {
+        const int64_t rows = std::min(chunk, end - row);
+        auto* staging = static_cast<float*>(load_staging(rows * row_bytes));
+        run(unpack_weight({.src = weight, .first = count(row), .rows = count(rows), .out = staging}, stream_),
+            "unpack_linear", out.shape());
+        copy({staging, DType::float32, {rows, weight.k}, device_}, out.slice(0, row - begin, row - begin + rows));
+    }
+    return out;
 }
 
 // Vectors of any floating dtype, one after the other as float32; absent ones are zero.

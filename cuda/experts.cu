@@ -59,6 +59,7 @@ __device__ __forceinline__ void keep_best_groups(const RouteArgs& args, float* c
 static int route_words(const RouteArgs& args) { return 2 * args.num_experts + args.num_groups + args.top_k; }
 
 __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(RouteArgs args, int words) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);  // of each warp: scores, choice, scores of groups, the experts chosen
     const int token = static_cast<int>(blockIdx.x * kRouteWarps + warp_id()), lane = static_cast<int>(lane_id());
     if (token >= args.num_tokens) return;
@@ -119,6 +120,7 @@ cudaError_t route(const RouteArgs& args, cudaStream_t stream) {
 // ---- group_rows --------------------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kGroupThreads) group_rows_kernel(GroupRowsArgs args) {
+    begin_kernel();
     // Of each expert: its parts, then where the next of them goes; and its items.
     INFINILM_SHARED(int, counts, [kMaxExperts]);
     INFINILM_SHARED(int, item_counts, [kMaxExperts]);
@@ -173,6 +175,7 @@ cudaError_t group_rows(const GroupRowsArgs& args, cudaStream_t stream) {
 
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs args) {
+    begin_kernel();
     const int i = static_cast<int>(blockIdx.y * kCombineThreads + threadIdx.x) * 8;
     if (i >= args.hidden_size) return;
     const int64_t token = blockIdx.x;

@@ -20,6 +20,9 @@ struct CudaExperts : PreparedExperts {
 
 CudaExperts::Table make_table(const Backend::SharedLinears& linears) {
     std::vector<GroupWeight> weights;
+    for (const auto& linear : linears)
+        if (packed(*linear).format != packed(*linears[0]).format)
+            throw DeviceError("on CUDA the experts of a layer must have weights of one format");
     for (const auto& linear : linears) weights.push_back({packed(*linear).data, packed(*linear).bias, 1});
     const size_t bytes = weights.size() * sizeof(GroupWeight);
     CudaExperts::Table table{packed(*linears[0]), std::make_unique<DeviceMemory>(bytes, "a table of experts")};

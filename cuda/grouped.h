@@ -11,6 +11,7 @@ namespace infinilm::cuda {
 struct CudaLinear : PreparedLinear {
     PackedWeight packed;
     std::unique_ptr<DeviceMemory> data, bias;
+    std::vector<Range> rows_of_blocks = {};  // of each part, where they came in blocks
 };
 inline const PackedWeight& packed(const PreparedLinear& weight) {
     return static_cast<const CudaLinear&>(weight).packed;

@@ -30,14 +30,20 @@ constexpr int size_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
 enum class RowOrder : int { natural, gate_up, rope_pairs };
 
 // How a weight's numbers are stored. as_type: in the Type of the engine; others are made that Type in registers
-// (weight_formats.cuh), and their numbers are those of numerics/quantise.h: int8 and fp8 (e4m3) with a float32 scale
-// for each row, int4 with a bfloat16 one for each row and group of 32 columns.
-enum class WeightFormat : int { as_type, int8, int4, fp8 };
+// (weight_formats.cuh), and have a float32 scale for each row, 1 where files have none. Besides:
+//   int4         a float16 one for each row and group of 32 columns
+//   int4_zeros   the same for each row and group of 64 columns, with a zero point of 0 to 15
+//   int8_groups  as int4
+//   fp8_blocks   a float32 one for each 8 rows, from a multiple of 8 on, and group of 32 columns
+//   fp4          (e2m1) a bfloat16 one, a power of two, for each row and group of 32 columns
+// The first three are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4 are
+// then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
+enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4 };
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:
 // [num_tiles][num_units][unit_bytes]. A unit is unit_steps steps of 16 along k: one 16-byte load of each lane,
-// [32 lanes][16 bytes], holds the A fragments of mma_m16n8k16 (ptx.cuh); scales of int4 lie behind. as_type: a lane's
-// 16 bytes are its fragment. Behind all units of int8 and fp8 follow the scales of rows, [num_tiles][16] float32.
+// [32 lanes][16 bytes], holds the A fragments of mma_m16n8k16 (ptx.cuh); scales of groups lie behind. as_type: a lane's
+// 16 bytes are its fragment. Behind all units of other formats follow the scales of rows, [num_tiles][16] float32.
 // Rows and columns beyond n and k are zero.
 struct PackedWeight {
     const void* data = nullptr;
@@ -50,12 +56,22 @@ struct PackedWeight {
 };
 
 constexpr int unit_steps(WeightFormat format) {
-    return format == WeightFormat::as_type ? 1 : format == WeightFormat::int4 ? 4 : 2;
+    if (format == WeightFormat::as_type) return 1;
+    const bool four_bits =
+        format == WeightFormat::int4 || format == WeightFormat::int4_zeros || format == WeightFormat::fp4;
+    return four_bits ? 4 : 2;
 }
-constexpr int unit_bytes(WeightFormat format) { return format == WeightFormat::int4 ? 512 + 64 : 512; }
-constexpr bool has_row_scales(WeightFormat format) {
-    return format == WeightFormat::int8 || format == WeightFormat::fp8;
+constexpr int unit_bytes(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::int4:
+        case WeightFormat::int4_zeros:
+        case WeightFormat::fp4: return 512 + 64;
+        case WeightFormat::int8_groups: return 512 + 32;
+        case WeightFormat::fp8_blocks: return 512 + 16;
+        default: return 512;
+    }
 }
+constexpr bool has_row_scales(WeightFormat format) { return format != WeightFormat::as_type; }
 constexpr int num_steps(int k) { return (k + 15) / 16; }
 constexpr int num_tiles(const PackedWeight& w) { return (w.n + 15) / 16; }  // n / 2 is a multiple of 8 with gate_up
 constexpr int num_units(const PackedWeight& w) {
@@ -78,6 +94,43 @@ struct PackArgs {
     PackedWeight dst;  // data is written
 };
 cudaError_t pack_weight(const PackArgs&, cudaStream_t);
+
+// What lies in a block of integers of a file, or of what is made of files: the scale of `size` neighbours of a row,
+// then of each 32 the codes: of 4 bits those of columns j and j + 16 in byte j, else bytes.
+// f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127).
+enum class BlockScale : int { f16, f16_zero, f32, exponent };
+struct BlockType {
+    const char* name;  // as Blocks::type of src/ops/backend.h
+    int size, bits;
+    BlockScale scale;
+    WeightFormat format;  // that keeps its numbers exactly
+};
+constexpr int scale_bytes(BlockScale scale) {
+    switch (scale) {
+        case BlockScale::f16: return 2;
+        case BlockScale::f16_zero: return 3;
+        case BlockScale::exponent: return 1;
+        default: return 4;
+    }
+}
+constexpr int block_bytes(const BlockType& type) { return scale_bytes(type.scale) + type.size * type.bits / 8; }
+
+// The same of rows of such blocks; the format of dst is theirs. k is a multiple of their size.
+struct PackBlocksArgs {
+    const uint8_t* src;  // [rows, k / size * block_bytes] on the device
+    BlockType type;
+    int first, rows;
+    PackedWeight dst;
+};
+cudaError_t pack_blocks(const PackBlocksArgs&, cudaStream_t);
+
+// The numbers of features [first, first + rows) of a weight that is not as_type.
+struct UnpackArgs {
+    PackedWeight src;
+    int first, rows;
+    float* out;  // [rows, k]
+};
+cudaError_t unpack_weight(const UnpackArgs&, cudaStream_t);
 
 // dst[i] = src[i] in another type.
 struct ConvertArgs {

@@ -3,20 +3,16 @@
 
 namespace infinilm::cuda {
 
-extern template cudaError_t linear_decode_as<Int8>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_decode_as<Int4<32>>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_decode_as<Fp8>(const LinearArgs&, cudaStream_t);
+#define INFINILM_DECLARE(F) extern template cudaError_t linear_decode_as<F>(const LinearArgs&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+#undef INFINILM_DECLARE
 
-// Chooses R: rows of weights read, more if groups are too few for the SMs, and rows of x, read once by each group.
+// Chooses R: more rows share the columns of x, as long as there is a group of them for each SM.
 template <class T, bool kNorm, int NT>
 cudaError_t run_rows(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
-    constexpr int kSmall = NT <= 2 ? 1 : 2, kLarge = NT == 12 && kNorm ? kSmall : 2 * kSmall;  // as registers allow
-    const int tiles = num_tiles(args.weight);
-    auto cost = [&](int rows) {
-        const int groups = ceil_div(tiles, rows), idle = max(device.sms, groups);
-        return 16.0 * tiles * idle / groups + static_cast<double>(groups) * args.num_tokens;
-    };
-    if (cost(kLarge) < cost(kSmall)) return run_decode<T, AsType, kNorm, NT, kLarge>(args, device, stream);
+    constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = NT == 12 && kNorm ? kSmall : 2 * kSmall;  // as registers allow
+    if (ceil_div(num_tiles(args.weight), kLarge) >= device.sms)
+        return run_decode<T, AsType, kNorm, NT, kLarge>(args, device, stream);
     return run_decode<T, AsType, kNorm, NT, kSmall>(args, device, stream);
 }
 
@@ -35,12 +31,8 @@ cudaError_t linear_decode(const LinearArgs& args, cudaStream_t stream) {
     const int most = args.norm_weight ? max_norm_tokens(format) : max_decode_tokens(format);
     if (args.num_tokens > most || args.weight.type == Type::f32) return cudaErrorInvalidValue;
     if (args.num_tokens == 0) return cudaSuccess;
-    switch (format) {
-        case WeightFormat::int8: return linear_decode_as<Int8>(args, stream);
-        case WeightFormat::int4: return linear_decode_as<Int4<32>>(args, stream);
-        case WeightFormat::fp8: return linear_decode_as<Fp8>(args, stream);
-        case WeightFormat::as_type: break;
-    }
+    if (format != WeightFormat::as_type)
+        return visit_quantised(format, [&](auto f) { return linear_decode_as<decltype(f)>(args, stream); });
     DecodeDevice device;
     if (cudaError_t error = query(device)) return error;
     auto run_type = [&](auto t) {

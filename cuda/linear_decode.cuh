@@ -1,14 +1,19 @@
-// A linear for 1 .. 96 tokens, bound by reading the weights once (2 n k bytes): they go from memory to registers in
-// 16-byte loads that are mma fragments already (fragments in memory order as in IST-DASLab/marlin; weights are A,
-// tokens the columns of B, as in TensorRT-LLM's tinygemm2), num_loads of them in flight per lane: 32 KiB per block,
-// about what an SM must ask for to keep HBM busy (an estimate). Mapping: persistent blocks of kSlices warps sum groups
-// of R tiles of 16 packed rows. Warp w sums slice w of k (linear.cuh): the split of k costs no traffic, and columns of
-// x belong to one warp, so that its ring of cp.async stages needs no block barrier. The slices are added in shared
-// memory while the next group's weights are under way. A group reads 2 num_tokens k bytes of x from L2 beside 32 R k of
-// weights, hence larger R for more tokens; with norm_weight each block reads all of x once more, dearer than a kernel
-// of its own from about 16 tokens on. Alignment as kernels.h says. A row's bits depend on neither R, the grid nor
-// num_tokens.
+// A linear for 1 .. 96 tokens, bound by reading the weights once (2 n k bytes). Weights lie in memory as mma fragments
+// (as in IST-DASLab/marlin; weights are A, tokens the columns of B, as in TensorRT-LLM's tinygemm2), so a lane copies
+// 16 bytes and multiplies the very same. Mapping: persistent blocks of kSlices warps sum groups of R tiles of 16 packed
+// rows. Warp w sums slice w of k (linear.cuh): the split of k costs no traffic, and columns of x belong to one warp, so
+// that its ring of cp.async stages needs no block barrier. A group reads 2 num_tokens k bytes of x from L2 beside
+// 32 R k of weights, hence larger R for more tokens; with norm_weight each block reads all of x once more, dearer than
+// a kernel of its own from about 16 tokens on. Alignment as kernels.h says. A row's bits depend on neither R, the grid
+// nor num_tokens.
+//
+// Weights wait in one of two places. For up to 32 tokens they lie in the ring, beside the columns of x that they meet,
+// and the ring flows on into the next groups: memory is kept busy while slices are added and outputs are written. (With
+// the loads of a slice in registers and a ring that began anew with each group, an H100 read at 65 .. 87% of what it
+// can.) With more tokens their columns take up the shared memory, and the weights wait in registers.
 #pragma once
+
+#include <type_traits>
 
 #include "launch.cuh"
 #include "linear.cuh"
@@ -18,25 +23,43 @@
 namespace infinilm::cuda {
 
 constexpr int kDecodeThreads = 32 * kSlices;
-constexpr int kRingColumns = 32;  // of x in a stage: two steps of an mma
+constexpr int kRingColumns = 32;  // of x in a turn: two steps of an mma
 constexpr int kFewStages = 2, kManyStages = 4;
 
-// Bytes of a stage: 8 NT rows of x, 64 bytes each, and the norm weights of its columns.
-constexpr int stage_bytes(int token_tiles, bool norm) { return token_tiles * 512 + (norm ? 4 * kRingColumns : 0); }
-constexpr int kInverseBytes = 512;  // 1 / rms of each token; behind it the rings of the warps, or the slices' sums
-constexpr int shared_bytes(int token_tiles, bool norm, int stages) {
-    return kInverseBytes + kSlices * stages * stage_bytes(token_tiles, norm);
-}
-// 16-byte loads of weights in flight per lane; fewer where sums of groups want the registers.
+// Bytes of a turn: 8 NT rows of x, 64 bytes each, and the norm weights of its columns.
+constexpr int turn_bytes(int token_tiles, bool norm) { return token_tiles * 512 + (norm ? 4 * kRingColumns : 0); }
+
+// Shared memory of a block: 1 / rms of each token, the sums of slices that are added, and the rings of the warps.
+template <class F, int NT, int R, bool kNorm>
+struct DecodeShared {
+    static constexpr bool kWeights = NT <= 4;  // whether weights lie in the ring
+    // Parts of a stage: turns of x, and units of each of R tiles.
+    static constexpr int kTurns = kWeights && F::kUnitSteps > 2 ? F::kUnitSteps / 2 : 1;
+    static constexpr int kUnits = F::kUnitSteps == 1 ? 2 : 1;
+    static constexpr int kColumns = kTurns * kRingColumns;
+    static constexpr int kTurnBytes = turn_bytes(NT, kNorm);
+    static constexpr int kStageBytes = kTurns * kTurnBytes + (kWeights ? kUnits * R * unit_bytes_of<F> : 0);
+    // Tiles of rows that are added at a time. With weights in the ring their sums have room of their own, twice, so
+    // that one barrier is enough; else they lie where the ring did.
+    static constexpr int kPiece = NT == 4 || R == 1 ? 1 : 2;
+    static constexpr int kPieceBytes = kSlices * kPiece * NT * 512;
+    static constexpr int kInverseBytes = 512, kSumBytes = kWeights ? 2 * kPieceBytes : 0;
+
+    static constexpr int bytes(int stages) {
+        const int rings = kSlices * stages * kStageBytes;
+        return kInverseBytes + kSumBytes + (kWeights || rings > kPieceBytes ? rings : kPieceBytes);
+    }
+};
+// 16-byte loads in flight per lane of weights in registers; fewer where sums of groups want these.
 template <class F>
-constexpr int num_loads(int token_tiles) {
-    return F::kScales > 0 && token_tiles == 8 ? 4 : 8;
+constexpr int num_loads() {
+    constexpr bool zeros = std::is_same_v<F, Int4Zeros>;  // which are in registers, too
+    return F::kScales == 0 ? 8 : zeros ? 2 : 4;
 }
 // Blocks an SM should hold, by the registers of the sums and of the loads in flight. With three of them ptxas before
 // 12.9 spills.
 template <class F>
 constexpr int blocks_per_sm(int token_tiles, int rows) {
-    if (F::kUnitSteps > 1 && token_tiles <= 2) return 2;
     return token_tiles * rows <= (F::kScales > 0 ? 4 : 8) ? 2 : 1;
 }
 
@@ -54,57 +77,50 @@ struct AllGroups {
     __device__ __forceinline__ float scaled(float y) const { return y; }
 };
 
-// The columns of x of one warp's slice, in stages of shared memory that only this warp touches.
-template <class T, class F, int NT, bool kNorm, class Work>
-struct Ring {
-    const Work& work;
-    const LinearArgs& args;
-    uint8_t* slots;  // [stages][stage_bytes]
-    int stages, begin, end;
-    int column, slot = 0;  // the next column to load; the stage to read
-
-    // Starts the copy of the next stage, zeros beyond the tokens and the slice; always one group, maybe empty.
-    __device__ __forceinline__ void load(int to) {
-        const int lane = static_cast<int>(lane_id()), valid_end = F::kUnitSteps == 1 ? end : args.weight.k;
-        if (column < end) {
-            uint8_t* stage = slots + to * stage_bytes(NT, kNorm);
-            const int at = column + lane % 4 * 8, row = lane / 4;
-            // The four pieces of a row change places so that the eight rows of an ldmatrix lie in all banks.
-            uint8_t* dst = stage + row * 64 + (lane % 4 ^ (row >> 1 & 3)) * 16;
-            const T* src = static_cast<const T*>(args.x) + at;
-            if constexpr (!Work::kListed) src += row * args.x_stride;
-            const int rows = at < valid_end ? args.num_tokens - row : 0;
+// Starts the copy of 32 columns of x to a turn of a stage, zeros beyond the tokens and `end`; with kNorm their norm
+// weights, too.
+template <class T, int NT, bool kNorm, class Work>
+__device__ __forceinline__ void copy_columns(const Work& work, uint8_t* turn, int column, int end) {
+    const LinearArgs& args = work.args;
+    const int lane = static_cast<int>(lane_id()), at = column + lane % 4 * 8, row = lane / 4;
+    // The four pieces of a row change places so that the eight rows of an ldmatrix lie in all banks.
+    uint8_t* dst = turn + row * 64 + (lane % 4 ^ (row >> 1 & 3)) * 16;
+    const T* src = static_cast<const T*>(args.x) + at;
+    if constexpr (!Work::kListed) src += row * args.x_stride;
+    const int rows = at < end ? args.num_tokens - row : 0;
 #pragma unroll
-            for (int i = 0; i < NT; ++i) {
-                if constexpr (Work::kListed) {
-                    cp_async_16(dst + i * 512, src + work.x_rows[i] * args.x_stride, 8 * i < rows);
-                } else {
-                    cp_async_16(dst + i * 512, src, 8 * i < rows);
-                    src += 8 * args.x_stride;
-                }
-            }
-            if constexpr (kNorm) {
-                const int weight = column + lane * 4;
-                if (lane * 4 < kRingColumns)
-                    cp_async_16(stage + NT * 512 + lane * 16, args.norm_weight + weight, weight < valid_end);
-            }
-            column += kRingColumns;
+    for (int i = 0; i < NT; ++i) {
+        if constexpr (Work::kListed) {
+            cp_async_16(dst + i * 512, src + work.x_rows[i] * args.x_stride, 8 * i < rows);
+        } else {
+            cp_async_16(dst + i * 512, src, 8 * i < rows);
+            src += 8 * args.x_stride;
         }
-        cp_async_commit();
     }
-    __device__ __forceinline__ void start() {
-        column = begin, slot = 0;
-        for (int i = 0; i < stages - 1; ++i) load(i);
+    if constexpr (kNorm) {
+        const int weight = column + lane * 4;
+        if (lane * 4 < kRingColumns) cp_async_16(turn + NT * 512 + lane * 16, args.norm_weight + weight, weight < end);
     }
-    // The next stage of x; the one before it is loaded anew.
-    __device__ __forceinline__ const uint8_t* next() {
+}
+
+// A warp's ring of stages, which no other warp touches: one is read while the copies of the others are under way.
+struct Ring {
+    uint8_t* slots;  // [stages][bytes]
+    int stages, bytes;
+    int slot = 0;  // the next to read
+
+    __device__ __forceinline__ uint8_t* at(int i) const { return slots + i * bytes; }
+    // The next stage, once it has arrived. `load` starts the copies for the stage that was read before, or none.
+    template <class Load>
+    __device__ __forceinline__ const uint8_t* next(const Load& load) {
         if (stages == kFewStages)
             cp_async_wait<kFewStages - 2>();
         else
             cp_async_wait<kManyStages - 2>();
         __syncwarp();  // every lane's copies have arrived, and every lane has read the stage that is loaded now
-        const uint8_t* stage = slots + slot * stage_bytes(NT, kNorm);
-        load(slot == 0 ? stages - 1 : slot - 1);
+        const uint8_t* stage = at(slot);
+        load(at(slot == 0 ? stages - 1 : slot - 1));
+        cp_async_commit();  // always one group for a stage, maybe empty
         slot = slot + 1 == stages ? 0 : slot + 1;
         return stage;
     }
@@ -129,7 +145,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             const Unit<F>& unit = units[F::kUnitSteps == 1 ? step : 0][r];
-            F::template fragment<T>(weights[step][r], unit.words, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
+            F::template fragment<T>(weights[step][r], unit, F::kUnitSteps == 1 ? 0 : 2 * turn + step);
         }
 #pragma unroll
     for (int tile = 0; tile < NT; ++tile) {
@@ -149,7 +165,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
                 float group[4] = {};
                 mma_m16n8k16<T>(group, weights[0][r], first);
                 mma_m16n8k16<T>(group, weights[1][r], second);
-                add_scaled(sums[r][tile], group, units[0][r].scales_of(turn));
+                add_scaled(sums[r][tile], group, F::scales_of(units[0][r], turn));
             }
             // ptxas would have the groups of all tokens in registers at once, and spill; it does not look past this.
             if (NT >= 4 && tile % 2 == 1) __syncwarp();
@@ -227,18 +243,21 @@ __device__ __forceinline__ void finish(const Work& work, int token, int row, flo
     }
 }
 
-// Adds the slices and ends the outputs of a group, at most two tiles of rows at a time, as many as shared memory holds
-// in any case. Between warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no
-// bank conflicts, and a thread gets rows r and r + 8; eight lanes write neighbouring features.
+// Adds the slices and ends the outputs of a group, one or two tiles of rows at a time. turn: counts the pieces. Between
+// warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no bank conflicts, and a
+// thread gets rows r and r + 8; eight lanes write neighbouring features.
 template <class T, class F, int NT, int R, class Work>
-__device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][NT][4], float4* partial,
+__device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][NT][4], float4* rooms, int& turn,
                                        int first_tile) {
+    using Shared = DecodeShared<F, NT, R, false>;
     const LinearArgs& args = work.args;
-    constexpr int kPiece = R < kFewStages ? R : kFewStages, kUnits = kPiece * NT * 32;
+    constexpr int kPiece = Shared::kPiece, kUnits = kPiece * NT * 32;
     const int lane = static_cast<int>(lane_id());
 #pragma unroll
     for (int piece = 0; piece < R / kPiece; ++piece) {
-        __syncthreads();  // nobody reads x or the last piece any more
+        // In turns: who comes to write the first room again has met at the barrier those who had read it.
+        float4* partial = rooms + (Shared::kWeights ? turn % 2 * (Shared::kPieceBytes / 16) : 0);
+        if (!Shared::kWeights) __syncthreads();  // nobody reads x or the last piece any more
         float4* mine = partial + warp_id() * kUnits + lane;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -250,7 +269,9 @@ __device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][
             }
         }
         __syncthreads();
-        for (int unit = static_cast<int>(threadIdx.x); unit < kUnits; unit += kDecodeThreads) {
+        // Not always the same warps: those that add fall behind the others.
+        const int first = (static_cast<int>(threadIdx.x) + turn++ * kUnits) % kDecodeThreads;
+        for (int unit = first; unit < kUnits; unit += kDecodeThreads) {
             const int tile = first_tile + piece * kPiece + unit / (32 * NT), token = unit / 32 % NT * 8 + lane % 4 * 2;
             if (tile >= num_tiles(args.weight) || token >= args.num_tokens) continue;
             float4 sum = partial[unit];
@@ -266,95 +287,215 @@ __device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][
             }
         }
     }
-    __syncthreads();  // x may come again
+    if (!Shared::kWeights) __syncthreads();  // x may come again
 }
 
-// What a block does: the work blockIdx.x, blockIdx.x + gridDim.x, ..
+// 1 / rms of each token, which each block finds for itself.
+template <class T, int NT>
+__device__ __forceinline__ void find_inverses(const LinearArgs& args, float* inverses) {
+    for (int token = static_cast<int>(warp_id()); token < 8 * NT; token += kSlices) {
+        const T* row = static_cast<const T*>(args.x) + token * args.x_stride;
+        const float inverse = token < args.num_tokens ? row_inverse_rms(row, args.weight.k, args.norm_eps) : 0.0f;
+        if (lane_id() == 0) inverses[token] = inverse;
+    }
+    __syncthreads();
+}
+
+// A warp's slice of k, in units of the weights.
+template <class F>
+struct Slice {
+    static constexpr int kUnitColumns = 16 * F::kUnitSteps;
+    int units, begin, length;  // of a row; of the slice
+    int last_column, end;      // behind the last unit; the same, but in k
+
+    __device__ __forceinline__ explicit Slice(int k) : units(units_of<F>(k)) {
+        const int warp = static_cast<int>(warp_id());
+        begin = slice_begin(warp, units), length = slice_begin(warp + 1, units) - begin;
+        last_column = kUnitColumns * (begin + length), end = min(last_column, k);
+    }
+    __device__ __forceinline__ const uint8_t* at(const void* data, int tile, int position) const {
+        return static_cast<const uint8_t*>(data) +
+               (static_cast<int64_t>(tile) * units + begin + position) * unit_bytes_of<F>;
+    }
+};
+
+// What a block does with its weights in the ring: the work blockIdx.x, blockIdx.x + gridDim.x, ..
 template <class T, class F, int NT, int R, bool kNorm, class Work>
-__device__ __forceinline__ void sum_groups(Work& work, uint8_t* smem, int stages) {
-    const LinearArgs& args = work.args;
+__device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, int stages) {
+    using Shared = DecodeShared<F, NT, R, kNorm>;
+    const Slice<F> slice(work.args.weight.k);
+    const int lane = static_cast<int>(lane_id()), tiles = num_tiles(work.args.weight);
+    const int last_position = (slice.length - 1) / Shared::kUnits * Shared::kUnits;
     float* inverses = reinterpret_cast<float*>(smem);  // [8 NT]
-    uint8_t* rings = smem + kInverseBytes;
-    constexpr int kAhead = num_loads<F>(NT) / R;  // units of weights in registers
-    constexpr int kUnitColumns = 16 * F::kUnitSteps;
-    constexpr int kTogether = F::kUnitSteps == 1 ? 2 : 1,
-                  kUnitTurns = F::kUnitSteps / 2;  // units, and parts of one, to
-    const PackedWeight& weight = args.weight;      // a stage of x
-    const int units = units_of<F>(weight.k), tiles = num_tiles(weight);
-    const int warp = static_cast<int>(warp_id());
-    const int begin = slice_begin(warp, units), length = slice_begin(warp + 1, units) - begin;
+    float4* rooms = reinterpret_cast<float4*>(smem + Shared::kInverseBytes);
+    uint8_t* slots = smem + Shared::kInverseBytes + Shared::kSumBytes + warp_id() * stages * Shared::kStageBytes;
+    Ring ring{slots, stages, Shared::kStageBytes};
+    int index = static_cast<int>(blockIdx.x);
+    if (index >= work.count) return;
+
+    // Where the copies are: they run ahead of the sums, into the next groups.
+    struct {
+        Work work;
+        int index, position;
+    } ahead{work, index, 0};
+    // What a lane has of the weights of the stage that is copied next, unit by unit: copy(place in the stage, address).
+    auto for_weights = [&](const auto& copy) {
+        const int first = ahead.work.group(ahead.index) * R;
+        const uint8_t* src = slice.at(ahead.work.data(ahead.index), first, ahead.position) + lane * 16;
+        const int64_t tile_bytes = static_cast<int64_t>(slice.units) * unit_bytes_of<F>;
+#pragma unroll
+        for (int u = 0; u < Shared::kUnits; ++u) {
+            if (ahead.position + u >= slice.length) break;
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                // Beyond the last tile it is read again, its sums dropped.
+                const uint8_t* unit = src + u * unit_bytes_of<F> + min(r, tiles - 1 - first) * tile_bytes;
+                const int to = (u * R + r) * unit_bytes_of<F> + lane * 16;
+                copy(to, unit);
+                if (lane < F::kScaleBytes / 16) copy(to + 512, unit + 512);
+            }
+        }
+    };
+    auto step = [&] {
+        if (ahead.position < last_position) {
+            ahead.position += Shared::kUnits;
+        } else {
+            ahead.position = 0, ahead.index += static_cast<int>(gridDim.x);
+            if (ahead.index < work.count) ahead.work.enter(ahead.index);
+        }
+    };
+    auto is_more = [&] { return slice.length > 0 && ahead.index < work.count; };
+    auto load = [&](uint8_t* stage) {
+        if (!is_more()) return;
+        const int column = slice.kUnitColumns * (slice.begin + ahead.position);
+#pragma unroll
+        for (int i = 0; i < Shared::kTurns; ++i)
+            copy_columns<T, NT, kNorm>(ahead.work, stage + i * Shared::kTurnBytes, column + i * kRingColumns,
+                                       slice.end);
+        for_weights([&](int to, const uint8_t* from) {
+            cp_async_weights_16(stage + Shared::kTurns * Shared::kTurnBytes + to, from);
+        });
+        step();
+    };
+
+    if constexpr (!Work::kListed) {
+        // Weights are nobody's output: the first of them are on their way to L2 before the kernel in front has ended.
+        for (int i = 0; i < stages - 1 && is_more(); ++i, step())
+            for_weights([&](int to, const uint8_t* from) {
+                if (to % 128 == 0) prefetch_l2(from);
+            });
+        grid_dependency_wait();  // all that follows may be an output
+    }
+    ahead.work.enter(index);
+    ahead.index = index, ahead.position = 0;
+    for (int i = 0; i < stages - 1; ++i) load(ring.at(i)), cp_async_commit();
+    if constexpr (kNorm) find_inverses<T, NT>(work.args, inverses);
+    for (int turn = 0; index < work.count; index += static_cast<int>(gridDim.x)) {
+        work.enter(index);
+        float sums[R][NT][4] = {};
+        for (int position = 0; position < slice.length; position += Shared::kUnits) {
+            const uint8_t* stage = ring.next(load);
+            Unit<F> units[Shared::kUnits][R];
+#pragma unroll
+            for (int u = 0; u < Shared::kUnits; ++u)
+#pragma unroll
+                for (int r = 0; r < R; ++r)
+                    units[u][r].load_shared(stage + Shared::kTurns * Shared::kTurnBytes +
+                                            (u * R + r) * unit_bytes_of<F>);
+            const bool two = F::kUnitSteps > 1 || position + 1 < slice.length;
+#pragma unroll
+            for (int i = 0; i < Shared::kTurns; ++i)
+                multiply<T, F, NT, R, kNorm>(sums, units, i, two, stage + i * Shared::kTurnBytes, inverses);
+        }
+        reduce<T, F, NT, R>(work, sums, rooms, turn, work.group(index) * R);
+    }
+    cp_async_wait<0>();
+}
+
+// The same with its weights in registers.
+template <class T, class F, int NT, int R, bool kNorm, class Work>
+__device__ __forceinline__ void sum_groups_held(Work& work, uint8_t* smem, int stages) {
+    using Shared = DecodeShared<F, NT, R, kNorm>;
+    const LinearArgs& args = work.args;
+    const Slice<F> slice(args.weight.k);
+    float* inverses = reinterpret_cast<float*>(smem);  // [8 NT]
+    float4* room = reinterpret_cast<float4*>(smem + Shared::kInverseBytes);
+    uint8_t* slots = smem + Shared::kInverseBytes + warp_id() * stages * Shared::kStageBytes;
+    Ring ring{slots, stages, Shared::kStageBytes};
+    constexpr int kAhead = num_loads<F>() / R;                             // units of weights in registers
+    constexpr int kTogether = Shared::kUnits;                              // units to a stage of x
+    constexpr int kUnitTurns = F::kUnitSteps > 1 ? F::kUnitSteps / 2 : 1;  // stages of x to a unit
+    const int tiles = num_tiles(args.weight);
 
     // Starts the loads of a unit, at `from` in the first tile. Beyond the last tile it is read again, its sums dropped.
     Unit<F> weights[kAhead][R];
     auto fetch = [&](Unit<F>(&to)[R], const uint8_t* from, int last) {
 #pragma unroll
         for (int r = 0; r < R; ++r)
-            to[r].load_streamed_from(from + static_cast<int64_t>(min(r, last)) * (units * unit_bytes_of<F>));
+            to[r].load_streamed_from(from + static_cast<int64_t>(min(r, last)) * (slice.units * unit_bytes_of<F>));
     };
-    auto at = [&](int index, int position) {
-        return static_cast<const uint8_t*>(work.data(index)) +
-               (static_cast<int64_t>(work.group(index)) * R * units + begin + position) * unit_bytes_of<F>;
-    };
-    int index = static_cast<int>(blockIdx.x);
+    auto at = [&](int index, int position) { return slice.at(work.data(index), work.group(index) * R, position); };
+    int index = static_cast<int>(blockIdx.x), column = 0, turn = 0;
     if (Work::kListed && index >= work.count) return;
 #pragma unroll
     for (int j = 0; j < kAhead; ++j)
-        if (j < length) fetch(weights[j], at(index, j), tiles - 1 - work.group(index) * R);
+        if (j < slice.length) fetch(weights[j], at(index, j), tiles - 1 - work.group(index) * R);
 
     grid_dependency_wait();  // weights are nobody's output; all that follows may be
     work.enter(index);
-    // The end of a slice is that of its units, or of k where a step is not whole.
-    const int end = kUnitColumns * (begin + length);
-    Ring<T, F, NT, kNorm, Work> ring{work,
-                                     args,
-                                     rings + warp * stages * stage_bytes(NT, kNorm),
-                                     stages,
-                                     kUnitColumns * begin,
-                                     F::kUnitSteps == 1 ? min(end, weight.k) : end,
-                                     0};
-    ring.start();
-    if constexpr (kNorm) {
-        for (int token = warp; token < 8 * NT; token += kSlices) {
-            const T* row = static_cast<const T*>(args.x) + token * args.x_stride;
-            const float inverse = token < args.num_tokens ? row_inverse_rms(row, weight.k, args.norm_eps) : 0.0f;
-            if (lane_id() == 0) inverses[token] = inverse;
-        }
-        __syncthreads();
-    }
+    auto load = [&](uint8_t* stage) {
+        if (column < slice.last_column) copy_columns<T, NT, kNorm>(work, stage, column, slice.end);
+        column += kRingColumns;
+    };
+    auto start = [&] {
+        column = slice.kUnitColumns * slice.begin, ring.slot = 0;
+        for (int i = 0; i < stages - 1; ++i) load(ring.at(i)), cp_async_commit();
+    };
+    start();
+    if constexpr (kNorm) find_inverses<T, NT>(args, inverses);
     while (index < work.count) {
         const int next = index + static_cast<int>(gridDim.x);
         float sums[R][NT][4] = {};
-        for (int base = 0; base < length; base += kAhead) {
+        for (int base = 0; base < slice.length; base += kAhead) {
             // Where the registers are loaded from once they are used: further on, or in the next group.
-            const bool more = base + kAhead < length;
+            const bool more = base + kAhead < slice.length;
             const int from_index = more ? index : next, from = more ? base + kAhead : 0;
             const bool is_there = from_index < work.count;
-            const int limit = is_there ? length - from : 0, last = tiles - 1 - work.group(from_index) * R;
+            const int limit = is_there ? slice.length - from : 0, last = tiles - 1 - work.group(from_index) * R;
             const uint8_t* source = Work::kListed && !is_there ? nullptr : at(from_index, from);
 #pragma unroll
             for (int j = 0; j < kAhead; j += kTogether) {
-                if (base + j < length) {
-                    const bool two = F::kUnitSteps > 1 || base + j + 1 < length;
+                if (base + j < slice.length) {
+                    const bool two = F::kUnitSteps > 1 || base + j + 1 < slice.length;
 #pragma unroll
-                    for (int turn = 0; turn < (kUnitTurns > 0 ? kUnitTurns : 1); ++turn)
-                        multiply<T, F, NT, R, kNorm>(sums, &weights[j], turn, two, ring.next(), inverses);
+                    for (int i = 0; i < kUnitTurns; ++i)
+                        multiply<T, F, NT, R, kNorm>(sums, &weights[j], i, two, ring.next(load), inverses);
                 }
 #pragma unroll
                 for (int i = j; i < j + kTogether; ++i)
                     if (i < limit) fetch(weights[i], source + i * unit_bytes_of<F>, last);
             }
         }
-        reduce<T, F, NT, R>(work, sums, reinterpret_cast<float4*>(rings), work.group(index) * R);
+        reduce<T, F, NT, R>(work, sums, room, turn, work.group(index) * R);
         index = next;
         if (index >= work.count) break;
         work.enter(index);
-        ring.start();
+        start();
     }
+}
+
+template <class T, class F, int NT, int R, bool kNorm, class Work>
+__device__ __forceinline__ void sum_groups(Work& work, uint8_t* smem, int stages) {
+    if constexpr (DecodeShared<F, NT, R, kNorm>::kWeights)
+        sum_groups_streamed<T, F, NT, R, kNorm>(work, smem, stages);
+    else
+        sum_groups_held<T, F, NT, R, kNorm>(work, smem, stages);
 }
 
 template <class T, class F, int NT, int R, bool kNorm>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_decode_kernel(LinearArgs args, int stages) {
+    grid_launch_dependents();  // and waits for the kernel in front behind the first of its weights
     INFINILM_DYNAMIC_SHARED(smem);
     AllGroups work{args, ceil_div(num_tiles(args.weight), R)};
     sum_groups<T, F, NT, R, kNorm>(work, smem, stages);
@@ -380,22 +521,23 @@ struct DecodeFit {
 };
 template <class F, bool kNorm, int NT, int R>
 DecodeFit fit_decode(const DecodeDevice& device) {
-    int blocks = blocks_per_sm<F>(NT, R), stages = kManyStages;
-    auto fits = [&] {
-        const int bytes = shared_bytes(NT, kNorm, stages);  // and 1 KiB for the system
+    using Shared = DecodeShared<F, NT, R, kNorm>;
+    auto fits = [&](int blocks, int stages) {
+        const int bytes = Shared::bytes(stages);  // and 1 KiB for the system
         return bytes <= device.shared_per_block && blocks * (bytes + 1024) <= device.shared_per_sm;
     };
-    if (!fits()) stages = kFewStages;
-    while (blocks > 1 && !fits()) --blocks;
-    return {blocks * device.sms, stages};
+    // A ring that is too short for the time that memory takes is worse than one block less.
+    const int blocks = blocks_per_sm<F>(NT, R);
+    const bool both = fits(blocks, kManyStages);
+    return {(both ? blocks : 1) * device.sms, both || fits(1, kManyStages) ? kManyStages : kFewStages};
 }
 
 template <class T, class F, bool kNorm, int NT, int R>
 cudaError_t run_decode(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
-    const DecodeFit fit = fit_decode<F, kNorm, NT, R>(device);
     const int groups = ceil_div(num_tiles(args.weight), R);
+    const DecodeFit fit = fit_decode<F, kNorm, NT, R>(device);
     LaunchConfig config{dim3(static_cast<unsigned>(min(groups, fit.blocks))), dim3(kDecodeThreads)};
-    config.smem_bytes = static_cast<size_t>(shared_bytes(NT, kNorm, fit.stages));
+    config.smem_bytes = static_cast<size_t>(DecodeShared<F, NT, R, kNorm>::bytes(fit.stages));
     config.stream = stream;
     return launch<linear_decode_kernel<T, F, NT, R, kNorm>>(config, args, fit.stages);
 }

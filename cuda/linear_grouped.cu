@@ -4,20 +4,17 @@
 
 namespace infinilm::cuda {
 
-extern template cudaError_t linear_grouped_as<Int8>(const GroupedLinearArgs&, cudaStream_t);
-extern template cudaError_t linear_grouped_as<Int4<32>>(const GroupedLinearArgs&, cudaStream_t);
-extern template cudaError_t linear_grouped_as<Fp8>(const GroupedLinearArgs&, cudaStream_t);
+#define INFINILM_DECLARE(F) extern template cudaError_t linear_grouped_as<F>(const GroupedLinearArgs&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+#undef INFINILM_DECLARE
 
 cudaError_t linear_grouped(const GroupedLinearArgs& args, cudaStream_t stream) {
     if (args.tile != 8 && args.tile != 32 && args.tile != 64) return cudaErrorInvalidValue;
     if (args.most_items == 0) return cudaSuccess;
     if (args.linear.weight.type == Type::f32) return linear_grouped_f32(args, stream);
-    switch (args.linear.weight.format) {
-        case WeightFormat::int8: return linear_grouped_as<Int8>(args, stream);
-        case WeightFormat::int4: return linear_grouped_as<Int4<32>>(args, stream);
-        case WeightFormat::fp8: return linear_grouped_as<Fp8>(args, stream);
-        case WeightFormat::as_type: break;
-    }
+    if (args.linear.weight.format != WeightFormat::as_type)
+        return visit_quantised(args.linear.weight.format,
+                               [&](auto f) { return linear_grouped_as<decltype(f)>(args, stream); });
     return linear_grouped_as<AsType>(args, stream);
 }
 

@@ -47,8 +47,8 @@ struct ItemGroups {
 template <class T, class F, int NT, int R>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_grouped_kernel(const __grid_constant__ GroupedLinearArgs args, int stages) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
-    grid_dependency_wait();  // items are an output
     const int groups = ceil_div(num_tiles(args.linear.weight), R);
     const int num_items = args.num_items ? *args.num_items : args.most_items;
     ItemGroups<NT> work{args, groups, num_items * groups, args.linear};
@@ -59,10 +59,10 @@ template <class T, class F, int NT, int R>
 cudaError_t run_grouped(const GroupedLinearArgs& args, cudaStream_t stream) {
     DecodeDevice device;
     if (cudaError_t error = query(device)) return error;
-    const DecodeFit fit = fit_decode<F, false, NT, R>(device);
     const int64_t work = int64_t{args.most_items} * ceil_div(num_tiles(args.linear.weight), R);
+    const DecodeFit fit = fit_decode<F, false, NT, R>(device);
     LaunchConfig config{dim3(static_cast<unsigned>(min(work, int64_t{fit.blocks}))), dim3(kDecodeThreads)};
-    config.smem_bytes = static_cast<size_t>(shared_bytes(NT, false, fit.stages));
+    config.smem_bytes = static_cast<size_t>(DecodeShared<F, NT, R, false>::bytes(fit.stages));
     config.stream = stream;
     return launch<linear_grouped_kernel<T, F, NT, R>>(config, args, fit.stages);
 }

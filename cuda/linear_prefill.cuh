@@ -106,7 +106,7 @@ struct TurnFragments {
         for (int i = 0; i < Shape::kTiles; ++i) {
             uint32_t rows[kSteps][4];
 #pragma unroll
-            for (int s = 0; s < kSteps; ++s) F::template fragment<T>(rows[s], a[i].words, first + s);
+            for (int s = 0; s < kSteps; ++s) F::template fragment<T>(rows[s], a[i], first + s);
 #pragma unroll
             for (int j = 0; j < Shape::kColumns; ++j) {
                 float group[4] = {};
@@ -116,7 +116,7 @@ struct TurnFragments {
                     const uint32_t column[2] = {b[s][j / 2][j % 2 * 2], b[s][j / 2][j % 2 * 2 + 1]};
                     mma_m16n8k16<T>(sum, rows[s], column);
                 }
-                if constexpr (F::kScales > 0) add_scaled(sums[i][j], group, a[i].scales_of(turn));
+                if constexpr (F::kScales > 0) add_scaled(sums[i][j], group, F::scales_of(a[i], turn));
             }
         }
     }
@@ -125,6 +125,7 @@ struct TurnFragments {
 template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales == 0 ? 2 : 1)
     linear_prefill_kernel(const __grid_constant__ LinearArgs args, int token_blocks) {
+    begin_kernel();
     using Shape = TileShape<F, kTokens>;
     constexpr int kTiles = Shape::kTiles, kColumns = Shape::kColumns;
     constexpr int kUnitTurns = F::kUnitSteps / F::kTurnSteps;

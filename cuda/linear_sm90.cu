@@ -3,18 +3,14 @@
 
 namespace infinilm::cuda {
 
-extern template cudaError_t linear_sm90_as<Int8>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_sm90_as<Int4<32>>(const LinearArgs&, cudaStream_t);
-extern template cudaError_t linear_sm90_as<Fp8>(const LinearArgs&, cudaStream_t);
+#define INFINILM_DECLARE(F) extern template cudaError_t linear_sm90_as<F>(const LinearArgs&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+#undef INFINILM_DECLARE
 
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    switch (args.weight.format) {
-        case WeightFormat::int8: return linear_sm90_as<Int8>(args, stream);
-        case WeightFormat::int4: return linear_sm90_as<Int4<32>>(args, stream);
-        case WeightFormat::fp8: return linear_sm90_as<Fp8>(args, stream);
-        case WeightFormat::as_type: break;
-    }
+    if (args.weight.format != WeightFormat::as_type)
+        return visit_quantised(args.weight.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, stream); });
     int num_sms = 0;
     if (cudaError_t error = num_sms_of_device(num_sms)) return error;
     const bool small = choose_tile_tokens(args, num_sms) == 64;

@@ -88,7 +88,7 @@ __device__ __forceinline__ void consume(const StageRing& ring, int row_tile, int
     auto load = [&](int step) {
         Unit<AsType> unit;
         unit.load_shared(ring.stage(fill) + row_tile * Shape::kTileBytes + step * 512);
-        AsType::fragment<T>(a[step], unit.words, 0);
+        AsType::fragment<T>(a[step], unit, 0);
     };
     int accumulate = 0, end = slice_end(0, steps);
     ring.wait_full(fill);
@@ -129,13 +129,14 @@ __device__ __forceinline__ void consume_quantised(const StageRing& ring, int row
     constexpr int kUnitTurns = F::kUnitSteps / 2, kStageTurns = kBoxSteps / 2;
     constexpr bool kGroups = F::kScales > 0;  // products is then the chain of one turn, else that of the slice
     float products[kTokens / 2] = {}, sums[kGroups ? kTokens / 2 : 1] = {};
-    uint32_t a[2][2][4], scales[2] = {};
+    uint32_t a[2][2][4];
+    typename F::Scales scales[2] = {};
     auto load = [&](int at) {  // turn `at` of the stage, to a[at]
         Unit<F> unit;
         unit.load_shared(ring.stage(fill) + row_tile * Shape::kTileBytes + at / kUnitTurns * unit_bytes_of<F>);
 #pragma unroll
-        for (int s = 0; s < 2; ++s) F::template fragment<T>(a[at][s], unit.words, at % kUnitTurns * 2 + s);
-        if constexpr (kGroups) scales[at] = unit.scales_of(at);
+        for (int s = 0; s < 2; ++s) F::template fragment<T>(a[at][s], unit, at % kUnitTurns * 2 + s);
+        if constexpr (kGroups) scales[at] = F::scales_of(unit, at);
     };
     const int turns = units * kUnitTurns;
     int accumulate = 0, end = slice_end(0, units);
@@ -181,6 +182,7 @@ template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap map,
                        int token_blocks) {
+    begin_kernel();
     using Shape = HopperShape<F, kTokens>;
     INFINILM_DYNAMIC_SHARED(smem);  // [kHopperStages][kStageBytes], then the outputs
     INFINILM_SHARED(uint64_t, full, [kHopperStages]);

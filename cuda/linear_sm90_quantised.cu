@@ -3,8 +3,7 @@
 
 namespace infinilm::cuda {
 
-template cudaError_t linear_sm90_as<Int8>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_sm90_as<Int4<32>>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_sm90_as<Fp8>(const LinearArgs&, cudaStream_t);
+#define INFINILM_INSTANTIATE(F) template cudaError_t linear_sm90_as<F>(const LinearArgs&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_INSTANTIATE)
 
 }  // namespace infinilm::cuda

@@ -41,6 +41,7 @@ __device__ __forceinline__ void put(const Vector<T>& v, float scale, const float
 
 template <class T, bool kResidual>
 __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs args) {
+    begin_kernel();
     constexpr int kHeld = 32 / sizeof(T), kChunk = 256 * kHeld;  // vectors of a lane: 64 registers; columns
     const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
     if (row >= args.num_tokens) return;
@@ -87,6 +88,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs a
 // is read three times, but for the first from L1 or L2.
 template <class T, bool kResidual>
 __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(RmsNormArgs args) {
+    begin_kernel();
     const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp_id();
     if (row >= args.num_tokens) return;
     // each [hidden_size]

@@ -124,6 +124,7 @@ __device__ __forceinline__ void add_parts(const uint8_t* mail, int capacity_byte
 
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kOneShotThreads, 1) one_shot_kernel(OneShotArgs args) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(float, scale, [1]);
     T* sum = reinterpret_cast<T*>(smem);  // [hidden_size], then zeros up to a multiple of 8

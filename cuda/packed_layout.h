@@ -1,6 +1,9 @@
 // How a linear's weight is packed for the kernels: its sizes and the order of its rows, before there is memory for it.
 #pragma once
 
+#include <cstring>
+
+#include "block_types.h"
 #include "host.h"
 #include "ops/backend.h"
 
@@ -10,19 +13,38 @@ inline void require(bool ok, const auto&... parts) {
     if (!ok) throw DeviceError(concat(parts...));
 }
 
+// fp8_blocks has one scale for 8 rows: whether these have, in host memory.
+inline void check_rows_of_blocks(const LinearPart& part, const BlockType& type) {
+    if (type.format != WeightFormat::fp8_blocks) return;
+    for (int64_t row = 0; row < part.weight.shape(0); ++row) {
+        const auto* first = part.weight.as<const uint8_t>() + row / 8 * 8 * part.weight.stride(0);
+        const auto* own = part.weight.as<const uint8_t>() + row * part.weight.stride(0);
+        for (int64_t at = 0; at < part.weight.shape(1); at += part.blocks.bytes)
+            require(std::memcmp(first + at, own + at, sizeof(float)) == 0, "a weight of shape ",
+                    shape_string(part.weight.shape()), " of blocks ", type.name,
+                    ": on CUDA, 8 outputs have one scale; pass its numbers as bfloat16");
+    }
+}
+
 // Rows padded to a multiple of 8. DeviceError: what no kernel takes; the message says what to do.
 inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKind kind, int head_dim,
                                   Quantization quantization, Type type) {
-    require(quantization == Quantization::none || type != Type::f32, "quantization '", name(quantization),
+    const BlockType* blocks = find_blocks(parts[0].blocks.type);
+    require((quantization == Quantization::none && !blocks) || type != Type::f32, "quantization '",
+            blocks ? blocks->name : name(quantization),
             "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
     require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
             ": on CUDA it must be a multiple of 8, at most 256; use device='cpu'");
     PackedWeight weight;
     weight.type = type;
-    weight.format = format_of(quantization);
-    weight.k = static_cast<int>(parts[0].weight.shape(1));
+    weight.format = blocks ? blocks->format : format_of(quantization);
+    weight.k = static_cast<int>(parts[0].in_features());
     const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
     for (const LinearPart& part : parts) {
+        require(part.blocks.type == parts[0].blocks.type,
+                "on CUDA the parts of a linear must be blocks of one type, or numbers; got ", parts[0].blocks.type,
+                " and ", part.blocks.type);
+        if (blocks) check_rows_of_blocks(part, *blocks);
         require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
                 shape_string(part.weight.shape()),
                 ": on CUDA hidden sizes and heads must be multiples of 8; use device='cpu'");

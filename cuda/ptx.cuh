@@ -47,6 +47,11 @@ __device__ __forceinline__ uint4 load_readonly_16(const void* address) {
     return v;
 }
 
+// Has L2 fetch the line that holds an address of global memory. "Data Movement: prefetch".
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // ---- ordering between blocks ("Memory Consistency Model") --------------------------------------------------------
 
 // Of a grid: sees everything written before the store_release or atomic_add_acq_rel whose value it reads.
@@ -89,6 +94,10 @@ __device__ __forceinline__ void cp_async_16(void* dst, const void* src, bool val
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_u32(dst)), "l"(src),
                  "r"(valid ? 16 : 0)
                  : "memory");
+}
+// The same of what is used once (weights): L2 fetches 256 bytes at a time.
+__device__ __forceinline__ void cp_async_weights_16(void* dst, const void* src) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_u32(dst)), "l"(src) : "memory");
 }
 // Closes this thread's group of copies; an empty group is allowed and counts.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -203,8 +212,7 @@ __device__ __forceinline__ int opaque(int x) {
 
 // ---- programmatic dependent launch ("Parallel Synchronization: griddepcontrol", sm_90; nothing before it) --------
 
-// Waits until the kernels before this one have ended and their writes are visible. Nothing when launched without
-// LaunchConfig::dependent.
+// Waits until the kernels before this one have ended and their writes are visible.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -220,3 +228,14 @@ __device__ __forceinline__ void grid_launch_dependents() {
 }  // namespace infinilm::cuda
 
 #endif  // INFINILM_CUDA_EMULATOR
+
+namespace infinilm::cuda {
+
+// The first thing that a kernel does (launch.cuh), unless something needs no earlier output and may come before the
+// wait.
+__device__ __forceinline__ void begin_kernel() {
+    grid_launch_dependents();
+    grid_dependency_wait();
+}
+
+}  // namespace infinilm::cuda

@@ -1,12 +1,14 @@
 // fill_random: weights for benchmarks. Element i is a function of (seed, i) alone (Philox, device.cuh). Bytes: each
 // element is written once; the ten rounds for one element make it bound by arithmetic, which at load time is enough.
 #include "launch.cuh"
+#include "ptx.cuh"
 #include "visit.cuh"
 
 namespace infinilm::cuda {
 
 template <class T>
 __global__ void __launch_bounds__(256) fill_random_kernel(T* dst, int64_t count, uint64_t seed, float range) {
+    begin_kernel();
     const int64_t threads = static_cast<int64_t>(gridDim.x) * 256;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x; i < count; i += threads)
         dst[i] = from_float<T>((2.0f * uniform(seed, static_cast<uint64_t>(i)) - 1.0f) * range);

@@ -19,6 +19,7 @@ namespace infinilm::cuda {
 constexpr int kRopeThreads = 128, kRopeWarps = kRopeThreads / 32;
 
 __global__ void __launch_bounds__(kRopeThreads) rope_table_kernel(RopeTableArgs args) {
+    begin_kernel();
     const int64_t at = static_cast<int64_t>(blockIdx.x) * kRopeThreads + threadIdx.x;
     if (at >= static_cast<int64_t>(args.num_tokens) * args.half) return;
     const int64_t token = at / args.half;
@@ -78,6 +79,7 @@ __device__ __forceinline__ void turn8(float (&x)[8], const float* head, int firs
 
 template <class T>
 __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkNormRopeStoreArgs args) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     const RopeStoreArgs& rope = args.rope;
     const int num_heads = rope.num_heads + 2 * rope.num_kv_heads, head_dim = rope.head_dim;

@@ -20,6 +20,7 @@
 #include "device.cuh"
 #include "kernels.h"
 #include "launch.cuh"
+#include "ptx.cuh"
 
 namespace infinilm::cuda {
 
@@ -343,6 +344,7 @@ private:
 };
 
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
+    begin_kernel();
     INFINILM_SHARED(SharedRow, shared, [1]);
     const int r = static_cast<int>(blockIdx.x), size = args.vocab_size;
     const float* row = args.logits + r * args.logits_stride;  // [vocab_size]
@@ -374,6 +376,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
 
 // One block on an SM: with room for two a thread has 32 registers, and spills one.
 __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs args) {
+    begin_kernel();
     INFINILM_SHARED(SharedRow, shared, [1]);
     const int r = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x);
     const float* row = args.logits + r * args.logits_stride;  // [n]

@@ -77,6 +77,8 @@ inline void cp_async_16(void* dst, const void* src, bool valid = true) {
             emulated_fill_16(dst, 0);
     });
 }
+inline void prefetch_l2(const void*) {}
+inline void cp_async_weights_16(void* dst, const void* src) { cp_async_16(dst, src); }
 inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }
 template <int kPending>
 void cp_async_wait() {

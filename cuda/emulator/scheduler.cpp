@@ -23,6 +23,8 @@ namespace {
 // Everything a grid did: released by its threads at their end, acquired by whoever waits for grids to end. Not by the
 // scheduler between blocks, so that ThreadSanitizer sees blocks as concurrent.
 char grids_done;
+// What had ended when the last grid that was not launched as dependent began: known to those behind it from the start.
+char grids_before;
 constexpr uint64_t kLivelock = 20'000'000;
 constexpr uint64_t kPatience = 256;  // polls in vain before other grids run
 
@@ -173,7 +175,8 @@ void run_grid(Grid& grid) {
     running = &grid;
     grid.slot = take_slot();
     read_settings(grid);
-    if (!grid.dependent) acquire(&grids_done);
+    if (!grid.dependent) acquire(&grids_done), release(&grids_before);
+    acquire(&grids_before);
     std::vector<unsigned> blocks(grid.grid.x * grid.grid.y * grid.grid.z);
     std::iota(blocks.begin(), blocks.end(), 0u);
     if (grid.order == Order::lifo) std::reverse(blocks.begin(), blocks.end());

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.mapped import MappedTensors, file_state
+from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs
 from infinilm.config.tensor_names import TensorNames
@@ -34,7 +35,6 @@ _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
 _READABLE = frozenset(_PLAIN.values())
 
-Linears = Mapping[str, tuple[list[str], bool, int]]
 Sources = Mapping[str, Source]
 
 
@@ -158,35 +158,19 @@ class GgufCheckpoint(MappedTensors):
             array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
         return array, target
 
-    def native_weights(self, linears: Linears, sources: Sources) -> dict[str, str]:
-        """Return the weights that CPUs can compute with as they are stored, and their types.
+    def native_weights(self, linears: Linears, sources: Sources, device: str = "cpu") -> dict[str, str]:
+        """Return the weights that a device computes with as they are stored, and their types: see `choose_native`.
 
-        Gate and up, whose outputs are multiplied as they come, must be of one type, and ranks must cut the inputs of a
-        linear at multiples of a block.
-
-        Parameters
-        ----------
-        linears : mapping of str to (list of str, bool, int)
-            As `_core.linears` gives them.
-        sources : mapping of str to Source
-            Where the parameters are.
+        `sources`: where the parameters are.
         """
-        native: dict[str, str] = {}
-        for names, pairs, unit in linears.values():
-            types = {name: self._types[sources[name].tensor] for name in names if sources[name].tensor in self._types}
-            if pairs and len(set(types.values())) > 1:
-                continue
-            for name, type_name in types.items():
-                block, _, _, packed_bytes = _core.gguf_type(type_name)
-                if packed_bytes and unit % block == 0:
-                    native[name] = type_name
-        return native
+        types = {name: self._types[s.tensor] for name, s in sources.items() if s.tensor in self._types}
+        return choose_native(linears, types, device)
 
-    def packed_bytes(self, source: Source) -> int:
-        """Bytes that a parameter takes when CPUs compute with its integers; 0: they do not."""
-        info = self.info(source.tensor)
-        block, _, _, packed = _core.gguf_type(self._types[source.tensor])
-        return len(range(source.begin, source.end, source.step)) * info.shape[-1] // max(block, 1) * packed
+    def packed_bytes(self, source: Source, device: str = "cpu") -> int:
+        """Bytes that a parameter takes when a device computes with its integers; 0: it does not."""
+        info, type_name = self.info(source.tensor), self._types[source.tensor]
+        num_weights = len(range(source.begin, source.end, source.step)) * info.shape[-1]
+        return num_weights // max(_core.gguf_type(type_name)[0], 1) * bytes_of_block(type_name, device)
 
     def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
         """Give an engine a weight as it is stored; return the names of those that it does not read again."""

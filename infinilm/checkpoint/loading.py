@@ -217,8 +217,9 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _tell_not_native(checkpoint: MappedTensors, others: Sequence[str], dtype: str | None) -> None:
     if others:
         logger.warning(
-            "%s: %d weights are computed as %s, such as %s: gate and up are of different types, ranks cut inputs "
-            "inside a block, or their zero points, groups or scales do not fit blocks of 32",
+            "%s: %d weights are computed as %s, such as %s: weights that must be of one type are not (gate and up; on "
+            "GPUs all that a linear joins, and the experts of a layer), ranks cut inputs inside a block, or their zero "
+            "points, groups or scales do not fit blocks",
             checkpoint.path,
             len(others),
             dtype,
@@ -234,7 +235,7 @@ def load_weights(
     config: LlamaConfig | None = None,
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
-    natively: bool = False,
+    native_on: str = "",
     quantised_dtype: str | None = None,
     change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
 ) -> None:
@@ -258,9 +259,9 @@ def load_weights(
     from_numpy : callable, optional
         Makes the engine's tensor of an array: `from_numpy(array, dtype="bfloat16")`. Default: the core's own,
         zero-copy.
-    natively : bool
-        Keep integers and scales of a quantised checkpoint as they are, where the engine, a `_core.InferEngine` on CPUs,
-        computes with such.
+    native_on : str
+        Keep integers and scales of a quantised checkpoint as they are, where the engine, a `_core.InferEngine` on
+        devices of this kind, "cpu" or "cuda", computes with such. "": do not.
     quantised_dtype : str, optional
         What quantised weights of safetensors become otherwise; the compute dtype unless it is given.
     change : callable, optional
@@ -322,22 +323,26 @@ def load_weights(
         return array, dtype
 
     native: Mapping[str, Callable[[], Sequence[str]]] = {}
-    if natively and isinstance(engine, _core.InferEngine):
+    if native_on and isinstance(engine, _core.InferEngine):
         linears = _core.linears(engine.spec, engine.num_ranks)
         if isinstance(checkpoint, GgufCheckpoint):
-            kept_blocks = checkpoint.native_weights(linears, found.sources)
+            kept_blocks = checkpoint.native_weights(linears, found.sources, native_on)
             native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
             others = [name for name, source in found.sources.items() if name not in native]
-            others = [name for name in others if checkpoint.packed_bytes(found.sources[name])]
+            others = [name for name in others if checkpoint.packed_bytes(found.sources[name], native_on)]
             _tell_not_native(checkpoint, others, dtype)
         elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
-            kept_blocks = checkpoint.native_weights(linears, found.sources, by_headers=False)
+            kept_blocks = checkpoint.native_weights(linears, found.sources, native_on, by_headers=False)
             native = {
                 name: partial(checkpoint.load_blocks, engine, name, found.sources[name], type_name)
                 for name, type_name in kept_blocks.items()
             }
-            expected_native = checkpoint.native_weights(linears, found.sources)
+            expected_native = checkpoint.native_weights(linears, found.sources, native_on)
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
+    made = {checkpoint.info(source.tensor).dtype for name, source in found.sources.items() if name not in native}
+    if changed := sorted(made - set(FLOATS) - set(packed_dtypes.values())):
+        kept_as = dtype if isinstance(checkpoint, GgufCheckpoint) else quantised_dtype or dtype
+        logger.info("%s: weights stored as %s are computed as %s", checkpoint.path, " and ".join(changed), kept_as)
     num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
         for param in sorted(found.sources, key=place):

@@ -23,6 +23,8 @@ from infinilm.requests.stages import StageMemory
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
 
+_PLAIN_TYPES = ("F32", "F16", "BF16")  # of GGUF files
+
 
 def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
     """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
@@ -164,11 +166,12 @@ def _model_line(model: Mapping[str, Any]) -> str:
         )
     if model["native_types"]:
         stored += f", {' and '.join(model['native_types'])} used as they are"
-    others = [name for name in model["schemes"] or () if name not in (*FLOATS, *model["native_types"])]
+    others = [name for name in types or () if name not in (*FLOATS, *_PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
-        stored += f", {' and '.join(others)} made {model['quantised_dtype']}"
+        stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
     if model["rounded_inputs"]:
-        how = "rounded to int8 per 32 of a token" if model["native_types"] else "not rounded"
+        integers = model["devices"][0] == "cpu" and any("fp8" not in name for name in model["native_types"])
+        how = "rounded to int8 per 32 of a token" if integers else "not rounded"
         stored += f" (inputs of linears {how}; the format asks for {', '.join(model['rounded_inputs'])})"
     return (
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "

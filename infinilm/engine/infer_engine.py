@@ -222,8 +222,8 @@ class InferEngine(OfThisProcess):
         """Load all parameters from a checkpoint: a folder with safetensors files, a GGUF file, "demo", or a hub id.
 
         Weights are packed for the kernels as they are read; a folder of `infinilm pack` is mapped and used in place.
-        Blocks of a GGUF file are kept as they are, on CPUs and without `quantization`, where the dtype of the engine is
-        that of the file's own configuration.
+        Without `quantization`, blocks of a GGUF file and integers of quantised safetensors are kept as they are: on
+        CPUs where the dtype of the engine is that of the checkpoint's own configuration, on GPUs where it has 16 bits.
         Nothing is loaded unless the headers of the files fit the model.
 
         Raises
@@ -243,8 +243,9 @@ class InferEngine(OfThisProcess):
                 if checkpoint.packed:
                     checkpoint.packed.check_device(self.device)
                     checkpoint.packed.resolve_quantization(self._quantization)
-                is_plain = self.device == "cpu" and self._quantization is None
-                natively = is_plain and self.dtype == checkpoint.checkpoint_dtype()
+                kind = self.device.partition(":")[0]
+                as_stored = self.dtype == checkpoint.checkpoint_dtype() if kind == "cpu" else self.dtype != "float32"
+                native_on = kind if as_stored and self._quantization is None else ""
                 try:
                     load_weights(
                         checkpoint,
@@ -252,8 +253,8 @@ class InferEngine(OfThisProcess):
                         progress=use_tqdm,
                         dtype=self.dtype,
                         config=self.config,
-                        natively=natively,
-                        quantised_dtype="float32" if self._quantization else "float16" if natively else None,
+                        native_on=native_on,
+                        quantised_dtype="float32" if self._quantization else "float16" if native_on == "cpu" else None,
                     )
                 finally:
                     self._loaded.update(self._core.loaded_params())

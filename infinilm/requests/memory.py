@@ -329,7 +329,7 @@ class ModelPlan:
         return {
             "dtype": self.dtype,
             "config": self.config,
-            "natively": bool(self.native_types),
+            "native_on": self.device.partition(":")[0] if self.native_types else "",
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
         }
@@ -371,7 +371,7 @@ def plan_model(
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised, sums_of_parts
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -419,26 +419,31 @@ def plan_model(
     as_dtype, sharing = kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks
     weight_bytes = [_core.weight_bytes(part, as_dtype, sharing) for part in parts]
     native_types: tuple[str, ...] = ()
-    is_plain = dtype_name(dtype) == "auto" and quantization is None  # nothing else is asked for
-    if isinstance(checkpoint, GgufCheckpoint) and is_plain and on_cpu:
+    kind = "cpu" if on_cpu else "cuda"
+    # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.
+    is_plain = quantization is None and (dtype_name(dtype) == "auto" if on_cpu else computed != "float32")
+    all_bytes: list[int] | None = None  # of the weights of all ranks, in the forms that they are kept in
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain:
         shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
         sources = checkpoint.find(shapes).sources
-        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources)
-        packed_sizes = {name: checkpoint.packed_bytes(sources[name]) for name in native}
-        weight_bytes, native_types = [], tuple(sorted(set(native.values())))
-        for part in parts:
-            sizes = _core.param_bytes(part, kept)
-            weight_bytes.append(sum(packed_sizes.get(name, size) for name, size in sizes.items() if size))
+        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, kind)
+        packed_sizes = {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
+        all_bytes = sums_of_parts(parts, kept, packed_sizes)
+        native_types = tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
     quantised_dtype = None
     if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
         quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
-        if quantization is None and on_cpu:
-            weight_bytes, native_types = size_of_quantised(
-                checkpoint, config, parts, kept, quantised_dtype, num_ranks, natively=is_plain and merge is None
+        if quantization is None:
+            natively = is_plain and merge is None
+            all_bytes, native_types = size_of_quantised(
+                checkpoint, config, parts, kept, quantised_dtype, num_ranks, device=kind, natively=natively
             )
-    of_adapters = sum(adapter.packed_bytes(num_ranks if on_cpu else 1) for adapter in adapters.values())
+    if all_bytes is not None and on_cpu:
+        weight_bytes = all_bytes
+    elif all_bytes is not None:  # a rank of GPUs, which have one stage, has its part of what is saved
+        weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     steps: dict[str, Any] = {
         "device": devices[0],
@@ -451,24 +456,22 @@ def plan_model(
         "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
     }
     workspace = [_core.workspace_bytes(part, **steps) for part in parts]
-    if (
-        on_cpu and not stage
-    ):  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
+    if on_cpu and not stage:  # the first stage reads and changes logits by way of two copies of these rows
         workspace[0] += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
     stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
     cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, stages)
-    num_bytes, steps_bytes = sum(weight_bytes) + of_adapters, sum(workspace)
+    num_bytes = sum(weight_bytes) + sum(a.packed_bytes(num_ranks if on_cpu else 1) for a in adapters.values())
     plan = divide_memory(
         weight_bytes=num_bytes,
-        workspace_bytes=steps_bytes,
+        workspace_bytes=sum(workspace),
         cache=cache,
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
         kv_cache_dtype=kv_cache_dtype,
-        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - num_bytes - steps_bytes, 0),
+        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace), 0),
     )
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)

@@ -354,7 +354,8 @@ std::vector<std::string> Params::prepare_if_complete(Backend& backend, LinearWei
     for (const size_t index : linear.rows) {
         const ParamRow& done = rows_[index];
         prepared.push_back(done.name);
-        const bool can_unpack = backend.device().kind == DeviceKind::cpu || done.destination->device() != Device{};
+        const bool can_unpack = backend.device().kind == DeviceKind::cpu || done.destination->device() != Device{} ||
+                                linear.parts[done.part].has_blocks();
         if (done.shape.size() == 2 && !done.destination->read_only && can_unpack) *done.destination = {};
     }
     return prepared;

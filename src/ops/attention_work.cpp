@@ -54,7 +54,7 @@ int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / wid
 
 // Few chunks: one or two to a block, so that they spread over the device.
 int choose_width(const std::vector<Tile>& tiles, int num_kv_heads, int num_sms) {
-    int width = attention_chunks_at_once;
+    int width = attention_item_chunks;
     for (; width > 1; width /= 2) {
         int64_t blocks = 0;
         for (const Tile& tile : tiles) blocks += rounds(tile, width);

@@ -17,10 +17,10 @@
 
 namespace infinilm {
 
-constexpr int attention_chunk = 128;         // keys
-constexpr int attention_tile_rows = 16;      // of decode
-constexpr int attention_decode_rows = 32;    // a sequence with at most this many rows a kv head is decode's
-constexpr int attention_chunks_at_once = 4;  // that a block of decode takes at a time, at most
+constexpr int attention_chunk = 128;       // keys
+constexpr int attention_tile_rows = 16;    // of decode
+constexpr int attention_decode_rows = 32;  // a sequence with at most this many rows a kv head is decode's
+constexpr int attention_item_chunks = 4;   // of a tile that several blocks of decode share, at most
 
 // The kernels are compiled for these widths of a head; columns from head_dim on are zeros.
 constexpr int attention_kernel_dim(int head_dim) {

@@ -391,8 +391,8 @@ public:
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
 
-    // Load time. The sources are in host memory or on the device, of any floating dtype. ops::* lets only CPUs have
-    // blocks, which keep their integers where takes_blocks() says so of their type. Quantization is none then.
+    // Load time. The sources are in host memory or on the device, of any floating dtype, or in host memory blocks of a
+    // type of which takes_blocks() says that their integers are kept. Quantization is none then.
     virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv, else 0

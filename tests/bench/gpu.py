@@ -55,6 +55,7 @@ TEST_FILES = (
     "sampling",
     "experts",
     "device",
+    "formats",
     "graphs",
     "lora",
     "ranks",

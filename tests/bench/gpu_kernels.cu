@@ -21,6 +21,7 @@ namespace infinilm::cuda {
 constexpr int kReadVectors = 8, kReadThreads = 512, kReadBytes = kReadVectors * kReadThreads * 16;
 
 __global__ void __launch_bounds__(kReadThreads) read_kernel(const uint4* data, unsigned* out) {
+    begin_kernel();
     data += static_cast<int64_t>(blockIdx.x) * kReadVectors * kReadThreads + threadIdx.x;
     uint4 v[kReadVectors];
 #pragma unroll

@@ -36,7 +36,11 @@ BACKEND = (
 )
 # Linears of every weight format: one refers to the others.
 LINEARS = tuple(
-    ROOT / f"cuda/linear_{name}.cu" for name in ("decode", "prefill", "sm90", "sm90_quantised", "int8", "int4", "fp8")
+    ROOT / f"cuda/linear_{name}.cu"
+    for name in (
+        *("decode", "prefill", "sm90", "sm90_quantised"),
+        *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4"),
+    )
 )
 ON_GPU = os.environ.get("INFINILM_TEST_GPU") == "1"  # the cases run on the GPU of this machine
 H2D, D2H = 1, 2

@@ -1,4 +1,4 @@
-"""Linears of int8, int4 and fp8 weights: packing, and each kernel against float64 sums of the same numbers."""
+"""Linears of quantised weights: packing, and each kernel against float64 sums of the same numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from emulation import Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS
-from quantised import FORMATS, dequantise, pack, quantise
+from quantised import FORMATS, GROUP, blocks, dequantise, pack, quantise
 
 KERNELS = ("prefill", "sm90", "decode")  # the numbers of linear_quantised_api.cu
 MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
@@ -42,9 +42,9 @@ class Linear:
         # Columns and rows of different sizes, so that a scale of another place shows.
         sizes = 2.0 ** np.random.default_rng(self.seed).integers(-3, 4, (self.n, -(-self.k // 32)))
         floats = normal(self.seed + 1, self.n, self.k) * np.repeat(sizes, 32, 1)[:, : self.k].astype(np.float32)
-        numbers, scales = quantise(floats, self.name)
-        self.weight = dequantise(numbers, scales, self.name)
-        self.packed = pack(numbers, scales, self.name, self.order, self.head_dim)
+        stored = quantise(floats, self.name)
+        self.weight = dequantise(stored, self.name)
+        self.packed = pack(stored, self.name, self.order, self.head_dim, self.kind)
         self.width = self.n // 2 if self.order == "gate_up" else self.n
         self.out_kind = "f32" if self.out_float32 else self.kind
         self.biases = normal(self.seed + 2, self.n) if self.bias else None
@@ -119,8 +119,8 @@ def packing(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
         for kind in KINDS:
             stored = encode(normal(shape["seed"], n, k), kind)
             floats = decode(stored, kind).astype(np.float32)
-            numbers, scales = quantise(floats, name)
-            want = pack(numbers, scales, name, order, head_dim)
+            numbers = quantise(floats, name)
+            want = pack(numbers, name, order, head_dim)
             assert len(want) == gpu.lib.quantised_bytes(n, k, FORMATS.index(name))
             data = gpu.upload(np.zeros(len(want), np.uint8))
             for first, rows in ((0, n // 2), (n // 2, n - n // 2)):
@@ -136,21 +136,63 @@ def packing(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
             else:
                 assert_bitwise(got, want)
             if order == "natural":
-                _check_rows(gpu, got, dequantise(numbers, scales, name), name)
+                for kind in ("bf16", "f16"):
+                    _check_rows(gpu, got, dequantise(numbers, name), name, kind, is_searched=name == "int4")
             gpu.close()
 
 
-def _check_rows(gpu: Gpu, packed: Array, exact: Array, name: str) -> None:
+def blocks_of_files(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Blocks become the layout bit for bit, in parts, and numbers again; embedding finds rows."""
+    for shape in shapes:
+        n, k, order, head_dim, name = (shape[key] for key in ("n", "k", "order", "head_dim", "name"))
+        sizes = 2.0 ** np.random.default_rng(shape["seed"]).integers(-9, 9, (n, -(-k // 32)))
+        floats = (normal(shape["seed"], n, k) * np.repeat(sizes, 32, 1)[:, :k]).astype(np.float32)
+        stored = quantise(floats, name)
+        if name == "int4":  # of a file: any float16, and rows have no scales
+            scales = stored.scales.astype(np.float16).astype(np.float32)
+            stored = stored._replace(scales=scales, rows=np.ones(n, np.float32))
+        if shape["size"] > GROUP.get(name, shape["size"]):  # groups of the size of a block
+            repeats = shape["size"] // GROUP[name]
+            first = {key: np.repeat(table[:, ::repeats], repeats, 1) for key, table in stored._asdict().items()
+                     if key in ("scales", "zeros") and table is not None}  # fmt: skip
+            stored = stored._replace(**first)
+        if stored.zeros is not None:  # which numbers may be depends on them
+            codes = np.random.default_rng(1).integers(0, 16, (n, k))
+            stored = stored._replace(numbers=(codes - np.repeat(stored.zeros, GROUP[name], 1)).astype(np.int8))
+        source = blocks(stored, name, shape["size"])
+        for kind in ("bf16", "f16"):
+            want = pack(stored, name, order, head_dim, kind)
+            data = gpu.upload(np.zeros(len(want), np.uint8))
+            for first_row, rows in ((0, n // 2), (n // 2, n - n // 2)):
+                gpu.call(
+                    "blocks_to_rows", gpu.upload(np.ascontiguousarray(source[first_row : first_row + rows])),
+                    shape["type"].encode(), first_row, rows, data, n, k, KINDS.index(kind), ORDERS.index(order),
+                    head_dim,
+                )  # fmt: skip
+            got = gpu.download(data)
+            assert_bitwise(got, want)
+            exact = dequantise(stored, name)
+            numbers = gpu.empty((n - 8, k))
+            gpu.call(
+                "rows_to_numbers", data, 8, n - 8, n, k, KINDS.index(kind), ORDERS.index(order), head_dim,
+                FORMATS.index(name), numbers,
+            )  # fmt: skip
+            assert_bitwise(gpu.download(numbers), exact[8:].astype(np.float32))
+            if order == "natural":
+                _check_rows(gpu, got, exact, name, kind, is_searched=False)
+            gpu.close()
+
+
+def _check_rows(gpu: Gpu, packed: Array, exact: Array, name: str, kind: str, *, is_searched: bool) -> None:
     """What `embedding` gives is the rows of the packed numbers, rounded once."""
     n, k = exact.shape
     ids = np.arange(n, dtype=np.int32)[::-1].copy()
-    for kind in ("bf16", "f16"):
-        out = Frame(gpu, kind, (n, k), 8)
-        gpu.call(
-            "embed_quantised", gpu.upload(ids), gpu.upload(packed), n, k, KINDS.index(kind), FORMATS.index(name),
-            out.pointer, ctypes.c_int64(out.stride), n,
-        )  # fmt: skip
-        got, want = decode(out.get(), kind), exact[ids].astype(np.float32)
-        wrong = encode(got, kind) != encode(want, kind)
-        assert wrong.mean() <= (0.03 if name == "int4" else 0.0), f"{wrong.sum()} of {wrong.size}"
-        assert_close(encode(got, kind), exact[ids], kind, 1, 0.0, 0.6 if name == "int4" else 0.0)
+    out = Frame(gpu, kind, (n, k), 8)
+    gpu.call(
+        "embed_quantised", gpu.upload(ids), gpu.upload(packed), n, k, KINDS.index(kind), FORMATS.index(name),
+        out.pointer, ctypes.c_int64(out.stride), n,
+    )  # fmt: skip
+    got, want = decode(out.get(), kind), exact[ids].astype(np.float32)
+    wrong = encode(got, kind) != encode(want, kind)
+    assert wrong.mean() <= (0.03 if is_searched else 0.0), f"{wrong.sum()} of {wrong.size}"
+    assert_close(encode(got, kind), exact[ids], kind, 1, 0.0, 0.6 if is_searched else 0.0)

@@ -1,4 +1,4 @@
-"""Linears of int8, int4 and fp8 weights on the emulator: each kernel against float64, and bit for bit."""
+"""Linears of quantised weights on the emulator: each kernel against float64, and bit for bit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from emulation import LINEARS, ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-SOURCES = [*LINEARS, ROOT / "cuda/rowwise.cu", "linear_quantised_api.cu"]
+SOURCES = [*LINEARS, ROOT / "cuda/rowwise.cu", ROOT / "cuda/pack.cu", "linear_quantised_api.cu"]
 KERNELS = ("prefill", "sm90", "decode")
-FORMATS = ("int8", "int4", "fp8", "int4_128")
+FORMATS = ("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
 
 few = settings(
     max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
@@ -20,7 +20,9 @@ few = settings(
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Every format and order: k that ends inside of a unit, and k longer than the stages. First choices demand most."""
+    """Every format, and every order: k that ends inside of a unit, and k longer than the stages. First choices demand
+    most.
+    """
 
     def one(name: str, order: str, tokens: tuple[int, ...], n: tuple[int, ...], k: tuple[int, ...]) -> dict[str, Any]:
         residuals = ("",) if order == "rope_pairs" else ("in_place", "apart", "")
@@ -32,7 +34,7 @@ def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
         }  # fmt: skip
 
     found = [one(name, "natural", (17, 3, 64), (136, 24, 200), (1288, 520, 8, 40, 2056)) for name in FORMATS]
-    found += [one(name, "gate_up", (33, 9), (144, 48), (136, 72)) for name in FORMATS]
+    found += [one(name, "gate_up", (33, 9), (144, 48), (136, 72)) for name in draw(st.permutations(FORMATS))[:3]]
     head_dim = draw(st.sampled_from((48, 16)))
     found += [{**one("int4", "rope_pairs", (8,), (3 * head_dim,), (264,)), "head_dim": head_dim}]
     wide = one("int8", "natural", (1,), (24,), (72,))
@@ -83,6 +85,25 @@ def test_packing(emulate: Run, name: str) -> None:
         {**base, "n": 64, "k": 40, "order": "rope_pairs", "head_dim": 32},
     ]
     _check(emulate, "packing", shapes=shapes)
+
+
+def test_blocks_of_files(emulate: Run) -> None:
+    """The types that files have, and those that quantised safetensors become."""
+    types = {
+        "Q4_0": ("int4", 32), "Q8_0": ("int8_groups", 32), "Z4_64": ("int4_zeros", 64), "Z4_128": ("int4_zeros", 128),
+        "MXFP4": ("fp4", 32),
+        "F8_ROW": ("fp8", 32), "F8_32": ("fp8_blocks", 32), "F8_128": ("fp8_blocks", 128),
+    }  # fmt: skip
+    orders: list[tuple[int, str, int]] = [(24, "natural", 0), (48, "gate_up", 0), (64, "rope_pairs", 32)]
+    shapes = [
+        {
+            "type": name, "name": of, "size": size, "seed": i, "n": n, "order": order, "head_dim": head_dim,
+            "k": size * (3 - i % 2),
+        }
+        for i, (name, (of, size)) in enumerate(types.items())
+        for n, order, head_dim in (orders if size == 32 else orders[i % 3 :][:1])
+    ]  # fmt: skip
+    _check(emulate, "blocks_of_files", shapes=shapes)
 
 
 @pytest.mark.sanitizer

@@ -26,7 +26,6 @@ FILES = [
     ("gemm", "90a"),
     ("bugs", "80"),
     ("hopper", "90a"),
-    ("linear_quantised_api", "90a"),  # int4 in groups of 128, which the library does not have
 ]
 
 

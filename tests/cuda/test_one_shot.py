@@ -10,7 +10,7 @@ from frames import KINDS
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 SOURCES = [
-    *(ROOT / "cuda" / f"{name}.cu" for name in ("one_shot", "rowwise", "norm", "rope", "linear_f32")),
+    *(ROOT / "cuda" / f"{name}.cu" for name in ("one_shot", "rowwise", "pack", "norm", "rope", "linear_f32")),
     "one_shot_api.cu",
     "rowwise_api.cu",
 ]

@@ -8,7 +8,10 @@ import pytest
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-SOURCES = [*(ROOT / "cuda" / f"{name}.cu" for name in ("rowwise", "norm", "rope", "linear_f32")), "rowwise_api.cu"]
+SOURCES = [
+    *(ROOT / "cuda" / f"{name}.cu" for name in ("rowwise", "pack", "norm", "rope", "linear_f32")),
+    "rowwise_api.cu",
+]
 
 seeds = st.integers(0, 2**31)
 rows = st.sampled_from((1, 2, 3, 7, 19))

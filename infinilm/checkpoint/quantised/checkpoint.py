@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.checkpoint.folder import FLOATS, Checkpoint
+from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
 from infinilm.checkpoint.quantised.config import QuantisedLinears
 from infinilm.checkpoint.quantised.layouts import LAYOUTS
 from infinilm.checkpoint.quantised.scheme import Codes, Layout, Scheme, Shape, as_float32
@@ -27,7 +28,6 @@ __all__ = ["QuantisedCheckpoint"]
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
-Linears = Mapping[str, tuple[list[str], bool, int]]
 Sources = Mapping[str, "Source"]
 
 
@@ -182,51 +182,60 @@ class QuantisedCheckpoint(Checkpoint):
 
     # ---- integers as they are ----
 
-    def native_type(self, source: Source, unit: int = 0) -> str | None:
+    def native_type(self, source: Source, unit: int = 0, device: str = "cpu") -> str | None:
         """Return the type of blocks that a weight can be kept in, by its headers; None: there is none.
 
-        `unit`: what ranks cut its inputs at multiples of; 0: they do not.
+        `unit`: what ranks cut its inputs at multiples of; 0: they do not. `device`: "cpu" or "cuda".
         """
         weight = self._weights.get(source.tensor)
         if weight is None:
             return None
         scheme = weight.scheme
+        block_inputs = scheme.block[1] if scheme.block else 0
+        sizes = weight.shape[-1], scheme.group_size, block_inputs, unit
+        size = next((n for n in (128, 64, 32) if not any(size % n for size in sizes)), None)
+        if size is None or scheme.reordered:
+            return None
         if scheme.kind == "mxfp4":
-            return "MXFP4" if weight.shape[-1] % 32 == 0 and unit % 32 == 0 else None
-        if not scheme.kind.startswith("int") or not weight.layout.scale:
+            return "MXFP4"
+        if scheme.kind == "fp8":
+            if not scheme.block and not scheme.group_size:
+                return "F8_ROW"
+            if device == "cuda" and not (scheme.block and scheme.block[0] % 8 == 0 and _is_aligned(source)):
+                return None  # where 8 outputs have one scale
+            return "F8_128" if size == 128 else "F8_32"
+        if not scheme.kind.startswith("int") or not weight.layout.scale or scheme.block:
             return None
-        if scheme.reordered or scheme.block or weight.parts[weight.layout.scale].dtype == "float32":
+        if weight.parts[weight.layout.scale].dtype == "float32":
             return None  # blocks have scales of 16 bits
-        sizes = weight.shape[-1], scheme.group_size, unit
-        block = next((n for n in (128, 64, 32) if not any(size % n for size in sizes)), None)
-        if block is None:
-            return None
         if not scheme.symmetric:
-            return f"Z4_{block}" if scheme.bits == 4 else None
+            return f"Z4_{size}" if scheme.bits == 4 else None
         return {4: "Q4_0", 8: "Q8_0"}.get(scheme.bits)
 
-    def native_weights(self, linears: Linears, sources: Sources, *, by_headers: bool = True) -> dict[str, str]:
-        """Return the weights that CPUs can compute with as they are stored, and the types of their blocks.
+    def native_weights(
+        self, linears: Linears, sources: Sources, device: str = "cpu", *, by_headers: bool = True
+    ) -> dict[str, str]:
+        """Return the weights that a device computes with as they are stored, and the types of their blocks.
 
-        Gate and up must be of one type, and ranks must cut the inputs of a linear at multiples of a block.
+        See `choose_native`.
 
         Parameters
         ----------
-        linears : mapping of str to (list of str, bool, int)
-            As `_core.linears` gives them.
+        linears : Linears
         sources : mapping of str to Source
             Where the parameters are.
+        device : str
+            "cpu" or "cuda".
         by_headers : bool
             Do not look at zero points, groups and scales, which may turn out not to fit blocks.
         """
-        native: dict[str, str] = {}
-        for names, pairs, unit in linears.values():
-            types = {name: self.native_type(sources[name], unit) for name in names if name in sources}
-            if not by_headers:
-                types = {name: t if t and self._fits_blocks(sources[name], t) else None for name, t in types.items()}
-            if not (pairs and len(set(types.values())) > 1):
-                native |= {name: t for name, t in types.items() if t}
-        return native
+        types: dict[str, str] = {}
+        for names, _, unit in linears.values():
+            for name in names:
+                found = self.native_type(sources[name], unit, device) if name in sources else None
+                if found and bytes_of_block(found, device) and (by_headers or self._fits_blocks(sources[name], found)):
+                    types[name] = found
+        return choose_native(linears, types, device)
 
     def _fits_blocks(self, source: Source, block_type: str) -> bool:
         codes, _, _ = self._codes(source)
@@ -244,7 +253,7 @@ class QuantisedCheckpoint(Checkpoint):
 
     # ---- what plan and info tell ----
 
-    def packed_bytes(self, source: Source, type_name: str | None, size: int) -> int | None:
+    def packed_bytes(self, source: Source, type_name: str | None, size: int, device: str = "cpu") -> int | None:
         """Return what a quantised weight takes, as blocks or as numbers of `size` bytes; None: it is plain."""
         weight = self._weights.get(source.tensor)
         if weight is None:
@@ -253,8 +262,7 @@ class QuantisedCheckpoint(Checkpoint):
         count = len(rows) * weight.shape[-1]
         if type_name is None:
             return count * size
-        block, _, _, packed = _core.gguf_type(type_name)
-        return count // block * packed
+        return count // _core.gguf_type(type_name)[0] * bytes_of_block(type_name, device)
 
     def types(self) -> dict[str, int]:
         """How many weights are stored in each scheme or dtype, most first."""
@@ -278,6 +286,11 @@ def _rows_of(source: Source, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Those of the rows from begin to end that a source is, in its order."""
     rows = np.ascontiguousarray(array[:: source.step])
     return rows if source.order is None else rows[source.order]
+
+
+def _is_aligned(source: Source) -> bool:
+    """Whether 8 rows, from a multiple of 8 on, are so many neighbours of the tensor, from a multiple of 8 on."""
+    return source.order is None and source.step == 1 and not source.columns and source.begin % 8 == 0
 
 
 def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:

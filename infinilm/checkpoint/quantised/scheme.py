@@ -163,9 +163,12 @@ class Codes:
     def block_scales(self, block_type: str) -> npt.NDArray[np.uint8] | None:
         """Return the scales as blocks have them, [outputs, groups, bytes]; None: the codes do not fit such."""
         exact = as_float32(self.scales)
-        if block_type == "MXFP4":  # the exponents of powers of two; the largest byte stands for none
+        if block_type.startswith("F8"):
+            stored = np.ascontiguousarray(exact).view(np.uint8).reshape(*exact.shape, 4)
+            fits = self.group_of is None
+        elif block_type == "MXFP4":  # the exponents of powers of two; the largest byte stands for none
             exponents = (exact.view(np.uint32) >> 23).astype(np.uint8)
-            fits = (exponents < 255).all() and np.array_equal(POWERS[exponents], exact)
+            fits = bool((exponents < 255).all()) and np.array_equal(POWERS[exponents], exact)
             stored = exponents[:, :, None]
         else:
             with np.errstate(over="ignore"):
@@ -178,10 +181,12 @@ class Codes:
                 stored = stored if zeros is None else np.concatenate([stored, zeros[:, :, None]], axis=2)
             else:
                 fits = fits and self._is_symmetric()
-        return np.ascontiguousarray(np.broadcast_to(stored, (self.shape[0], *stored.shape[1:]))) if fits else None
+        if not fits:
+            return None
+        return np.ascontiguousarray(np.repeat(stored, self.scale_rows, axis=0)[: self.shape[0]])
 
     def blocks(self, block_type: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return rows as blocks of Q4_0, Q8_0, MXFP4 or Z4_32 to Z4_128, [rows, bytes]; they must fit such."""
+        """Return rows as blocks of Q4_0, Q8_0, MXFP4, Z4_32 to Z4_128 or F8_*, [rows, bytes]; they must fit such."""
         scales = self.block_scales(block_type)
         assert scales is not None
         tensor = _core.make_blocks(

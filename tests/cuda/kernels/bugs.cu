@@ -7,6 +7,7 @@ namespace infinilm::cuda {
 
 // y = reversed x, 64 elements, by way of shared memory.
 __global__ void __launch_bounds__(64) reverse_kernel(const float* x, float* y, int barrier) {
+    begin_kernel();
     INFINILM_SHARED(float, tile, [64]);
     tile[threadIdx.x] = x[threadIdx.x];
     if (barrier) __syncthreads();
@@ -15,6 +16,7 @@ __global__ void __launch_bounds__(64) reverse_kernel(const float* x, float* y, i
 
 // Reads or writes element `at` of a shared array of 64, declared or dynamic (256 bytes at the launch below).
 __global__ void shared_access_kernel(float* y, int at, int write, int dynamic) {
+    begin_kernel();
     INFINILM_SHARED(float, declared, [64]);
     INFINILM_DYNAMIC_SHARED(smem);
     float* array = dynamic ? reinterpret_cast<float*>(smem) : declared;
@@ -26,6 +28,7 @@ __global__ void shared_access_kernel(float* y, int at, int write, int dynamic) {
 
 // y[i] = x[i] for i < n, and one more when `extra`: 1 reads x[n], 2 writes y[n], 3 writes y[n + 4096].
 __global__ void copy_elements_kernel(const float* x, float* y, int n, int extra) {
+    begin_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[i];
     if (i != n) return;
@@ -36,11 +39,13 @@ __global__ void copy_elements_kernel(const float* x, float* y, int n, int extra)
 
 // Two warps at a named barrier, of `threads_of_first` and 64 threads.
 __global__ void __launch_bounds__(64) named_barrier_kernel(float* y, int threads_of_first) {
+    begin_kernel();
     named_barrier_sync(3, warp_id() == 0 ? threads_of_first : 64);
     y[threadIdx.x] = 1.0f;
 }
 // Barrier 0 in one branch, barrier 2 in the other: nobody comes.
 __global__ void __launch_bounds__(64) divergent_barrier_kernel(float* y) {
+    begin_kernel();
     if (warp_id() == 0)
         __syncthreads();
     else
@@ -51,6 +56,7 @@ __global__ void __launch_bounds__(64) divergent_barrier_kernel(float* y) {
 // 1: half a warp shuffles with the mask of all; 2: the halves name masks that overlap; 3: a lane not in its mask;
 // 4: lanes that have exited are named.
 __global__ void __launch_bounds__(32) shuffle_mask_kernel(float* y, int mistake) {
+    begin_kernel();
     float v = threadIdx.x;
     if (mistake == 1 && threadIdx.x < 16) v += __shfl_xor_sync(0xffffffffu, v, 1);
     if (mistake == 2) v += __shfl_xor_sync(threadIdx.x < 16 ? 0x0001ffffu : 0xffffffffu, v, 1);
@@ -63,11 +69,13 @@ __global__ void __launch_bounds__(32) shuffle_mask_kernel(float* y, int mistake)
 }
 
 __global__ void misaligned_kernel(const float* x, float* y) {
+    begin_kernel();
     y[threadIdx.x] = __uint_as_float(load_streamed_16(x + 1).x);
 }
 
 // 1: blocks write the same element; 2: the last block reads what others wrote, without a fence.
 __global__ void blocks_kernel(float* partial, unsigned* counter, float* out, int mistake) {
+    begin_kernel();
     if (mistake == 1) {
         out[threadIdx.x] = blockIdx.x;
         return;
@@ -82,6 +90,7 @@ __global__ void blocks_kernel(float* partial, unsigned* counter, float* out, int
 
 // Waits for a block that comes later.
 __global__ void spin_kernel(unsigned* flag) {
+    begin_kernel();
     if (blockIdx.x == 0)
         while (load_acquire(flag) == 0) __nanosleep(20);
     else

@@ -15,6 +15,7 @@ __device__ __forceinline__ int piece(int row, int column) { return row * kTile +
 
 template <class T, int kBug>
 __global__ void __launch_bounds__(64) gemm_kernel(const T* a, const T* b, float* c, int m, int n, int k) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     T* tile_a = reinterpret_cast<T*>(smem);        // [kStages][kTile][kTile]
     T* tile_b = tile_a + kStages * kTile * kTile;  // the same

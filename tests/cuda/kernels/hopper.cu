@@ -17,6 +17,7 @@ struct Operand {
 // d[64][N] as fragments, d[thread][N / 2]: `steps` times 16 of k. kRegisterA: a.image is [steps][128 threads][4] words.
 template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB>
 __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float* d, int steps) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     uint8_t* tile_b = smem + (kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024);
     if (!kRegisterA)
@@ -56,6 +57,7 @@ template <int kBug>
 __global__ void __launch_bounds__(160)
     gemm_kernel(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, float* c, int m,
                 int n, int k) {
+    begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(uint64_t, full, [kStages]);
     INFINILM_SHARED(uint64_t, empty, [kStages]);
@@ -113,6 +115,7 @@ __global__ void __launch_bounds__(160)
 
 // y = 2 x + 1 by way of bulk copies: chunks of 512 floats, two stages.
 __global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks) {
+    begin_kernel();
     constexpr int kChunk = 512;
     INFINILM_SHARED(uint64_t, full, [2]);
     INFINILM_DYNAMIC_SHARED(smem);
@@ -169,11 +172,9 @@ template <int kBug>
 int run_add(const float* x, float* y, int n, int times) {
     cudaStream_t stream;
     if (int error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return error;
-    LaunchConfig config{dim3(ceil_div(n, 32)), dim3(32), 0, stream};
-    for (int i = 0; i < times; ++i) {
+    const LaunchConfig config{dim3(ceil_div(n, 32)), dim3(32), 0, stream};
+    for (int i = 0; i < times; ++i)
         if (int error = launch<add_kernel<kBug>>(config, x, y, n)) return error;
-        config.dependent = true;
-    }
     if (int error = cudaStreamSynchronize(stream)) return error;
     return cudaStreamDestroy(stream);
 }

@@ -8,6 +8,7 @@ namespace infinilm::cuda {
 template <class T>
 __global__ void __launch_bounds__(32)
     norm_rows_kernel(const T* x, int x_stride, const float* weight, T* out, int width, float eps) {
+    begin_kernel();
     const T* row = x + static_cast<int64_t>(blockIdx.x) * x_stride;
     const float inverse = row_inverse_rms(row, width, eps);
     for (int i = static_cast<int>(lane_id()); i < width; i += 32)

@@ -1,15 +1,7 @@
 // C functions over the launchers of the linears for linear_quantised_cases.py. Types, orders and formats are their
-// numbers in kernels.h; format 4 is int4 in groups of 128, which is compiled here alone.
+// numbers in kernels.h.
+#include "block_types.h"
 #include "kernels.h"
-#include "linear_decode.cuh"
-#include "linear_prefill.cuh"
-#include "linear_sm90.cuh"
-
-namespace infinilm::cuda {
-template cudaError_t linear_decode_as<Int4<128>>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_prefill_as<Int4<128>>(const LinearArgs&, cudaStream_t);
-template cudaError_t linear_sm90_as<Int4<128>>(const LinearArgs&, cudaStream_t);
-}  // namespace infinilm::cuda
 
 using namespace infinilm::cuda;
 
@@ -17,7 +9,7 @@ static PackedWeight packed(const void* data, int n, int k, int type, int order, 
     PackedWeight w;
     w.data = data, w.n = n, w.k = k, w.head_dim = head_dim;
     w.type = static_cast<Type>(type), w.order = static_cast<RowOrder>(order);
-    w.format = format == 4 ? WeightFormat::int4 : static_cast<WeightFormat>(format);
+    w.format = static_cast<WeightFormat>(format);
     return w;
 }
 
@@ -30,6 +22,24 @@ int quantise_rows(const void* src, int src_type, int first, int rows, void* data
                   int format) {
     const PackedWeight w = packed(data, n, k, 1, order, head_dim, format);
     return pack_weight({src, static_cast<Type>(src_type), first, rows, w}, nullptr);
+}
+int size_of_block(const char* name) { return find_blocks(name)->size; }
+// Of a row, in the packed weight; 0: no kernel takes them.
+int block_bytes_on_device(const char* name) {
+    const BlockType* blocks = find_blocks(name);
+    if (!blocks) return 0;
+    return unit_bytes(blocks->format) / 16 * blocks->size / (16 * unit_steps(blocks->format));
+}
+int blocks_to_rows(const void* src, const char* name, int first, int rows, void* data, int n, int k, int type,
+                   int order, int head_dim) {
+    const BlockType* blocks = find_blocks(name);
+    if (!blocks) return cudaErrorInvalidValue;
+    const PackedWeight w = packed(data, n, k, type, order, head_dim, static_cast<int>(blocks->format));
+    return pack_blocks({static_cast<const uint8_t*>(src), *blocks, first, rows, w}, nullptr);
+}
+int rows_to_numbers(void* data, int first, int rows, int n, int k, int type, int order, int head_dim, int format,
+                    float* out) {
+    return unpack_weight({packed(data, n, k, type, order, head_dim, format), first, rows, out}, nullptr);
 }
 int embed_quantised(const int* ids, const void* table, int n, int k, int type, int format, void* out,
                     int64_t out_stride, int num_tokens) {
@@ -47,10 +57,6 @@ int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, c
     args.norm_weight = norm_weight, args.norm_eps = eps;
     args.residual = residual, args.residual_stride = residual_stride;
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
-    if (format == 4)
-        return (kernel == 0   ? linear_prefill_as<Int4<128>>
-                : kernel == 1 ? linear_sm90_as<Int4<128>>
-                              : linear_decode_as<Int4<128>>)(args, nullptr);
     return (kernel == 0 ? linear_prefill : kernel == 1 ? linear_sm90 : linear_decode)(args, nullptr);
 }
 }

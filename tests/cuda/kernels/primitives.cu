@@ -9,6 +9,7 @@ namespace infinilm::cuda {
 // y[i] = narrowed x[i], z[i] = widened y[i]
 template <class T>
 __global__ void convert_kernel(const float* x, T* y, float* z, uint32_t* packed, int n) {
+    begin_kernel();
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         y[i] = from_float<T>(x[i]);
         z[i] = to_float(y[i]);
@@ -18,6 +19,7 @@ __global__ void convert_kernel(const float* x, T* y, float* z, uint32_t* packed,
 
 // out[row] = sum, out[rows + row] = max of row; one warp a row
 __global__ void __launch_bounds__(32) reduce_kernel(const float* x, float* out, int n) {
+    begin_kernel();
     float sum = 0.0f, largest = -INFINITY;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         sum += x[blockIdx.x * n + i];
@@ -32,6 +34,7 @@ __global__ void __launch_bounds__(32) reduce_kernel(const float* x, float* out, 
 
 // The shuffles and votes of one warp, 8 results a lane
 __global__ void shuffle_kernel(const int* x, int* out) {
+    begin_kernel();
     const int lane = threadIdx.x, v = x[lane];
     out[lane] = __shfl_sync(0xffffffffu, v, 5);
     out[32 + lane] = __shfl_xor_sync(0xffffffffu, v, 3);
@@ -45,12 +48,14 @@ __global__ void shuffle_kernel(const int* x, int* out) {
 }
 
 __global__ void uniform_kernel(uint64_t seed, uint64_t position, float* out, int n) {
+    begin_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = uniform(seed, position + i);
 }
 
 // y = x by 16-byte loads, n pieces; exp2 of the first float of each
 __global__ void copy_kernel(const uint4* x, uint4* y, float* exps, int n) {
+    begin_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const uint4 v = i % 2 ? load_streamed_16(x + i) : load_readonly_16(x + i);
@@ -60,6 +65,7 @@ __global__ void copy_kernel(const uint4* x, uint4* y, float* exps, int n) {
 
 // Two halves of a block, each with a named barrier: a warp adds in its turn.
 __global__ void __launch_bounds__(128) turns_kernel(int* out, int rounds) {
+    begin_kernel();
     INFINILM_SHARED(int, totals, [2]);
     const int warp = warp_id(), half = warp / 2;
     if (threadIdx.x % 64 == 0) totals[half] = 0;
@@ -74,6 +80,7 @@ __global__ void __launch_bounds__(128) turns_kernel(int* out, int rounds) {
 // The sum of n numbers: a partial sum per block, added in order by whichever block arrives last.
 __global__ void __launch_bounds__(64)
     last_arriver_kernel(const float* x, float* partial, unsigned* counter, float* out, int n, int acquire_release) {
+    begin_kernel();
     INFINILM_SHARED(float, sums, [2]);
     INFINILM_SHARED(unsigned, arrived, [1]);
     float sum = 0.0f;
@@ -101,12 +108,14 @@ __global__ void __launch_bounds__(64)
 
 // y += x, on whatever stream: for the tests of the runtime
 __global__ void accumulate_kernel(const float* x, float* y, int n) {
+    begin_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] += x[i];
 }
 
 // Four 8x8 matrices in shared memory as ldmatrix deals them out: out[lane][j], plain and transposed
 __global__ void ldmatrix_kernel(const uint16_t* x, uint32_t* out) {
+    begin_kernel();
     INFINILM_SHARED(uint4, tile, [32]);
     tile[threadIdx.x] = reinterpret_cast<const uint4*>(x)[threadIdx.x];
     __syncwarp();
@@ -120,6 +129,7 @@ __global__ void ldmatrix_kernel(const uint16_t* x, uint32_t* out) {
 // d[lane][4] from fragments given as they are in the registers: a[lane][4], b[lane][2], c[lane][4]
 template <class T>
 __global__ void mma_kernel(const uint32_t* a, const uint32_t* b, const float* c, float* d) {
+    begin_kernel();
     const int lane = threadIdx.x;
     uint32_t ra[4], rb[2];
     float rd[4];

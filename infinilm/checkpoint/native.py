@@ -1,0 +1,64 @@
+"""Which weights a device computes with as they are stored: the types of blocks that it takes, and what must agree.
+
+Called with what `checkpoint.gguf` and `checkpoint.quantised` find in the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from infinilm import _core
+
+__all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native"]
+
+Linears = Mapping[str, tuple[list[str], bool, int]]
+"""As `_core.linears` gives them: the weights of each, whether these are gate and up, and where ranks cut inputs."""
+
+CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
+    {"Q4_0": 18, "Q8_0": 34, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18, "F8_ROW": 32, "F8_32": 33, "F8_128": 132}
+)
+"""The types that kernels of GPUs take, and the bytes of a block there (cuda/packed_layout.h)."""
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def bytes_of_block(type_name: str, device: str) -> int:
+    """Return the bytes of a block where a device, "cpu" or "cuda", computes with it as it is; 0: it does not."""
+    packed: int = CUDA_BLOCKS.get(type_name, 0) if device == "cuda" else _core.gguf_type(type_name)[3]
+    return packed
+
+
+def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> dict[str, str]:
+    """Return the weights that a device computes with as they are stored, and the types of their blocks.
+
+    Ranks must cut the inputs of a linear at multiples of a block. Gate and up must be of one type, and on a GPU all
+    weights that a linear joins, and the experts of a layer.
+
+    Parameters
+    ----------
+    linears : Linears
+    types : mapping of str to str
+        Of the weights that are stored in blocks, or can be.
+    device : str
+        "cpu" or "cuda".
+    """
+    together: dict[str, list[tuple[str, int]]] = {}
+    must_agree: set[str] = set()
+    for linear, (names, pairs, unit) in linears.items():
+        key = _EXPERT.sub(".experts.", linear) if device == "cuda" else linear
+        together.setdefault(key, []).extend((name, unit) for name in names)
+        if pairs or device == "cuda":
+            must_agree.add(key)
+    native: dict[str, str] = {}
+    for key, weights in together.items():
+        fits = {}
+        for name, unit in weights:
+            type_name = types.get(name)
+            if type_name and bytes_of_block(type_name, device) and unit % _core.gguf_type(type_name)[0] == 0:
+                fits[name] = type_name
+        if key in must_agree and (len(fits) < len(weights) or len(set(fits.values())) > 1):
+            continue
+        native |= fits
+    return native

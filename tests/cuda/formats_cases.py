@@ -1,0 +1,98 @@
+"""Files of others on the simulated device: the layouts that their weights land in, and the logits of exact weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from device_cases import assert_close, make_model, open_llm, prompts
+from emulation import ROOT, Gpu
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from gguf_files.conversion import convert, quantised
+from quantised_files import writers
+from quantised_files.conversion import quantise, write_plain
+from rank_cases import FakeNccl
+
+from infinilm import _core
+from infinilm.checkpoint.native import CUDA_BLOCKS
+from infinilm.cli.describe import describe_plan, plan_any, plan_lines
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+EXPERTS = {**SIZES, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
+
+
+def safetensors(
+    _: Gpu,
+    name: str,
+    folder: str,
+    form: str,
+    arguments: list[Any],
+    dtype: str,
+    tp_size: int,
+    native: bool,
+    nccl: str,
+) -> None:
+    """A checkpoint of a format: as close to its exact weights in float32 as the dtype allows, whatever is kept."""
+    source = make_model(name, Path(folder), **(EXPERTS if name == "qwen2-moe" else SIZES))
+    arguments = [tuple(item) if isinstance(item, list) else item for item in arguments]
+    stored = Path(folder) / "-".join(map(str, [name, form, *arguments, dtype, tp_size])).replace(" ", "")
+    weights = quantise(source, stored, getattr(writers, form)(*arguments))
+    exact = write_plain(source, stored.with_name(f"{stored.name}-plain"), weights)
+    _check(stored, exact, dtype, tp_size, native, nccl)
+
+
+def gguf(
+    _: Gpu,
+    name: str,
+    folder: str,
+    type_name: str,
+    embedding: str,
+    dtype: str,
+    tp_size: int,
+    native: bool,
+    nccl: str,
+) -> None:
+    """The same of a GGUF file, whose embedding is quantised, too. float32 on a CPU is its exact weights."""
+    source = make_model(name, Path(folder), **SIZES)
+    stored = Path(folder) / f"{name}-{type_name}-{tp_size}.gguf"
+    convert(source, quantised(type_name, otherwise=embedding)).write(stored)
+    _check(stored, stored, dtype, tp_size, native, nccl)
+
+
+def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nccl: str) -> None:
+    (prompt,) = prompts(131, 75)
+    settings: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": tp_size}
+    ranks = FakeNccl(nccl) if tp_size > 1 else None
+    with open_llm(stored, **settings) as llm, open_llm(exact, device="cpu", dtype="float32") as cpu:
+        got = llm.forward(prompt)
+        few = llm.forward(prompt[:5])  # by the kernels for few tokens
+        assert_close(got, cpu.forward(prompt), llm)
+        assert bool(llm._plan.native_types) == native
+        if native:  # numbers and scales are exact
+            states, (weights,) = llm._engine.state_dict(), cpu._engine.state_dict()
+            for name, axis in (("self_attn.q_proj", 0), ("mlp.down_proj", 1)):
+                for key in [key for key in weights if key.endswith(f"{name}.weight")]:
+                    held = np.concatenate([np.array(state[key].numpy()) for state in states], axis)
+                    np.testing.assert_array_equal(held, np.array(weights[key].numpy()), err_msg=key)
+        output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
+    assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
+    assert got[:5].tobytes() == few.tobytes()
+    plan = plan_any(str(stored), {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
+    told = plan_lines(describe_plan(plan))[0]
+    assert ("used as they are" in told) == native, told
+    assert (f"made {dtype}" in told) != native, told
+    if ranks:
+        ranks.check()
+    size, numbers = plan.memory.weight_bytes * tp_size, _core.weight_bytes(plan.cache.spec, dtype) * tp_size
+    assert (size < 0.85 * numbers) == native, (size, numbers)
+
+
+def block_types(gpu: Gpu) -> None:
+    """What the package plans with is what the library has."""
+    for name in (*CUDA_BLOCKS, "Q4_K", "Z4_32", "IQ4_NL"):
+        assert gpu.lib.block_bytes_on_device(name.encode()) == CUDA_BLOCKS.get(name, 0), name
+        assert name not in CUDA_BLOCKS or gpu.lib.size_of_block(name.encode()) == _core.gguf_type(name)[0], name

@@ -1,0 +1,80 @@
+"""Weights of others' files on the emulator: kept as they are where kernels have a layout for them, else 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulation import LINEARS, ROOT, Run
+
+RANKS = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cuda-formats"))
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "arguments", "dtype", "tp_size", "native"),
+    [
+        ("llama", "awq", [64], "bfloat16", 1, True),
+        ("llama-biases", "gptq", [4, 64, False], "float16", 2, True),
+        ("qwen3", "ct_packed", [4, 32], "bfloat16", 2, True),
+        ("qwen2-moe", "ct_packed", [4, 32], "float16", 1, True),
+        ("llama", "ct_int8", [], "bfloat16", 1, True),
+        ("llama", "ct_fp8", ["channel"], "float16", 2, True),
+        ("llama", "fp8_block", [[128, 128], "F32"], "bfloat16", 2, True),
+        ("qwen2-moe", "ct_fp8", ["block", [64, 32]], "bfloat16", 1, True),
+        ("qwen2-moe", "ct_fp4", ["mxfp4"], "float16", 2, True),
+        ("llama", "awq", [32], "bfloat16", 1, False),
+        ("llama", "bnb4", [True], "float16", 1, False),
+    ],
+)
+def test_safetensors(
+    simulate: Run,
+    models: str,
+    fake_nccl: str,
+    name: str,
+    form: str,
+    arguments: list[Any],
+    dtype: str,
+    tp_size: int,
+    native: bool,
+) -> None:
+    parameters = {"name": name, "form": form, "arguments": arguments, "dtype": dtype, "tp_size": tp_size}
+    where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None, "timeout": 300}
+    outcome = simulate("formats_cases:safetensors", native=native, **where, **parameters)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("name", "type_name", "embedding", "dtype", "tp_size", "native"),
+    [
+        ("llama", "Q4_0", "Q8_0", "bfloat16", 2, True),
+        ("llama-mqa-tied", "Q8_0", "Q4_0", "float16", 1, True),
+        ("llama", "Q5_0", "F16", "bfloat16", 1, False),
+    ],
+)
+def test_gguf(
+    simulate: Run,
+    models: str,
+    fake_nccl: str,
+    name: str,
+    type_name: str,
+    embedding: str,
+    dtype: str,
+    tp_size: int,
+    native: bool,
+) -> None:
+    pytest.importorskip("gguf")
+    parameters = {"name": name, "type_name": type_name, "embedding": embedding, "dtype": dtype, "tp_size": tp_size}
+    where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None, "timeout": 300}
+    outcome = simulate("formats_cases:gguf", native=native, **where, **parameters)
+    assert outcome.ok, outcome.text
+
+
+def test_what_the_package_knows_of_the_library(emulate: Run) -> None:
+    sources = [*LINEARS, ROOT / "cuda/rowwise.cu", ROOT / "cuda/pack.cu", "linear_quantised_api.cu"]
+    outcome = emulate(sources, "formats_cases:block_types")
+    assert outcome.ok, outcome.text
