@@ -364,8 +364,7 @@ def plan_model(
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
-    `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`. `stage`: of
-    the stages of a pipeline this one alone.
+    `memory`: what is free of each device, which need not be here; see `plan_memory`. `stage`: this one alone.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
